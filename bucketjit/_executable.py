@@ -1,0 +1,239 @@
+"""Build what the cache holds: one jitted function per bucket, together with its executable.
+
+One jit object *per bucket*: executables of a shared one are not freed while it lives.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._axes import STATIC
+from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
+from bucketjit._family import Call, Family
+from bucketjit._interpret import interpret
+from bucketjit._padding import pad, unpad
+from bucketjit._rule import RuleTable, select
+
+
+class SignatureChanged(Exception):
+    """An executable was called with arguments it was not built for.
+
+    Raised while ``jit`` retraces it, which happens before anything runs or is donated. This is
+    how static leaves are checked by jit's own C++ code, and not by Python at every call.
+    """
+
+
+@dataclass(eq=False)
+class Executable:
+    """One compiled program for one bucket, or for one exact shape.
+
+    Attributes:
+        sizes: Size of each dimension variable it is for.
+        exact: Whether it runs unpadded.
+        function: The jitted function; takes the sizes (if not exact), then the arguments.
+        compiled: Its executable.
+        compile_seconds: What building it took.
+        pads: Position among the leaves and padded shape of each argument with open axes.
+        outs: Position, logical shape by sizes, and weak type of each output with open axes.
+        out_tree: Tree of the outputs.
+        hits: Calls served after the first.
+    """
+
+    sizes: Mapping[str, int]
+    exact: bool
+    function: Callable[..., Any]
+    compiled: Any
+    compile_seconds: float
+    pads: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    outs: tuple[tuple[int, Callable[..., tuple[int, ...]], bool], ...] = ()
+    out_tree: Any = None
+    variables: tuple[str, ...] = ()
+    hits: int = field(default=0)
+
+    def pad_leaves(self, leaves: list[Any]) -> tuple[int, int]:
+        """Pad the arguments with open axes in place; count real and all elements."""
+        real = total = 0
+        for position, shape in self.pads:
+            value = leaves[position]
+            real += value.size
+            total += math.prod(shape)
+            leaves[position] = pad(value, shape)
+        return real, total
+
+    def run(self, sizes: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call it with padded arguments, and cut its results to their logical shapes.
+
+        Raises:
+            SignatureChanged: The static leaves are not those it was built for.
+        """
+        if self.exact:
+            return self.function(*args, **kwargs)
+        ordered = [sizes[v] for v in self.variables]
+        result = self.function(np.array(ordered, np.int32), *args, **kwargs)
+        if not self.outs:
+            return result
+        leaves = self.out_tree.flatten_up_to(result)
+        for position, shape, weak in self.outs:
+            leaves[position] = unpad(leaves[position], shape(*ordered), weak)
+        return self.out_tree.unflatten(leaves)
+
+
+def padded_leaf_shapes(
+    call: Call, family: Family, bucket: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Position and padded shape of each leaf that has open axes."""
+    assert call.program is not None
+    lower = {v: call.program.lower.get(v, 1) for v in bucket}
+    found = []
+    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, family.types, strict=True)):
+        if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
+            padded = tuple(
+                n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
+                for t, n in zip(row, shape, strict=True)
+            )
+            found.append((i, padded))
+    return tuple(found)
+
+
+def build_masked(
+    family: Family,
+    call: Call,
+    bucket: Mapping[str, int],
+    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    rules: RuleTable,
+    donate: Sequence[int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Executable:
+    """Compile a program for a bucket.
+
+    Args:
+        family: The signature.
+        call: The call that asks for it, with its program.
+        bucket: Padded size of each variable.
+        pads: Position and padded shape of each leaf with open axes.
+        rules: The rule table.
+        donate: Positions of donated arguments.
+        args, kwargs: The call's arguments, padded.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+    """
+    program = call.program
+    assert program is not None
+    variables = family.variables
+    began = time.perf_counter()
+    expected = _Expected(args, kwargs)
+    is_size = [t.dtype is None for t in family.types]
+
+    def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = expected.check(args, kwargs)
+        arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
+        values = {v: sizes[i] for i, v in enumerate(variables)}
+        at = BucketSizes(bucket, program.lower, values)
+        outs = interpret(program.jaxpr, program.consts, arrays, at, rules)
+        return program.out_tree.unflatten(
+            _finish(out, shape, kind, at)
+            for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)
+        )
+
+    masked.__name__ = getattr(family.fn, "__name__", "masked")
+    open_leaves = {i for i, _ in pads}
+    donated = [i + 1 for i in donate if not _touches(args, i, open_leaves)]
+    function = jax.jit(masked, donate_argnums=tuple(donated))
+    sizes = np.array([call.sizes[v] for v in variables], np.int32)
+    compiled = function.lower(sizes, *args, **kwargs).compile()
+    outs = tuple(
+        (i, shape_function(shape, variables), weak)
+        for i, (shape, (_, weak)) in enumerate(
+            zip(program.out_shapes, program.out_types, strict=True)
+        )
+        if any(map(is_symbolic, shape))
+    )
+    return Executable(
+        sizes=dict(bucket),
+        exact=False,
+        function=function,
+        compiled=compiled,
+        compile_seconds=time.perf_counter() - began,
+        pads=pads,
+        outs=outs,
+        out_tree=program.out_tree,
+        variables=variables,
+    )
+
+
+def build_exact(
+    family: Family,
+    sizes: Mapping[str, int],
+    shapes: Sequence[tuple[int, ...]],
+    donate: Sequence[int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Executable:
+    """Compile the function itself for one exact shape.
+
+    Raises:
+        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+    """
+    began = time.perf_counter()
+    static = {i: s[0] for i, (s, t) in enumerate(zip(shapes, family.types, strict=True)) if t.dtype is None}
+
+    def exact(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        for i, value in static.items():
+            leaves[i] = value
+        args, kwargs = tree.unflatten(leaves)
+        return family.fn(*args, **kwargs)
+
+    exact.__name__ = getattr(family.fn, "__name__", "exact")
+    function = jax.jit(exact, donate_argnums=tuple(donate))
+    compiled = function.lower(*args, **kwargs).compile()
+    return Executable(dict(sizes), True, function, compiled, time.perf_counter() - began)
+
+
+class _Expected:
+    """The argument types an executable was first traced with; a retrace must see them again."""
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._first: Any = None
+
+    def check(self, args: Any, kwargs: Any) -> list[Any]:
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        now = (
+            tree,
+            _jax.trace_context(),
+            tuple((x.shape, x.dtype, bool(getattr(x.aval, "weak_type", False))) for x in leaves),
+        )
+        if self._first is None:
+            self._first = now
+        elif self._first != now:
+            raise SignatureChanged
+        return leaves
+
+
+def _touches(args: Sequence[Any], position: int, leaves: set[int]) -> bool:
+    start = sum(len(jax.tree_util.tree_leaves(a)) for a in args[:position])
+    count = len(jax.tree_util.tree_leaves(args[position]))
+    return any(start <= i < start + count for i in leaves)
+
+
+def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
+    """Zeros into padding that leaves the executable; the weak type as traced."""
+    dtype, weak = kind
+    for axis, dim in enumerate(shape):
+        if is_symbolic(dim):
+            where = tuple(-1 if i == axis else 1 for i in range(len(shape)))
+            real = jnp.arange(out.shape[axis], dtype=jnp.int32) < sizes.logical(dim)
+            out = select(lax.reshape(real, tuple(out.shape[axis] if w < 0 else 1 for w in where)), out, 0)
+    return _jax.with_type(out, dtype, weak)

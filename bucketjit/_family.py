@@ -1,0 +1,336 @@
+"""One function signature, sizes aside: which axes are open, and the programs traced for it.
+
+A *family* is every call with the same tree, dtypes, weak types, ranks, static arguments and
+configuration. It knows a token per axis (a dimension variable, an expression, or static), and
+keeps one program per set of static sizes and guards. Axes without a name (the default rule, or
+GoMLX's list of axes) are named by the sizes of the first call, and learn: an axis that was
+taken as static and then varies is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
+from bucketjit._dims import bind_unique_names, variables_of
+from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._signature import LeafType, bind_sizes
+from bucketjit._trace import Leaf, Program, TraceRefused, trace
+
+Tokens = tuple[tuple[str, ...], ...]
+Shapes = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, resolved: the sizes of its variables and the program that serves it.
+
+    Attributes:
+        tokens: A token per axis of each leaf.
+        sizes: Logical size of each dimension variable.
+        program: The program, or None if the call must run exact.
+        refusal: Why it must, or None.
+    """
+
+    tokens: Tokens
+    sizes: dict[str, int]
+    program: Program | None
+    refusal: TraceRefused | None = None
+
+
+@dataclass
+class _Traced:
+    """What is known for one set of static sizes."""
+
+    programs: list[Program] = field(default_factory=list)
+    refusal: TraceRefused | None = None
+
+
+class Family:
+    """The programs of one signature.
+
+    Args:
+        fn: The function with its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        types: Type of each leaf.
+        paths: How errors name each leaf.
+        specs: Entry of ``dynamic_axes`` for each leaf.
+        constraints: The user's constraints on sizes.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        in_tree: Any,
+        types: Sequence[LeafType],
+        paths: Sequence[str],
+        specs: Sequence[LeafSpec],
+        constraints: Sequence[str],
+    ) -> None:
+        self.fn = fn
+        self.in_tree = in_tree
+        self.types = tuple(types)
+        self.paths = tuple(paths)
+        self.specs = tuple(specs)
+        self.constraints = tuple(constraints)
+        self.learns = any(isinstance(s, Anonymous) for s in specs)
+        self._tokens: Tokens | None = None
+        self._traced: dict[Any, _Traced] = {}
+        self._last: Shapes = ()
+        self._closed: set[tuple[int, int]] = set()
+        self._refusal: TraceRefused | None = None
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The dimension variables, in order of first appearance."""
+        found: dict[str, None] = {}
+        for row in self._tokens or ():
+            for token in row:
+                if token != STATIC and not token.isdigit():
+                    found.update(dict.fromkeys(variables_of(token)))
+        return tuple(found)
+
+    def resolve(self, shapes: Shapes) -> Call:
+        """Find or trace the program for a call of these shapes.
+
+        Args:
+            shapes: Shape of each leaf; of a size leaf ``(size,)``.
+
+        Returns:
+            The call with its program, or with the reason why there is none.
+
+        Raises:
+            SizeMismatchError: One variable is given two sizes.
+            ArgumentError: A size does not fit what was declared.
+        """
+        if self._tokens is None:
+            return self._first(shapes)
+        if self.learns:
+            self._split_groups(shapes)
+            self._open_what_varies(shapes)
+        return self._serve(self._tokens, shapes)
+
+    # --- the first call ---
+
+    def _first(self, shapes: Shapes) -> Call:
+        if not self.learns:
+            self._tokens = self._with_axes(shapes, {})
+            return self._serve(self._tokens, shapes)
+        wanted = self._anonymous_axes(shapes)
+        if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
+            # Nothing can be learnt from an empty array: run exact, decide on a later call.
+            return Call(self._with_axes(shapes, {}), {}, None)
+        refusal: TraceRefused | None = None
+        for names in self._guesses(shapes, wanted):
+            tokens = self._with_axes(shapes, names)
+            call = self._attempt(tokens, shapes)
+            if call.program is not None:
+                return self._settle(tokens, shapes, call)
+            refusal = refusal or call.refusal
+        names = self._open_one_by_one(shapes, wanted)
+        tokens = self._with_axes(shapes, names)
+        call = self._attempt(tokens, shapes)
+        if not names and wanted:
+            self._refusal = refusal
+            call = Call(tokens, {}, None, refusal)
+        return self._settle(tokens, shapes, call)
+
+    def _settle(self, tokens: Tokens, shapes: Shapes, call: Call) -> Call:
+        self._tokens, self._last = tokens, tuple(shapes)
+        if call.program is not None:
+            self._at(tokens, shapes).programs.append(call.program)
+        return call
+
+    def _anonymous_axes(self, shapes: Shapes) -> list[tuple[int, int]]:
+        axes = []
+        for leaf, spec in enumerate(self.specs):
+            if isinstance(spec, Anonymous):
+                rank = len(shapes[leaf])
+                for axis in spec.axes:
+                    if not -rank <= axis < rank:
+                        raise ArgumentError(
+                            f"{self.paths[leaf]}: dynamic axis {axis} does not exist in an array "
+                            f"of shape {tuple(shapes[leaf])}"
+                        )
+                    axes.append((leaf, axis % rank))
+        return axes
+
+    def _guesses(
+        self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
+    ) -> list[dict[tuple[int, int], str]]:
+        """Every axis open: first those of one size sharing a variable, then each its own."""
+        shared: dict[tuple[int, int], str] = {}
+        for leaf, axis in wanted:
+            self._name(shared, leaf, axis, shapes)
+        own: dict[tuple[int, int], str] = {}
+        for leaf, axis in wanted:
+            own[leaf, axis] = bind_unique_names(_base_name(axis), own.values())
+        return [shared] if own == shared else [shared, own]
+
+    def _name(
+        self, names: dict[tuple[int, int], str], leaf: int, axis: int, shapes: Shapes
+    ) -> None:
+        for (other, its_axis), name in names.items():
+            if its_axis == axis and shapes[other][axis] == shapes[leaf][axis]:
+                names[leaf, axis] = name
+                return
+        names[leaf, axis] = bind_unique_names(_base_name(axis), names.values())
+
+    def _open_one_by_one(
+        self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], str]:
+        """Open the axes that trace, in order; what does not trace stays static."""
+        names: dict[tuple[int, int], str] = {}
+        for leaf, axis in wanted:
+            shared = dict(names)
+            self._name(shared, leaf, axis, shapes)
+            alone = dict(names)
+            alone[leaf, axis] = bind_unique_names(_base_name(axis), names.values())
+            for trial in [shared] if shared == alone else [shared, alone]:
+                if self._attempt(self._with_axes(shapes, trial), shapes).program is not None:
+                    names = trial
+                    break
+        return names
+
+    # --- learning ---
+
+    def _split_groups(self, shapes: Shapes) -> None:
+        """Axes that shared a variable and now differ get their own."""
+        assert self._tokens is not None
+        seen: dict[str, int] = {}
+        rows = [list(row) for row in self._tokens]
+        renamed: dict[tuple[str, int], str] = {}
+        for leaf, axis in self._anonymous_axes(shapes):
+            token, size = rows[leaf][axis], shapes[leaf][axis]
+            if token == STATIC or seen.setdefault(token, size) == size:
+                continue
+            taken = {t for row in rows for t in row}
+            name = renamed.setdefault((token, size), bind_unique_names(_base_name(axis), taken))
+            seen[name] = size
+            rows[leaf][axis] = name
+        self._tokens = tuple(map(tuple, rows))
+
+    def _open_what_varies(self, shapes: Shapes) -> None:
+        """Open the static axes that changed since the last program was traced."""
+        assert self._tokens is not None
+        if not self._last or any(0 in shape for shape in shapes):
+            return
+        rows = [list(row) for row in self._tokens]
+        changed: dict[tuple[int, int], str] = {}
+        for leaf, (old, new) in enumerate(zip(self._last, shapes, strict=True)):
+            for axis, (before, now) in enumerate(zip(old, new, strict=True)):
+                if rows[leaf][axis] != STATIC or before == now or (leaf, axis) in self._closed:
+                    continue
+                name = changed.get((before, now)) or self._variable_that_moved(before, now, shapes)
+                if name is None:
+                    taken = {t for row in rows for t in row}
+                    name = bind_unique_names(_base_name(axis), taken)
+                changed[before, now] = name
+                rows[leaf][axis] = name
+        if not changed:
+            return
+        tokens = tuple(map(tuple, rows))
+        call = self._attempt(tokens, shapes)
+        if call.program is not None:
+            self._settle(tokens, shapes, call)
+        else:
+            self._refusal = call.refusal
+            for leaf, (old, new) in enumerate(zip(self._tokens, rows, strict=True)):
+                self._closed.update((leaf, i) for i, t in enumerate(new) if t != old[i])
+
+    def _variable_that_moved(self, before: int, now: int, shapes: Shapes) -> str | None:
+        """The open variable that went from ``before`` to ``now`` as well, if there is one."""
+        assert self._tokens is not None
+        for row, old, new in zip(self._tokens, self._last, shapes, strict=True):
+            for token, a, b in zip(row, old, new, strict=True):
+                if token.isidentifier() and token != STATIC and (a, b) == (before, now):
+                    return token
+        return None
+
+    # --- programs ---
+
+    def _with_axes(self, shapes: Shapes, names: Mapping[tuple[int, int], str]) -> Tokens:
+        rows = []
+        for leaf, (spec, shape) in enumerate(zip(self.specs, shapes, strict=True)):
+            if isinstance(spec, Anonymous):
+                rows.append(tuple(names.get((leaf, i), STATIC) for i in range(len(shape))))
+            else:
+                rows.append(tokens_of(spec, len(shape), self.paths[leaf], shape))
+        for row, shape, path in zip(rows, shapes, self.paths, strict=True):
+            for axis, (token, size) in enumerate(zip(row, shape, strict=True)):
+                if token.isdigit() and int(token) != size:
+                    raise ArgumentError(
+                        f"axis {axis} of {path} has size {size}, declared {token} in dynamic_axes"
+                    )
+        return tuple(rows)
+
+    def _static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
+        return tokens, tuple(
+            tuple(n for t, n in zip(row, shape, strict=True) if t == STATIC)
+            for row, shape in zip(tokens, shapes, strict=True)
+        )
+
+    def _at(self, tokens: Tokens, shapes: Shapes) -> _Traced:
+        return self._traced.setdefault(self._static_key(tokens, shapes), _Traced())
+
+    def _leaves(self, tokens: Tokens, shapes: Shapes) -> list[Leaf]:
+        return [
+            Leaf(
+                path,
+                tuple(n if t == STATIC else int(t) if t.isdigit() else t for t, n in zip(row, shape, strict=True)),
+                kind.dtype,
+                kind.weak_type,
+            )
+            for path, row, shape, kind in zip(self.paths, tokens, shapes, self.types, strict=True)
+        ]
+
+    def _attempt(self, tokens: Tokens, shapes: Shapes) -> Call:
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        try:
+            program = trace(
+                self.fn, self.in_tree, self._leaves(tokens, shapes), sizes, self.constraints
+            )
+        except TraceRefused as refusal:
+            return Call(tokens, sizes, None, refusal)
+        return Call(tokens, sizes, program)
+
+    def _serve(self, tokens: Tokens, shapes: Shapes) -> Call:
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        self._check_constraints(sizes)
+        if not sizes:
+            return Call(tokens, sizes, None, self._refusal)
+        if min(sizes.values()) < 1:
+            return Call(tokens, sizes, None)
+        known = self._at(tokens, shapes)
+        if known.refusal is not None:
+            return Call(tokens, sizes, None, known.refusal)
+        for program in known.programs:
+            if program.admits(sizes):
+                return Call(tokens, sizes, program)
+        call = self._attempt(tokens, shapes)
+        if call.program is not None:
+            known.programs.append(call.program)
+        return call
+
+    def remember_refusal(self, call: Call, shapes: Shapes) -> None:
+        """Do not try to trace these static sizes again: the exact run has succeeded."""
+        if call.refusal is not None:
+            self._at(call.tokens, shapes).refusal = call.refusal
+
+    def _check_constraints(self, sizes: Mapping[str, int]) -> None:
+        from bucketjit._trace import parse_constraint
+
+        for text in self.constraints:
+            guard = parse_constraint(text)
+            if guard.variables <= sizes.keys() and not guard.holds(sizes):
+                raise ArgumentError(f"sizes {dict(sizes)} break the constraint {text!r}")
+            if unknown := guard.variables - sizes.keys():
+                raise SpecError(
+                    f"constraint {text!r} names {sorted(unknown)}, which dynamic_axes does not"
+                )
+
+
+def _base_name(axis: int) -> str:
+    return "batch" if axis == 0 else f"axis{axis}"

@@ -1,0 +1,133 @@
+"""Walk a traced program at padded sizes, one masking rule per primitive.
+
+The table of rules is an argument: the engine knows no primitive by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from bucketjit import _jax
+from bucketjit._dims import BucketSizes, is_symbolic
+from bucketjit._errors import MaskingError
+from bucketjit._rule import RuleContext, RuleTable
+
+
+def interpret(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    sizes: BucketSizes,
+    rules: RuleTable,
+    after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None = None,
+) -> list[Any]:
+    """Evaluate a symbolic jaxpr on padded arguments.
+
+    Args:
+        jaxpr: An open jaxpr whose shapes may hold symbolic sizes.
+        consts: Values of its constants.
+        args: Its arguments at padded sizes.
+        sizes: Padded and logical sizes of the dimension variables.
+        rules: Masking rule of each primitive.
+        after: Sees each equation with its padded outputs and returns the outputs to go on
+            with; used to poison padding at every step.
+
+    Returns:
+        The outputs at padded sizes; the first logical positions of each symbolic axis are the
+        unpadded result, the rest is arbitrary.
+
+    Raises:
+        MaskingError: An equation has no rule, or its rule refuses.
+    """
+    return _Walk(sizes, rules, after).run(jaxpr, consts, args)
+
+
+class _Walk:
+    def __init__(
+        self,
+        sizes: BucketSizes,
+        rules: RuleTable,
+        after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None,
+    ) -> None:
+        self._after = after
+        self._sizes = sizes
+        self._rules = rules
+        self._mentions: dict[int, tuple[Any, bool]] = {}
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            with _jax.equation_scope(eqn):
+                outs = self._equation(eqn, [read(v) for v in eqn.invars])
+                if self._after is not None:
+                    outs = self._after(eqn, outs, self._sizes)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        if not self._equation_mentions_sizes(eqn):
+            return _jax.bind_equation(eqn, operands)
+        rule = self._rules.get(eqn.primitive)
+        name = eqn.primitive.name
+        if rule is None:
+            raise MaskingError(
+                f"{name}: no masking rule{_where(eqn)}",
+                f"add one with .with_rules({{{name}_p: rule}}), or leave the axis static",
+            )
+        ctx = RuleContext(eqn, self._sizes, self.run, operands)
+        try:
+            out = rule(ctx, *operands)
+        except MaskingError as error:
+            if "[" in error.reason:  # an inner equation has said where
+                raise
+            raise MaskingError(error.reason + _where(eqn), error.remedy) from error
+        outs = list(out) if eqn.primitive.multiple_results else [out]
+        for value, aval in zip(outs, ctx.out_avals, strict=True):
+            expected = self._sizes.padded_shape(getattr(aval, "shape", ()))
+            if hasattr(value, "shape") and tuple(value.shape) != expected:
+                raise MaskingError(
+                    f"{name}: its rule gave shape {tuple(value.shape)}, expected {expected} "
+                    f"for {aval}{_where(eqn)}",
+                    "this is a defect of the rule",
+                )
+        return outs
+
+    def _equation_mentions_sizes(self, eqn: Any) -> bool:
+        for v in (*eqn.invars, *eqn.outvars):
+            if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
+                return True
+        return any(map(self._param_mentions_sizes, eqn.params.values()))
+
+    def _param_mentions_sizes(self, value: Any) -> bool:
+        if is_symbolic(value):
+            return True
+        if isinstance(value, int | float | str | bool) or value is None:
+            return False
+        if _jax.is_jaxpr(value):
+            if id(value) not in self._mentions:
+                inner = _jax.open_jaxpr(value)[0]
+                answer = any(map(self._equation_mentions_sizes, inner.eqns))
+                self._mentions[id(value)] = (value, answer)
+            return self._mentions[id(value)][1]
+        if isinstance(value, tuple | list):
+            return any(map(self._param_mentions_sizes, value))
+        if isinstance(value, dict):
+            return any(map(self._param_mentions_sizes, value.values()))
+        leaves = jax.tree_util.tree_leaves(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return False
+        return any(map(self._param_mentions_sizes, leaves))
+
+
+def _where(eqn: Any) -> str:
+    line = _jax.source_line(eqn)
+    return f" [{line}]" if line else ""

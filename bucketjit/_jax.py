@@ -1,0 +1,269 @@
+"""The only door to non-public JAX.
+
+Every function here says why the public API does not do, and since which version of JAX the
+name behind it exists. Nothing else in the package imports ``jax._src``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import array as _array
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src.export import shape_poly as _shape_poly
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import lax as _lax
+from jax._src.lib import xla_client as _xla_client
+from jax.extend import core as jex_core
+
+Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
+
+
+def trace_context() -> Hashable:
+    """Every configuration state that changes what is traced (x64, matmul precision, ...).
+
+    Non-public because JAX offers no key of its configuration; it is the very key that ``jit``
+    caches traces by (``config.trace_context``, since 0.4.36).
+    """
+    return _config.trace_context()
+
+
+def at_top_level() -> bool:
+    """True outside every ``jit``, ``grad``, ``vmap`` and the like (``core.trace_state_clean``).
+
+    Non-public: the public way, looking for tracers among all leaves, costs a flatten per call.
+    """
+    return _core.trace_state_clean()
+
+
+def with_type(x: Any, dtype: Any, weak_type: bool) -> Any:
+    """Give ``x`` this dtype and weak type (``lax._convert_element_type``, since 0.2).
+
+    ``lax.convert_element_type`` always returns a strong type, so it cannot reproduce the weak
+    outputs of a traced program.
+    """
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return x
+    return _lax._convert_element_type(x, dtype, weak_type=weak_type)
+
+
+def array_from_host(host: np.ndarray, weak_type: bool, like: jax.Array) -> jax.Array:
+    """A ``jax.Array`` on the device of ``like`` with the contents of ``host``.
+
+    ``jnp.asarray`` copies (21 us for 16 KiB) and ``device_put`` takes 32 us; this is the call
+    they end in (3 us), and it takes an aligned view without a copy
+    (``xla_client.batched_device_put``, since 0.4.9). The view keeps its base alive.
+    """
+    sharding = like.sharding
+    if len(sharding.device_set) != 1:
+        return jax.device_put(host, sharding)
+    aval = _core.ShapedArray(host.shape, host.dtype, weak_type=weak_type)
+    single = jax.sharding.SingleDeviceSharding(next(iter(sharding.device_set)))
+    return _xla_client.batched_device_put(
+        aval, single, [host], list(single.device_set), like.committed
+    )
+
+
+def is_concrete_array(x: Any) -> bool:
+    """True for a concrete ``jax.Array`` (typed keys are not one: they wrap one)."""
+    return isinstance(x, _array.ArrayImpl)
+
+
+def key_impl(dtype: Any) -> str:
+    """Name of the generator behind a typed key dtype, e.g. ``"threefry2x32"``.
+
+    ``jax.random.key_impl`` wants an array; inside a rule there is only the dtype.
+    """
+    return dtype._impl.name
+
+
+def key_shape(dtype: Any) -> tuple[int, ...]:
+    """Shape of the raw words of one typed key (``(2,)`` for threefry)."""
+    return dtype._impl.key_shape
+
+
+# --- primitives ---------------------------------------------------------------------------
+
+
+def _find_primitives() -> dict[str, Any]:
+    """Every primitive JAX has imported, by name (``jax.extend`` lists only some of them)."""
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jax.") and module is not None:
+            for value in list(vars(module).values()):
+                if isinstance(value, jex_core.Primitive):
+                    found.setdefault(value.name, value)
+    return found
+
+
+_primitives: dict[str, Any] = {}
+
+
+def primitive(name: str) -> Any | None:
+    """The primitive called ``name``, or None where this JAX has none of that name."""
+    if name not in _primitives:
+        _primitives.update(_find_primitives())
+    return _primitives.get(name)
+
+
+def primitives(*names: str) -> list[Any]:
+    """The primitives of these names that this version of JAX has."""
+    return [p for p in map(primitive, names) if p is not None]
+
+
+# --- jaxprs -------------------------------------------------------------------------------
+
+
+_JAXPR_TYPES = tuple(
+    getattr(_core, name) for name in ("Jaxpr", "ClosedJaxpr") if hasattr(_core, name)
+)
+
+
+def open_jaxpr(jaxpr: Jaxpr) -> tuple[Any, Sequence[Any]]:
+    """``(jaxpr, consts)`` of a closed jaxpr; 0.12 merged the two classes into one."""
+    if hasattr(jaxpr, "jaxpr"):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, getattr(jaxpr, "consts", ())
+
+
+def is_jaxpr(value: Any) -> bool:
+    """True for a jaxpr, closed or not."""
+    return isinstance(value, _JAXPR_TYPES)
+
+
+def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Run one equation as it stands, sub-programs included (as ``core.eval_jaxpr`` does)."""
+    out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+@contextmanager
+def equation_scope(eqn: Any) -> Iterator[None]:
+    """Names and configuration the equation was traced under, for profiles and errors."""
+    from jax._src import source_info_util
+
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def source_line(eqn: Any) -> str:
+    """``file:line (function)`` of the user's code that made the equation, or ``""``."""
+    from jax._src import source_info_util
+
+    try:
+        return source_info_util.summarize(eqn.source_info)
+    except Exception:  # a summary is a courtesy: never let it hide the real message
+        return ""
+
+
+# --- comparisons of symbolic sizes ---------------------------------------------------------
+
+_watch_lock = threading.RLock()
+_watchers = threading.local()
+
+
+def _caller_is_jax(depth: int) -> bool:
+    name = sys._getframe(depth).f_globals.get("__name__", "")
+    return name == "jax" or name.startswith(("jax.", "jaxlib."))
+
+
+@contextmanager
+def watch_equalities(found: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Report every ``==`` of symbolic sizes outside JAX that JAX answers with an unsound False.
+
+    ``n == 4`` on a symbolic size cannot raise (hashing uses it), so JAX says False where the
+    truth is "unknown". Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees those answers.
+    The hook is installed while a watcher is active and reports to the watching thread only.
+    """
+    cls = _shape_poly._DimExpr
+    with _watch_lock:
+        if getattr(_watch_equalities_state, "count", 0) == 0:
+            original = cls.__eq__
+
+            def eq(self: Any, other: Any) -> bool:
+                answer = original(self, other)
+                report = getattr(_watchers, "report", None)
+                if report is not None and answer is False and not _caller_is_jax(2):
+                    report(self, other)
+                return answer
+
+            def ne(self: Any, other: Any) -> bool:
+                answer = original(self, other)
+                report = getattr(_watchers, "report", None)
+                if report is not None and answer is False and not _caller_is_jax(2):
+                    report(self, other)
+                return not answer
+
+            _watch_equalities_state.saved = (cls.__eq__, cls.__ne__)
+            cls.__eq__, cls.__ne__ = eq, ne
+        _watch_equalities_state.count += 1
+    previous = getattr(_watchers, "report", None)
+    _watchers.report = found
+    try:
+        yield
+    finally:
+        _watchers.report = previous
+        with _watch_lock:
+            _watch_equalities_state.count -= 1
+            if _watch_equalities_state.count == 0:
+                cls.__eq__, cls.__ne__ = _watch_equalities_state.saved
+
+
+class _WatchState:
+    count = 0
+    saved: tuple[Any, Any]
+
+
+_watch_equalities_state = _WatchState()
+
+
+# --- sub-programs of particular primitives -------------------------------------------------
+
+
+def stage(fn: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Trace ``fn`` at these operands: an open jaxpr, and the values of its leading inputs.
+
+    What ``fn`` closes over (run-time sizes, say) becomes those inputs, as primitives such as
+    ``remat`` want it. ``jax.make_jaxpr`` leaves it in constvars, and only
+    ``partial_eval.convert_constvars_jaxpr`` (since 0.2) moves it in every version.
+    """
+    closed = jax.make_jaxpr(fn)(*operands)
+    return _partial_eval.convert_constvars_jaxpr(open_jaxpr(closed)[0]), list(closed.consts)
+
+
+def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of constants and of carried values of a ``scan`` equation.
+
+    0.10 keeps two ints; since 0.12 they are the lengths of the groups of ``ft_in``.
+    """
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
+    """The jaxpr of what a ``call_hi_primitive`` (since 0.12) expands to at these avals.
+
+    The expansion is the primitive's own definition; it takes and returns trees that only its
+    ``in_tree`` and ``out_tree`` describe.
+    """
+
+    def flat(*values: Any) -> list[Any]:
+        return jax.tree_util.tree_leaves(
+            prim.expand(*jax.tree_util.tree_unflatten(prim.in_tree, values))
+        )
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return jax.make_jaxpr(flat)(*structs)

@@ -1,0 +1,263 @@
+"""What a masking rule is given: the context of one equation at padded sizes.
+
+A rule is ``rule(ctx, *operands) -> output`` (a sequence for primitives with several results).
+It evaluates one primitive on padded operands and keeps the invariant: along an axis of
+symbolic size ``d`` the first ``d(logical)`` positions are real, the rest is arbitrary. A rule
+that reads along an axis first fills its padding; it trusts nothing that an earlier rule left
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
+from bucketjit._errors import MaskingError
+
+Rule = Callable[..., Any]
+RuleTable = Mapping[Any, Rule]
+Interpreter = Callable[..., list[Any]]
+
+
+class RuleContext:
+    """One equation, seen at padded sizes.
+
+    Attributes:
+        primitive: The primitive of the equation.
+        params: Its parameters with every symbolic size replaced by its padded size.
+            Sub-programs (jaxprs) stay as they are: run them with `evaluate`.
+        symbolic_params: The parameters as traced.
+        in_shapes: Logical shape of each operand, symbolic.
+        out_shapes: Logical shape of each output, symbolic.
+        in_avals, out_avals: Abstract values as traced (dtypes, weak types).
+        eqn: The equation itself.
+    """
+
+    def __init__(
+        self, eqn: Any, sizes: BucketSizes, interpret: Interpreter, operands: Sequence[Any]
+    ) -> None:
+        self.eqn = eqn
+        self.primitive = eqn.primitive
+        self.symbolic_params: Mapping[str, Any] = eqn.params
+        self.params: dict[str, Any] = {k: _padded_param(v, sizes) for k, v in eqn.params.items()}
+        self.in_avals = [v.aval for v in eqn.invars]
+        self.out_avals = [v.aval for v in eqn.outvars]
+        self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
+        self.out_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.out_avals]
+        self._sizes = sizes
+        self._interpret = interpret
+        self._operands = operands
+
+    # --- sizes ---
+
+    def padded(self, dim: Dim) -> int:
+        """The padded size of ``dim``, a Python int."""
+        return self._sizes.padded(dim)
+
+    def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
+        """The padded sizes of a symbolic shape."""
+        return self._sizes.padded_shape(shape)
+
+    def logical(self, dim: Dim) -> Any:
+        """The logical size of ``dim``: an int if it is static, else an int32 scalar."""
+        value = self._sizes.logical(dim)
+        return value if isinstance(value, int) else jnp.asarray(value, jnp.int32)
+
+    def symbolic_axes(self, operand: int = 0) -> tuple[int, ...]:
+        """The axes of an operand, given by its position, whose size is symbolic."""
+        return symbolic_axes(self.in_shapes[operand])
+
+    # --- filling ---
+
+    def shape_of(self, operand: Any) -> Shape:
+        """The logical shape of an array that is one of this equation's operands."""
+        for own, shape in zip(self._operands, self.in_shapes, strict=True):
+            if own is operand:
+                return shape
+        raise ValueError(
+            "this array is not an operand of the equation as it was given to the rule; "
+            "pass its logical shape, such as shape=ctx.in_shapes[0]"
+        )
+
+    def in_bounds(self, shape: Shape, axes: Iterable[int] | None = None) -> Any | None:
+        """Where an array of this logical shape is real.
+
+        Args:
+            shape: A logical (symbolic) shape.
+            axes: Only these axes; all of them by default.
+
+        Returns:
+            A boolean array that broadcasts against the padded shape (size 1 along axes that
+            play no part), or None if all of these axes are static.
+        """
+        mask = None
+        rank = len(shape)
+        for axis in sorted({a % rank for a in axes} if axes is not None else range(rank)):
+            if not is_symbolic(shape[axis]):
+                continue
+            dims = tuple(self.padded(shape[axis]) if i == axis else 1 for i in range(rank))
+            here = lax.broadcasted_iota(jnp.int32, dims, axis) < self.logical(shape[axis])
+            mask = here if mask is None else mask & here
+        return mask
+
+    def fill(
+        self,
+        operand: Any,
+        *,
+        axes: Iterable[int] | None = None,
+        value: Any,
+        shape: Shape | None = None,
+    ) -> Any:
+        """Write ``value`` into the padding of ``operand``.
+
+        A select, never a product with a mask: 0 * NaN is NaN.
+
+        Args:
+            operand: An array at padded size.
+            axes: Fill the padding along these axes; along all by default.
+            value: A scalar of (or convertible to) the operand's dtype.
+            shape: The logical shape of ``operand``; needed unless it is an operand of the
+                equation exactly as the rule received it.
+
+        Returns:
+            ``operand`` with its padding replaced; itself if these axes are all static.
+        """
+        mask = self.in_bounds(self.shape_of(operand) if shape is None else shape, axes)
+        if mask is None:
+            return operand
+        return select(mask, operand, value)
+
+    # --- evaluation ---
+
+    def bind(self, *operands: Any, **overrides: Any) -> Any:
+        """Run the primitive on these operands with padded parameters.
+
+        Args:
+            *operands: Arrays at padded sizes.
+            **overrides: Parameters that differ from `params`.
+
+        Returns:
+            The output, or a list of outputs for a primitive with several results.
+        """
+        return self.primitive.bind(*operands, **{**self.params, **overrides})
+
+    def evaluate(self, jaxpr: Any, *operands: Any) -> list[Any]:
+        """Run a sub-program (a jaxpr among the parameters), masked, on padded operands."""
+        inner, consts = _jax.open_jaxpr(jaxpr)
+        return self._interpret(inner, consts, operands)
+
+    def refuse(self, reason: str, remedy: str = "") -> NoReturn:
+        """Say that this equation cannot be masked; the call then runs exact, or raises.
+
+        Raises:
+            MaskingError: Always. The primitive and the source line are added to the reason.
+        """
+        raise MaskingError(
+            f"{self.primitive.name}: {reason}", remedy or "leave the axis static (None or _)"
+        )
+
+
+def _padded_param(value: Any, sizes: BucketSizes) -> Any:
+    """Replace symbolic sizes in a parameter, inside tuples and lists too."""
+    if is_symbolic(value):
+        return sizes.padded(value)
+    if isinstance(value, tuple | list) and value:
+        parts = [_padded_param(v, sizes) for v in value]
+        if all(a is b for a, b in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+# --- array operations that rules share --------------------------------------------------------
+
+
+def select(mask: Any, array: Any, value: Any) -> Any:
+    """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(array)
+        wide = mask.reshape(*mask.shape, *(1,) * (data.ndim - mask.ndim))
+        return jax.random.wrap_key_data(
+            select(wide, data, value), impl=_jax.key_impl(array.dtype)
+        )
+    other = lax.full((), value, array.dtype) if not hasattr(value, "dtype") else value
+    if other.dtype != array.dtype:
+        other = lax.convert_element_type(other, array.dtype)
+    return lax.select_n(
+        jnp.broadcast_to(mask, array.shape), jnp.broadcast_to(other, array.shape), array
+    )
+
+
+def take(array: Any, index: Any, axis: int) -> Any:
+    """Positions ``index`` (a vector) along ``axis``; indices out of range are clamped."""
+    return jnp.take(array, index, axis=axis, mode="clip")
+
+
+def crop(array: Any, axis: int, size: int) -> Any:
+    """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys)."""
+    now = array.shape[axis]
+    if now > size:
+        return lax.slice_in_dim(array, 0, size, axis=axis)
+    if now < size:
+        return extend(array, axis, 0, size - now)
+    return array
+
+
+def extend(array: Any, axis: int, low: int, high: int) -> Any:
+    """Add zeros before and after ``axis``."""
+    if low == 0 and high == 0:
+        return array
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = extend(jax.random.key_data(array), axis, low, high)
+        return jax.random.wrap_key_data(data, impl=_jax.key_impl(array.dtype))
+    config = [(low, high, 0) if i == axis else (0, 0, 0) for i in range(array.ndim)]
+    return lax.pad(array, lax.full((), 0, array.dtype), config)
+
+
+def shift_left(array: Any, axis: int, by: Any, size: int | None = None) -> Any:
+    """``out[i] = array[i + by]`` along ``axis`` for a run-time ``by >= 0``.
+
+    Args:
+        array: Any array.
+        axis: The axis.
+        by: Run-time int32 scalar; beyond the end zeros come in.
+        size: Size of the result along the axis; that of ``array`` by default.
+    """
+    size = array.shape[axis] if size is None else size
+    wide = extend(array, axis, 0, size)
+    start = jnp.minimum(by, array.shape[axis])
+    return lax.dynamic_slice_in_dim(wide, start, size, axis=axis)
+
+
+def shift_right(array: Any, axis: int, by: Any, size: int) -> Any:
+    """``out[i + by] = array[i]`` along ``axis``, zeros before; ``out`` has ``size`` positions.
+
+    What does not fit is cut off. ``by`` is a run-time int32 scalar, ``0 <= by``.
+    """
+    low = size
+    wide = crop(extend(array, axis, low, 0), axis, low + size)
+    return lax.dynamic_slice_in_dim(wide, jnp.maximum(low - by, 0), size, axis=axis)
+
+
+def window(array: Any, axis: int, start: Any, size: int, last: int) -> Any:
+    """``out[i] = array[start + i]`` along ``axis``, ``size`` positions; zeros beyond the end.
+
+    Args:
+        array: Any array.
+        axis: The axis.
+        start: An int or a run-time int32 scalar, ``0 <= start <= last``.
+        size: Size of the result along the axis.
+        last: The greatest start there can be; the array is extended only as far as it needs.
+    """
+    if isinstance(start, int):
+        return crop(lax.slice_in_dim(array, start, array.shape[axis], axis=axis), axis, size)
+    wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
+    starts = [start if i == axis else jnp.int32(0) for i in range(array.ndim)]
+    sizes = [size if i == axis else n for i, n in enumerate(wide.shape)]
+    return lax.dynamic_slice(wide, starts, sizes, allow_negative_indices=False)

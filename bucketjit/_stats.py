@@ -1,0 +1,110 @@
+"""What an executor has done so far: counters behind a lock, and frozen snapshots of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class BucketStats:
+    """One executable of the cache.
+
+    Attributes:
+        sizes: Size of each dimension variable: padded, or logical where ``exact``.
+        hits: Calls it has served after the one that compiled it.
+        compile_seconds: What tracing, lowering and compiling it took.
+        exact: True if it runs one exact shape, without masks.
+    """
+
+    sizes: Mapping[str, int]
+    hits: int
+    compile_seconds: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of an executor's counters.
+
+    Attributes:
+        calls: Calls so far, those inlined into another transformation aside.
+        hits: Calls that found their executable in the cache.
+        misses: Calls that had to compile it.
+        compiles: Executables compiled.
+        compile_seconds: Seconds spent on that.
+        evictions: Executables dropped to make room.
+        fallback_calls: Calls that ran at their exact shape because they cannot be masked.
+        fallback_reasons: How often, by reason.
+        padding_waste: Padding among all elements of padded arguments, 0 to 1.
+        buckets: The executables in the cache, least recently used first.
+    """
+
+    calls: int
+    hits: int
+    misses: int
+    compiles: int
+    compile_seconds: float
+    evictions: int
+    fallback_calls: int
+    fallback_reasons: Mapping[str, int]
+    padding_waste: float
+    buckets: tuple[BucketStats, ...]
+
+
+class Counters:
+    """The counters that only the executor knows; the cache keeps hits and misses itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Start again from zero."""
+        with self._lock:
+            self.calls = 0
+            self.compiles = 0
+            self.compile_seconds = 0.0
+            self.reasons: dict[str, int] = {}
+            self.real_elements = 0
+            self.all_elements = 0
+
+    def call(self, real: int, total: int) -> None:
+        """Count a call whose padded arguments have ``total`` elements, ``real`` of them real."""
+        with self._lock:
+            self.calls += 1
+            self.real_elements += real
+            self.all_elements += total
+
+    def compile(self, seconds: float) -> None:
+        """Count a compile."""
+        with self._lock:
+            self.compiles += 1
+            self.compile_seconds += seconds
+
+    def fallback(self, reason: str) -> bool:
+        """Count a fallback; True if the reason is new."""
+        with self._lock:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            return self.reasons[reason] == 1
+
+    def snapshot(
+        self, hits: int, misses: int, evictions: int, buckets: tuple[BucketStats, ...]
+    ) -> Stats:
+        """The counters as they are now, with those of the cache."""
+        with self._lock:
+            padding = self.all_elements - self.real_elements
+            return Stats(
+                calls=self.calls,
+                hits=hits,
+                misses=misses,
+                compiles=self.compiles,
+                compile_seconds=self.compile_seconds,
+                evictions=evictions,
+                fallback_calls=sum(self.reasons.values()),
+                fallback_reasons=MappingProxyType(dict(self.reasons)),
+                padding_waste=padding / self.all_elements if self.all_elements else 0.0,
+                buckets=buckets,
+            )

@@ -1,0 +1,344 @@
+"""Trace a function once with symbolic sizes: the program, and the guards under which it holds.
+
+User code looks at sizes (``if x.shape[0] > 4``). Each comparison that symbolic sizes cannot
+answer is decided by the sizes at hand, added to the constraints of the scope, and kept as a
+guard: the program serves every call whose sizes agree with it, others get their own program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import export
+from jax.errors import InconclusiveDimensionOperation
+
+from bucketjit import _jax
+from bucketjit._dims import Dim, Shape, evaluate, evaluate_text, is_symbolic, variables_of
+from bucketjit._errors import MaskingError, ShapeCheckError
+
+MAX_RETRACES = 24
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A comparison of sizes that holds in every call its program serves.
+
+    Attributes:
+        left, right: Expressions of dimension variables, as text.
+        op: One of ``>=``, ``<=``, ``==``, ``!=``.
+    """
+
+    left: str
+    op: str
+    right: str
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the guard holds at these sizes."""
+        a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
+        return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The dimension variables the guard speaks of."""
+        return frozenset(variables_of(self.left)) | frozenset(variables_of(self.right))
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.op} {self.right}"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What is known of one argument leaf while tracing.
+
+    Attributes:
+        path: How an error names it, such as ``params['w']``.
+        shape: Sizes: ints, or text of an expression (``"2*b + 1"``).
+        dtype: Its dtype; None for a Python int that is itself a size.
+        weak_type: JAX's weak type.
+    """
+
+    path: str
+    shape: tuple[int | str, ...]
+    dtype: Any
+    weak_type: bool = False
+
+    @property
+    def is_size(self) -> bool:
+        """True if the leaf is a Python int that is a size itself."""
+        return self.dtype is None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A function traced with symbolic sizes.
+
+    Attributes:
+        jaxpr: The open jaxpr; its shapes hold symbolic dimensions.
+        consts: Arrays it closes over.
+        in_shapes, out_shapes: Shapes of the inputs (sizes left out) and outputs.
+        out_types: dtype and weak type of each output.
+        out_tree: How outputs nest.
+        guards: What must hold of the sizes of a call.
+        lower: Smallest size of each variable, 1 unless a guard says more.
+        reshapes: Pairs of shapes of one reshape that are equal only at some sizes.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+    out_types: tuple[tuple[Any, bool], ...]
+    out_tree: Any
+    guards: tuple[Guard, ...]
+    lower: Mapping[str, int]
+    reshapes: tuple[tuple[Shape, Shape], ...] = field(default=())
+
+    def admits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every guard holds at these sizes."""
+        return all(g.holds(sizes) for g in self.guards)
+
+    def check_reshapes(self, sizes: Mapping[str, int]) -> None:
+        """Raise what the exact run would raise for a reshape that does not fit.
+
+        JAX does not check a reshape of symbolic sizes, so ``x.reshape(s // 2, 2)`` traces for
+        odd ``s``, where running it raises.
+        """
+        for before, after in self.reshapes:
+            a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
+            if _product(a) != _product(b):
+                raise ShapeCheckError(
+                    f"cannot reshape array of shape {tuple(a)} (size {_product(a)}) into shape "
+                    f"{tuple(b)} (size {_product(b)}), with sizes {dict(sizes)}"
+                )
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    total: Any = 1
+    for d in sizes:
+        total = total * d
+    return total
+
+
+class TraceRefused(MaskingError):
+    """The function cannot be traced with symbolic sizes.
+
+    Attributes:
+        cause: What JAX or the function itself raised.
+    """
+
+    def __init__(self, reason: str, remedy: str, cause: BaseException | None = None) -> None:
+        super().__init__(reason, remedy)
+        self.cause = cause
+
+
+_COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
+_DIVISION = re.compile(r"The remainder (.+?) should be 0")
+_INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
+
+
+def _decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
+    """The guard that answers an inconclusive comparison by the sizes at hand."""
+    message = str(error)
+    if found := _COMPARISON.search(message):
+        left, op, right = found.groups()
+        a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
+        match op, {">=": a >= b, "<=": a <= b, ">": a > b, "<": a < b}[op]:
+            case (">=", True) | ("<", False):
+                return Guard(left, ">=", right)
+            case (">=", False) | ("<", True):
+                return Guard(left, "<=", f"{right} - 1")
+            case (">", True) | ("<=", False):
+                return Guard(left, ">=", f"{right} + 1")
+            case _:
+                return Guard(left, "<=", right)
+    if (found := _DIVISION.search(message)) and evaluate_text(found[1], sizes) == 0:
+        return Guard(found[1], "==", "0")
+    return None
+
+
+def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
+    """The abstract input of one leaf, or its size expression for a size leaf."""
+    text = ", ".join(map(str, leaf.shape))
+    dims = export.symbolic_shape(text, scope=scope) if leaf.shape else ()
+    if leaf.is_size:
+        return dims[0]
+    return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type)
+
+
+class _Tracing:
+    """One attempt: a scope, its inputs, and what user code assumed of the sizes."""
+
+    def __init__(self, leaves: Sequence[Leaf], constraints: Sequence[str]) -> None:
+        self.scope = export.SymbolicScope(tuple(constraints))
+        self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
+        self.assumed: dict[tuple[str, str], Guard] = {}
+        self.out_tree: Any = None
+
+    def unequal(self, left: Any, right: Any) -> None:
+        self.assumed.setdefault((str(left), str(right)), Guard(str(left), "!=", str(right)))
+
+    def run(self, fn: Callable[..., Any], in_tree: Any) -> Any:
+        arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
+
+        def flat(*values: Any) -> list[Any]:
+            rest = iter(values)
+            leaves = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in self.inputs]
+            args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
+            outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
+            return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
+
+        with _jax.watch_equalities(self.unequal):
+            return jax.make_jaxpr(flat)(*arrays)
+
+
+def trace(
+    fn: Callable[..., Any],
+    in_tree: Any,
+    leaves: Sequence[Leaf],
+    sizes: Mapping[str, int],
+    constraints: Sequence[str] = (),
+) -> Program:
+    """Trace ``fn`` with the symbolic sizes of ``leaves``.
+
+    Args:
+        fn: The function, its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        leaves: What is known of each argument leaf.
+        sizes: The sizes at hand, which decide comparisons that symbolic sizes cannot.
+        constraints: The user's own constraints on the sizes, as in ``jax.export``.
+
+    Returns:
+        The program, its guards included.
+
+    Raises:
+        TraceRefused: The function cannot be traced this way; the message says why.
+        Exception: Whatever the function raises by itself.
+    """
+    guards: list[Guard] = []
+    for _ in range(MAX_RETRACES):
+        try:
+            attempt = _Tracing(leaves, [*constraints, *map(str, guards)])
+        except (ValueError, NotImplementedError) as error:
+            raise TraceRefused(
+                f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
+                f" {error}",
+                "leave the variable static",
+            ) from error
+        failure: Exception | None = None
+        closed = None
+        try:
+            closed = attempt.run(fn, in_tree)
+        except InconclusiveDimensionOperation as error:
+            failure = error
+        except Exception as error:
+            failure = error
+        # A wrong branch may have been taken before the failure, so equalities come first.
+        wrong = [g for g in attempt.assumed.values() if not _refuted(g, sizes)]
+        if wrong:
+            guards.append(Guard(wrong[0].left, "==", wrong[0].right))
+            if guards.count(guards[-1]) > 1:
+                raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
+            continue
+        if closed is not None:
+            return _program(closed, attempt, leaves, constraints, guards)
+        assert failure is not None
+        guard = _decide(failure, sizes) if isinstance(failure, InconclusiveDimensionOperation) else None
+        if guard is None or guard in guards:
+            raise _refusal(failure) from failure
+        guards.append(guard)
+    raise TraceRefused(
+        f"tracing needed more than {MAX_RETRACES} decisions about sizes", "leave the axis static"
+    )
+
+
+def _refuted(guard: Guard, sizes: Mapping[str, int]) -> bool:
+    return guard.holds(sizes)
+
+
+def _refusal(error: Exception) -> TraceRefused:
+    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if found := _INT.search(str(error)):
+        message = f"size {found[1]!r} is used as a Python int"
+    elif "cannot be interpreted as an integer" in message and "_DimExpr" in message:
+        message = "a symbolic size is used as a Python int"
+    return TraceRefused(
+        f"cannot trace with symbolic sizes: {type(error).__name__}: {message}",
+        "leave that axis static, or compute on the size with jax.numpy",
+        error,
+    )
+
+
+def _lower_bounds(variables: Sequence[str], guards: Sequence[Guard], own: Sequence[str]) -> dict[str, int]:
+    """Smallest size of each variable, read off constraints of the form ``b >= 4``."""
+    lower = dict.fromkeys(variables, 1)
+    for text in [*own, *map(str, guards)]:
+        if found := re.fullmatch(r"\s*(\w+)\s*(>=|==)\s*(.+)", text):
+            name, _, bound = found.groups()
+            if name in lower and not variables_of(bound):
+                lower[name] = max(lower[name], evaluate_text(bound, {}))
+    return lower
+
+
+def parse_constraint(text: str) -> Guard:
+    """Parse ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``.
+
+    Raises:
+        ValueError: The text is none of these.
+    """
+    found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|==)\s*(.+?)\s*", text)
+    if not found:
+        raise ValueError(f"{text!r} is not of the form 'e1 >= e2', 'e1 <= e2' or 'e1 == e2'")
+    for side in (found[1], found[3]):
+        variables_of(side)
+    return Guard(found[1], found[2], found[3])
+
+
+def _program(
+    closed: Any,
+    attempt: _Tracing,
+    leaves: Sequence[Leaf],
+    constraints: Sequence[str],
+    guards: Sequence[Guard],
+) -> Program:
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
+    variables = sorted({v for t in texts for v in variables_of(t)})
+    own = [parse_constraint(c) for c in constraints]
+    out_avals = [v.aval for v in jaxpr.outvars]
+    all_guards = dict.fromkeys([*own, *guards, *attempt.assumed.values()])
+    return Program(
+        jaxpr=jaxpr,
+        consts=tuple(consts),
+        in_shapes=tuple(tuple(v.aval.shape) for v in jaxpr.invars),
+        out_shapes=tuple(tuple(a.shape) for a in out_avals),
+        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
+        out_tree=attempt.out_tree,
+        guards=tuple(all_guards),
+        lower=_lower_bounds(variables, guards, list(constraints)),
+        reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
+    )
+
+
+def _unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:
+    """Every reshape whose two shapes are not equal in size for all sizes."""
+    found: list[tuple[Shape, Shape]] = []
+
+    def visit(inner: Any) -> None:
+        for eqn in inner.eqns:
+            if eqn.primitive.name == "reshape":
+                before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
+                after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
+                if _product(before) != _product(after):
+                    found.append((before, after))
+            for value in jax.tree_util.tree_leaves(
+                list(eqn.params.values()), is_leaf=_jax.is_jaxpr
+            ):
+                if _jax.is_jaxpr(value):
+                    visit(_jax.open_jaxpr(value)[0])
+
+    visit(jaxpr)
+    return found

@@ -1,0 +1,63 @@
+"""Neutral elements: what padding must hold so that a fold does not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import dtypes
+
+Identity = Callable[[Any], Any]
+
+
+def zero(dtype: Any) -> Any:
+    """The neutral element of addition, bitwise or and bitwise xor (False for bool)."""
+    return np.zeros((), dtype)
+
+
+def one(dtype: Any) -> Any:
+    """The neutral element of multiplication."""
+    return np.ones((), dtype)
+
+
+def all_ones(dtype: Any) -> Any:
+    """The neutral element of bitwise and (True for bool)."""
+    return np.array(True) if dtype == bool else np.array(-1).astype(dtype)
+
+
+def lowest(dtype: Any) -> Any:
+    """The neutral element of maximum: -inf where the dtype has one, else its smallest value."""
+    return _extreme(dtype, -1)
+
+
+def highest(dtype: Any) -> Any:
+    """The neutral element of minimum: +inf where the dtype has one, else its largest value."""
+    return _extreme(dtype, 1)
+
+
+def last(dtype: Any) -> Any:
+    """What nothing sorts after: NaN where the dtype has one, else `highest`."""
+    if dtypes.issubdtype(dtype, np.complexfloating):
+        return np.array(complex(np.nan, np.nan), dtype)
+    if dtypes.issubdtype(dtype, np.floating):
+        nan = np.array(np.nan).astype(dtype)
+        if np.isnan(nan.astype(np.float32)):
+            return nan
+    return highest(dtype)
+
+
+def _extreme(dtype: Any, sign: int) -> Any:
+    if dtype == bool:
+        return np.array(sign > 0)
+    if dtypes.issubdtype(dtype, np.integer):
+        info = jnp.iinfo(dtype)
+        return np.array(info.max if sign > 0 else info.min, dtype)
+    if dtypes.issubdtype(dtype, np.complexfloating):
+        return np.array(complex(sign * np.inf, sign * np.inf), dtype)
+    infinity = np.array(sign * np.inf).astype(dtype)
+    if np.isinf(infinity.astype(np.float32)):
+        return infinity
+    limits = jnp.finfo(dtype)
+    return np.array(limits.max if sign > 0 else limits.min, dtype)

@@ -1,0 +1,157 @@
+"""Windows that slide along an axis of symbolic size: what convolutions and pooling share.
+
+Output ``o`` of a window of size ``w`` reads the positions ``o * stride + k * window_dilation -
+low`` for ``k < w`` of the axis, whose elements lie ``base_dilation`` apart. So a window that
+starts at a logical output position never reads past the logical high padding, and the high
+padding may be whatever gives the padded output size. The low padding moves the data: where it
+depends on the logical size, the data is placed at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit._dims import Dim, is_symbolic
+from bucketjit._rule import RuleContext, crop, select, shift_left, take
+
+UNFOLD_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Slide:
+    """How a window slides along one axis; all sizes may be symbolic.
+
+    Attributes:
+        size: Size of the axis.
+        window: Size of the window.
+        stride: From one window to the next.
+        low, high: Padding before and after the axis, negative to cut.
+        base_dilation: From one element of the axis to the next.
+        window_dilation: From one element of the window to the next.
+        out: Number of windows.
+    """
+
+    size: Dim
+    window: Dim
+    stride: Dim
+    low: Dim
+    high: Dim
+    base_dilation: Dim
+    window_dilation: Dim
+    out: Dim
+
+    @property
+    def is_static(self) -> bool:
+        """True if no size is symbolic: nothing to mask."""
+        return not any(map(is_symbolic, vars(self).values()))
+
+    @property
+    def is_pointwise(self) -> bool:
+        """True if each output reads the input at its own position alone (a batch axis)."""
+        wanted = {"window": 1, "stride": 1, "low": 0, "high": 0, "base_dilation": 1}
+        return all(not is_symbolic(getattr(self, k)) and getattr(self, k) == v for k, v in wanted.items())
+
+    def check(self, ctx: RuleContext) -> None:
+        """Refuse dilations that depend on a size."""
+        if is_symbolic(self.base_dilation) or is_symbolic(self.window_dilation):
+            ctx.refuse("a dilation that depends on a symbolic size")
+
+    def reads_padding(self, ctx: RuleContext) -> bool:
+        """True if a window of some logical size may read past the end of the data."""
+        return ctx.padded(self.high) > 0
+
+    def span(self, ctx: RuleContext) -> int:
+        """How many positions the windows of all padded outputs cover (a static stride)."""
+        window = ctx.padded(self.window)
+        return (ctx.padded(self.out) - 1) * self.stride + (window - 1) * self.window_dilation + 1
+
+    def dilated_size(self, size: int) -> int:
+        """The size of the axis, given as ``size``, after base dilation."""
+        return (size - 1) * self.base_dilation + 1 if size else 0
+
+    def static_padding(self, ctx: RuleContext) -> tuple[int, int]:
+        """Low and high padding that give the padded output size, for a static low padding."""
+        return self.low, self.span(ctx) - self.low - self.dilated_size(ctx.padded(self.size))
+
+    def low_bounds(self, ctx: RuleContext) -> tuple[int, int]:
+        """``(most, least)``: how far the low padding goes, ``-least <= low <= most``."""
+        return ctx.padded(self.low), ctx.padded(-self.low)
+
+    def place(self, ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
+        """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere."""
+        most, least = self.low_bounds(ctx)
+        span, size = self.span(ctx), self.dilated_size(array.shape[axis])
+        here = (most, max(0, span + least - size), self.base_dilation - 1)
+        config = [here if i == axis else (0, 0, 0) for i in range(array.ndim)]
+        wide = lax.pad(array, lax.full((), value, array.dtype), config)
+        return lax.dynamic_slice_in_dim(wide, most - ctx.logical(self.low), span, axis=axis)
+
+    def take_back(self, ctx: RuleContext, placed: Any, axis: int) -> Any:
+        """Undo `place` for a base dilation of 1: the axis at its padded size, 0 beyond the span."""
+        most, least = self.low_bounds(ctx)
+        size = ctx.padded(self.size)
+        config = [(least, 0, 0) if i == axis else (0, 0, 0) for i in range(placed.ndim)]
+        wide = lax.pad(placed, lax.full((), 0, placed.dtype), config)
+        if not is_symbolic(self.low):
+            start = least + self.low
+            return crop(lax.slice_in_dim(wide, min(start, wide.shape[axis]), None, axis=axis), axis, size)
+        return shift_left(wide, axis, least + ctx.logical(self.low), size)
+
+    def positions(self, ctx: RuleContext, out: Any, tap: Any) -> tuple[Any, Any]:
+        """Which element of the axis a tap of a window reads.
+
+        Args:
+            ctx: The context of the equation.
+            out: Which window, int32.
+            tap: Which element of the window, int32, against which ``out`` broadcasts.
+
+        Returns:
+            The position along the axis, in its bounds, and whether the tap belongs to the window
+            and reads data there, not padding.
+        """
+        at = out * ctx.logical(self.stride) + tap * self.window_dilation - ctx.logical(self.low)
+        element = at // self.base_dilation
+        real = (tap < ctx.logical(self.window)) & (at >= 0) & (element < ctx.logical(self.size))
+        if self.base_dilation != 1:
+            real &= at % self.base_dilation == 0
+        return jnp.clip(element, 0, max(ctx.padded(self.size) - 1, 0)), real
+
+    def unfold_index(self, ctx: RuleContext) -> tuple[Any, Any]:
+        """`positions` of every tap of every window, one window after the other."""
+        outs, taps = ctx.padded(self.out), ctx.padded(self.window)
+        if outs * taps > UNFOLD_LIMIT:
+            ctx.refuse(
+                f"windows of symbolic size {self.window} at stride {self.stride} need "
+                f"{outs} * {taps} elements laid out"
+            )
+        out, tap = (lax.broadcasted_iota(jnp.int32, (outs, taps), i) for i in (0, 1))
+        position, real = self.positions(ctx, out, tap)
+        return position.reshape(-1), real.reshape(-1)
+
+
+def along(vector: Any, axis: int, rank: int) -> Any:
+    """A vector as an array of this rank that broadcasts along ``axis``."""
+    return vector.reshape(tuple(-1 if i == axis else 1 for i in range(rank)))
+
+
+def unfold(array: Any, axis: int, position: Any, real: Any, value: Any) -> Any:
+    """Lay out windows one after the other along ``axis``, with ``value`` where not real."""
+    return select(along(real, axis, array.ndim), take(array, position, axis), value)
+
+
+def zeros(ctx: RuleContext) -> list[Any]:
+    """Outputs of zeros, for windows that nowhere fit."""
+    avals = zip(ctx.out_avals, ctx.out_shapes, strict=True)
+    return [jnp.zeros(ctx.padded_shape(shape), aval.dtype) for aval, shape in avals]
+
+
+def fit(ctx: RuleContext, array: jax.Array, output: int = 0) -> jax.Array:
+    """Cut or extend an output to its padded shape."""
+    for axis, size in enumerate(ctx.padded_shape(ctx.out_shapes[output])):
+        array = crop(array, axis, size)
+    return array

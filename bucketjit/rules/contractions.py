@@ -1,0 +1,72 @@
+"""Contractions: both operands hold zero in the padding of every contracted axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bucketjit import _jax
+from bucketjit._dims import is_symbolic
+from bucketjit._rule import Rule, RuleContext, crop
+
+
+def _matched(ctx: RuleContext, arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
+    """Crop paired axes of two operands, equal at run time, to one padded size."""
+    left, right = arrays
+    for a, b in pairs:
+        size = min(left.shape[a], right.shape[b])
+        left, right = crop(left, a, size), crop(right, b, size)
+    return [left, right]
+
+
+def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
+    """Contracted padding is zero on both sides, since 0 * NaN is NaN; other axes are carried."""
+    contract, batch = ctx.params["dimension_numbers"]
+    lhs = ctx.fill(lhs, axes=contract[0], value=0)
+    rhs = ctx.fill(rhs, axes=contract[1], value=0)
+    pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
+    return ctx.bind(*_matched(ctx, (lhs, rhs), pairs))
+
+
+def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -> Any:
+    """As `dot_general`; padded groups have no rows and meet zeros.
+
+    Groups are laid out from the front of the ragged axis, so its padding stays at its end.
+    """
+    numbers = ctx.params["ragged_dot_dimension_numbers"]
+    contract, batch = numbers.dot_dimension_numbers
+    lhs = ctx.fill(lhs, axes=contract[0], value=0)
+    rhs = ctx.fill(rhs, axes=(*contract[1], *numbers.rhs_group_dimensions), value=0)
+    group_sizes = ctx.fill(group_sizes, value=0)
+    pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
+    lhs, rhs = _matched(ctx, (lhs, rhs), pairs)
+    return ctx.bind(lhs, rhs, group_sizes)
+
+
+def scaled_dot(ctx: RuleContext, *operands: Any) -> Any:
+    """As `dot_general`; the scales of padded blocks are zero too.
+
+    A block of the contracted axis shares one scale, so padding must come in whole blocks.
+    """
+    contract, _ = ctx.params["dimension_numbers"]
+    for position, axes in zip((0, 1, 2, 3), (*contract, *contract), strict=False):
+        for axis in axes:
+            block = ctx.in_shapes[position % 2][axis] // ctx.in_shapes[2 + position % 2][axis]
+            whole = operands[2 + position % 2].shape[axis] * block
+            if is_symbolic(block) or operands[position % 2].shape[axis] != whole:
+                ctx.refuse("the bucket of a scaled axis does not consist of whole blocks")
+    sides = (*contract, *contract)
+    return ctx.bind(
+        *(ctx.fill(x, axes=axes, value=0) for x, axes in zip(operands, sides, strict=True))
+    )
+
+
+_RULES: dict[str, Rule] = {
+    "dot_general": dot_general,
+    "ragged_dot_general": ragged_dot_general,
+    "scaled_dot": scaled_dot,
+}
+
+TABLE: dict[Any, Rule] = {
+    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+}

@@ -1,0 +1,162 @@
+"""Calls, branches and loops: run the sub-programs masked, and keep the control flow around them.
+
+Differentiation and `vmap` have happened when a program is masked, so calls that only carry
+custom derivatives or batching rules are evaluated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._rule import Rule, RuleContext
+
+
+def strong(x: Any) -> Any:
+    """``x`` as an array without a weak type: loops and branches compare types exactly."""
+    x = x if hasattr(x, "dtype") else jnp.asarray(x)
+    return _jax.with_type(x, x.dtype, False)
+
+
+def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, ...]:
+    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
+    inner, _ = _jax.open_jaxpr(jaxpr)
+    outs = ctx.evaluate(jaxpr, *operands)
+    return tuple(
+        _jax.with_type(strong(x), v.aval.dtype, False)
+        for x, v in zip(outs, inner.outvars, strict=True)
+    )
+
+
+# --- calls --------------------------------------------------------------------------------
+
+
+def call(param: str) -> Rule:
+    """Evaluate the called program in place: what is called does not change what it computes."""
+
+    def rule(ctx: RuleContext, *operands: Any) -> list[Any]:
+        return ctx.evaluate(ctx.params[param], *operands)
+
+    return rule
+
+
+def remat(ctx: RuleContext, *operands: Any) -> Any:
+    """Bind the rematerialisation again around the masked program, so memory use stays as asked."""
+    jaxpr = ctx.params["jaxpr"]
+    inner, consts = _jax.stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
+    cse = ctx.params["prevent_cse"]
+    if isinstance(cse, tuple):
+        cse = (False,) * len(consts) + cse
+    return ctx.bind(*consts, *operands, jaxpr=inner, prevent_cse=cse)
+
+
+def custom_linear_solve(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Evaluate the user's own ``solve``; the other three programs serve derivatives only."""
+    lengths, jaxprs = ctx.params["const_lengths"], ctx.params["jaxprs"]
+    start = lengths.matvec + lengths.vecmat
+    consts = operands[start : start + lengths.solve]
+    rhs = operands[sum(lengths) :]
+    return ctx.evaluate(jaxprs.solve, *consts, *rhs)
+
+
+def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
+    try:
+        expanded = _jax.expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
+    except Exception as error:
+        message = str(error).strip().splitlines() or [""]
+        ctx.refuse(
+            f"{type(ctx.symbolic_params['_prim']).__name__} does not expand at symbolic sizes "
+            f"({type(error).__name__}: {message[0]})"
+        )
+    return ctx.evaluate(expanded, *operands)
+
+
+# --- branches -----------------------------------------------------------------------------
+
+
+def cond(ctx: RuleContext, index: Any, *operands: Any) -> Any:
+    """Switch over the masked branches; the index is a scalar, so it has no padding."""
+    branches = [_branch(ctx, jaxpr) for jaxpr in ctx.params["branches"]]
+    platforms = ctx.params.get("branches_platforms")
+    operands = tuple(map(strong, operands))
+    if platforms is None:
+        return lax.switch(index, branches, *operands)
+    named = {p: f for names, f in zip(platforms, branches, strict=True) for p in names or ()}
+    default = branches[-1] if platforms[-1] is None else None
+    return lax.platform_dependent(*operands, default=default, **named)
+
+
+def _branch(ctx: RuleContext, jaxpr: Any) -> Callable[..., tuple[Any, ...]]:
+    return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
+
+
+# --- while --------------------------------------------------------------------------------
+
+
+def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Loop while a real row's predicate holds.
+
+    The predicate of a vmapped loop has the batch axes: rows that are done keep their carry, and
+    padded rows are never begun, so what they hold cannot keep the loop running.
+    """
+    split = ctx.params["cond_nconsts"]
+    cond_consts = operands[:split]
+    body_consts = operands[split : (split := split + ctx.params["body_nconsts"])]
+    init = tuple(map(strong, operands[split:]))
+    cond_jaxpr, body_jaxpr = ctx.params["cond_jaxpr"], ctx.params["body_jaxpr"]
+    rows = tuple(_jax.open_jaxpr(cond_jaxpr)[0].outvars[0].aval.shape)
+
+    def holds(carry: Sequence[Any]) -> Any:
+        (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
+        return ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
+
+    def step(carry: Sequence[Any]) -> tuple[Any, ...]:
+        return evaluate_strong(ctx, body_jaxpr, *body_consts, *carry)
+
+    if not rows:
+        return lax.while_loop(holds, step, init)
+
+    def step_rows(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
+        running, carry = state
+        new = tuple(_keep(running, a, b) for a, b in zip(step(carry), carry, strict=True))
+        return holds(new), new
+
+    return lax.while_loop(lambda state: jnp.any(state[0]), step_rows, (holds(init), init))[1]
+
+
+def _keep(running: Any, new: Any, old: Any) -> Any:
+    """``new`` in the rows that are running, ``old`` elsewhere; rows are the leading axes."""
+    wide = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
+    return lax.select_n(jnp.broadcast_to(wide, new.shape), old, new)
+
+
+def _table() -> dict[Any, Rule]:
+    calls = {
+        "jit": "jaxpr",
+        "pjit": "jaxpr",
+        "closed_call": "call_jaxpr",
+        "core_call": "call_jaxpr",
+        "custom_jvp_call": "call_jaxpr",
+        "custom_vjp_call": "call_jaxpr",
+        "custom_vjp_call_jaxpr": "call_jaxpr",
+        "custom_vmap_call": "call",
+    }
+    rules: dict[str, Rule] = {name: call(param) for name, param in calls.items()}
+    rules |= {
+        "remat2": remat,
+        "checkpoint": remat,
+        "custom_linear_solve": custom_linear_solve,
+        "call_hi_primitive": call_hi_primitive,
+        "cond": cond,
+        "while": while_loop,
+    }
+    return {p: rule for name, rule in rules.items() for p in _jax.primitives(name)}
+
+
+TABLE: dict[Any, Rule] = _table()

@@ -1,0 +1,85 @@
+"""Elementwise primitives: a real position depends on real positions only, so just run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._dims import Shape, is_symbolic
+from bucketjit._rule import Rule, RuleContext, crop
+
+
+def fit(array: Any, shape: Shape, target: Sequence[int]) -> Any:
+    """Give the symbolic axes of an operand the padded sizes of the output.
+
+    Sizes that are equal as expressions almost always have equal padded sizes, and then this
+    does nothing. Axes of size 1 that broadcast are left alone.
+    """
+    for axis, (dim, size) in enumerate(zip(shape, target, strict=True)):
+        if is_symbolic(dim) and array.shape[axis] != size:
+            array = crop(array, axis, size)
+    return array
+
+
+def elementwise(ctx: RuleContext, *operands: Any) -> Any:
+    """Padding in, padding out."""
+    target = ctx.padded_shape(ctx.out_shapes[0])
+    fitted = [
+        fit(x, shape, target) if len(shape) == len(target) else x
+        for x, shape in zip(operands, ctx.in_shapes, strict=True)
+    ]
+    return ctx.bind(*fitted)
+
+
+def unchanged(ctx: RuleContext, *operands: Any) -> Any:
+    """Every output has the sizes of its operand: run it as it stands.
+
+    ``bitcast_convert_type`` between widths adds or removes a trailing axis, which is static:
+    its size is the ratio of the widths.
+    """
+    return ctx.bind(*operands)
+
+
+def size_as_value(ctx: RuleContext) -> Any:
+    """The program reads a size: it gets the logical one."""
+    dim = ctx.symbolic_params["dim"]
+    if ctx.padded(dim) > jnp.iinfo(jnp.int32).max:
+        ctx.refuse(f"the size {dim} does not fit into int32 in this bucket")
+    return lax.convert_element_type(ctx.logical(dim), ctx.out_avals[0].dtype)
+
+
+_ELEMENTWISE = (
+    # arithmetic
+    *("add", "add_any", "sub", "mul", "mulhi", "div", "rem", "neg", "abs", "sign", "max", "min"),
+    *("pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "nextafter", "polynomial"),
+    *("floor", "ceil", "round", "is_finite", "reduce_precision", "one_minus_square"),
+    # exponentials and trigonometry
+    *("exp", "exp2", "expm1", "log", "log2", "log1p", "logistic"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    # special functions
+    *("erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta"),
+    *("igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta"),
+    *("bessel_i0e", "bessel_i1e"),
+    # complex
+    *("complex", "real", "imag", "conj"),
+    # bits
+    *("and", "or", "xor", "not", "population_count", "clz"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical"),
+    # comparison and choice
+    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "select_n", "clamp"),
+    # one operand in, the same out
+    *("convert_element_type", "copy", "stop_gradient"),
+)
+
+_UNCHANGED = ("bitcast_convert_type", "optimization_barrier")
+
+TABLE: dict[Any, Rule] = {
+    **dict.fromkeys(_jax.primitives(*_ELEMENTWISE), elementwise),
+    **dict.fromkeys(_jax.primitives(*_UNCHANGED), unchanged),
+    **dict.fromkeys(_jax.primitives("dim_as_value"), size_as_value),
+}

@@ -1,0 +1,78 @@
+"""Gather: indices are clamped or judged by the logical sizes of the axes they index."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._dims import is_symbolic
+from bucketjit._rule import Rule, RuleContext, select
+from bucketjit.rules._regions import clamp, fits, inside, read_window, saturate, with_room
+
+_FILL = lax.GatherScatterMode.FILL_OR_DROP
+
+
+def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
+    """Rewrite the indices so that judging them by padded sizes gives the logical answer.
+
+    Padded rows of indices gather padded rows of the result, whatever they hold. A window of
+    symbolic size may need room behind the padded operand.
+    """
+    if ctx.params["mode"] == _FILL:
+        # The plain gather wraps wide indices to int32 before it judges them.
+        indices = lax.convert_element_type(indices, jnp.int32)
+    else:
+        indices = saturate(indices)
+    if indices.ndim == 1:
+        return _one_window(ctx, operand, indices)
+    shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
+    mapped = ctx.params["dimension_numbers"].start_index_map
+    changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
+    if changed:
+        indices = _judged(ctx, indices)
+        for axis in mapped:
+            operand = with_room(ctx, operand, axis, shape[axis], sizes[axis])
+    ragged = any(map(is_symbolic, ctx.in_shapes[1]))
+    flags = ctx.params
+    return ctx.bind(
+        operand,
+        indices,
+        unique_indices=flags["unique_indices"] and not changed and not ragged,
+        indices_are_sorted=flags["indices_are_sorted"] and not changed and not ragged,
+    )
+
+
+def _judged(ctx: RuleContext, indices: Any) -> Any:
+    """Indices moved into logical bounds; in a filling gather, -1 for those outside of them."""
+    shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
+    columns = []
+    for k, axis in enumerate(ctx.params["dimension_numbers"].start_index_map):
+        start = indices[..., k]
+        if ctx.params["mode"] == _FILL:
+            good = inside(ctx, start, shape[axis], sizes[axis])
+            columns.append(jnp.where(good, start, jnp.int32(-1)))
+        else:
+            columns.append(clamp(ctx, start, shape[axis], sizes[axis]))
+    return jnp.stack(columns, axis=-1)
+
+
+def _one_window(ctx: RuleContext, operand: Any, indices: Any) -> Any:
+    """A single window is a dynamic slice: how JAX traces ``x[1:]`` of a symbolic axis."""
+    numbers = ctx.params["dimension_numbers"]
+    shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
+    starts = [jnp.int32(0)] * len(shape)
+    for k, axis in enumerate(numbers.start_index_map):
+        starts[axis] = indices[k]
+    out = read_window(ctx, operand, shape, starts, sizes)
+    out = lax.squeeze(out, numbers.collapsed_slice_dims)
+    if ctx.params["mode"] != _FILL or not numbers.start_index_map:
+        return out
+    good = [inside(ctx, starts[a], shape[a], sizes[a]) for a in numbers.start_index_map]
+    return select(functools.reduce(jnp.logical_and, good), out, ctx.params["fill_value"])
+
+
+TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("gather"), gather)

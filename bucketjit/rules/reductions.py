@@ -1,0 +1,159 @@
+"""Reductions: padding holds the neutral element of the fold, so the fold does not see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex_core
+
+from bucketjit import _jax
+from bucketjit._dims import is_symbolic
+from bucketjit._rule import Rule, RuleContext
+from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
+
+
+def reduction(identity: Identity) -> Rule:
+    """The rule of a fold with this neutral element."""
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        """Padding holds the neutral element, so it cannot change the result."""
+        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=identity(operand.dtype)))
+
+    return rule
+
+
+def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
+    """The rule of a maximum or minimum.
+
+    For complex numbers ``max(nan, x)`` is ``x``: nothing is neutral next to a NaN, so there the
+    fold skips padding.
+    """
+    plain = reduction(identity)
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        """Padding holds the lowest (highest) value, or is skipped."""
+        if not jnp.issubdtype(operand.dtype, np.complexfloating):
+            return plain(ctx, operand)
+        start = identity(operand.dtype)
+        fold = lambda a, b: [choose(a[0], b[0])]  # noqa: E731
+        return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
+
+    return rule
+
+
+def position_of(identity: Identity) -> Rule:
+    """The rule of argmax and argmin.
+
+    A tie goes to the lower index and padding comes after all real data, so the neutral element
+    never wins: not against the same value, and not against a NaN, whose first one wins.
+    """
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        """Padding holds what loses every comparison and every tie."""
+        (axis,) = ctx.params["axes"]
+        filled = ctx.fill(operand, axes=(axis,), value=identity(operand.dtype))
+        wanted = ctx.params["index_dtype"]
+        if operand.shape[axis] - 1 <= jnp.iinfo(wanted).max:
+            return ctx.bind(filled)
+        # The index type holds every real position, perhaps not every padded one.
+        return lax.convert_element_type(ctx.bind(filled, index_dtype=np.dtype(np.int32)), wanted)
+
+    return rule
+
+
+def general(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """A fold with the user's own function: padding is neutral where known, else skipped.
+
+    The user's start value is folded in as it is, once, as in the plain run.
+    """
+    half = len(operands) // 2
+    arrays, starts = operands[:half], operands[half:]
+    axes = ctx.params["dimensions"]
+    if not any(is_symbolic(ctx.in_shapes[0][a]) for a in axes):
+        return list(ctx.bind(*operands))
+    inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
+    identity = _known_monoid(inner)
+    if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
+        filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
+        return list(ctx.bind(filled, *starts))
+    if any(eqn.primitive.name == "dim_as_value" for eqn in inner.eqns):
+        ctx.refuse("its function reads a symbolic size", "leave the axis static")
+
+    def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        return jax.core.eval_jaxpr(inner, consts, *a, *b)
+
+    return _fold_real(ctx, arrays, starts, axes, fold)
+
+
+def _fold_real(
+    ctx: RuleContext,
+    arrays: Sequence[Any],
+    starts: Sequence[Any],
+    axes: Sequence[int],
+    fold: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Reduce real positions only, in order, for a fold without a known neutral element.
+
+    A flag travels with every value and padding hands on the other side: this adjoins a neutral
+    element to any associative function.
+    """
+    mask = ctx.in_bounds(ctx.in_shapes[0], axes)
+    real = jnp.ones(arrays[0].shape, bool) if mask is None else mask
+    real = jnp.broadcast_to(real, arrays[0].shape)
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+        (a_real, *a_values), (b_real, *b_values) = a, b
+        both = fold(a_values, b_values)
+        chosen = [
+            lax.select(a_real, lax.select(b_real, x, y), z)
+            for x, y, z in zip(both, a_values, b_values, strict=True)
+        ]
+        return (a_real | b_real, *chosen)
+
+    return list(lax.reduce((real, *arrays), (True, *starts), combine, tuple(axes))[1:])
+
+
+_MONOIDS: dict[str, Identity] = {
+    "add": zero,
+    "mul": one,
+    "max": lowest,
+    "min": highest,
+    "and": all_ones,
+    "or": zero,
+    "xor": zero,
+}
+
+
+def _known_monoid(inner: Any) -> Identity | None:
+    """The neutral element of a jaxpr that is one known operation of its two arguments."""
+    if len(inner.eqns) != 1 or len(inner.invars) != 2:
+        return None
+    (eqn,) = inner.eqns
+    arguments = [v for v in eqn.invars if not isinstance(v, jex_core.Literal)]
+    same = len(arguments) == 2 and set(arguments) == set(inner.invars)
+    if not same or list(inner.outvars) != list(eqn.outvars):
+        return None
+    return _MONOIDS.get(eqn.primitive.name)
+
+
+_RULES: dict[str, Rule] = {
+    "reduce_sum": reduction(zero),
+    "reduce_prod": reduction(one),
+    "reduce_max": extremum(lowest, lax.max),
+    "reduce_min": extremum(highest, lax.min),
+    "reduce_and": reduction(all_ones),
+    "reduce_or": reduction(zero),
+    "reduce_xor": reduction(zero),
+    "argmax": position_of(lowest),
+    "argmin": position_of(highest),
+    "reduce": general,
+}
+
+TABLE: dict[Any, Rule] = {
+    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+}

