@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import inspect
+import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +35,8 @@ from bucketjit._executable import (
     padded_leaf_shapes,
 )
 from bucketjit._family import Call, Family
+from bucketjit._padding import pad
+from bucketjit._route import Route, make_route
 from bucketjit._rule import Rule
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
 from bucketjit._stats import BucketStats, Counters, Stats
@@ -43,6 +45,7 @@ from bucketjit.rules import default_rules
 from bucketjit.strategies.base import Strategy, checked_bucket
 
 DEFAULT_MAXSIZE = 128
+_MAX_ROUTES = 16
 
 
 class Fallback(enum.Enum):
@@ -159,6 +162,7 @@ class BucketedExec:
         self._refused: dict[Program, MaskingError] = {}
         self._lock = threading.RLock()
         self._rules: Mapping[Any, Rule] | None = None
+        self._routes: list[Route] = []
         functools.update_wrapper(self, config.fn)
 
     def _with(self, **changes: Any) -> BucketedExec:
@@ -288,6 +292,38 @@ class BucketedExec:
         """Run the function; see the class."""
         if not _jax.at_top_level() or jax.config.jax_disable_jit:
             return self._config.fn(*args, **kwargs)
+        if not kwargs:
+            for route in self._routes:
+                if (sizes := route.sizes(args)) is not None and sizes in route.memo:
+                    key, vector = route.memo[sizes]
+                    entry = self._cache.get(key)
+                    if entry is None:
+                        break
+                    try:
+                        return self._run_route(route, entry, sizes, vector, args)
+                    except SignatureChanged:
+                        break
+        return self._call_slowly(args, kwargs)
+
+    def _run_route(
+        self, route: Route, entry: Executable, sizes: tuple[int, ...], vector: Any, args: Any
+    ) -> Any:
+        values = list(args)
+        real = total = 0
+        for leaf, shape in entry.pads:
+            position = route.position_of_leaf[leaf]
+            value = values[position]
+            real += value.size
+            total += math.prod(shape)
+            values[position] = pad(value, shape)
+        if route.dynamic is not None:
+            values = [values[i] for i in route.dynamic]
+        result = entry.run(sizes, vector, values)
+        entry.hits += 1
+        self._counters.call(real, total)
+        return result
+
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dynamic, keywords, statics = self._parameters.split(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((dynamic, keywords))
         types, shapes = self._types(leaves, dynamic, keywords)
@@ -304,7 +340,27 @@ class BucketedExec:
         if call.program is None:
             return self._without_program(family, call, shapes, donate, leaves, tree)
         call.program.check_reshapes(call.sizes)
-        return self._run_masked(family, call, shapes, donate, leaves, tree)
+        result = self._run_masked(family, call, shapes, donate, leaves, tree)
+        if not kwargs and call.program not in self._refused:
+            self._add_route(family, call, args, statics)
+        return result
+
+    def _add_route(self, family: Family, call: Call, args: Any, statics: Statics) -> None:
+        """Let the next call like this one skip the slow path."""
+        assert call.program is not None
+        key = (call.program, tuple(self._bucket(call.program, call.sizes).values()))
+        for route in self._routes:
+            if route.family is family and route.sizes(args) is not None:
+                break
+        else:
+            made = make_route(
+                family, call.tokens, args, self._parameters.dynamic_positions(len(args)), statics
+            )
+            if made is None:
+                return
+            route = made
+            self._routes = [route, *self._routes][:_MAX_ROUTES]
+        route.remember(call.sizes, key)
 
     def _types(
         self, leaves: Sequence[Any], args: Any, kwargs: Any
@@ -415,14 +471,14 @@ class BucketedExec:
 
     def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
         bucket = {v: checked_bucket(self._strategy(v), v, n) for v, n in sizes.items()}
-        if program.admits(bucket):
+        if program.fits(bucket):
             return bucket
         # The largest sizes up to the bucket that satisfy the guards: one for all its sizes.
         for variable, size in sizes.items():
             trial = dict(bucket)
             for n in range(bucket[variable], size - 1, -1):
                 trial[variable] = n
-                if program.admits(trial):
+                if program.fits(trial):
                     return trial
         return dict(sizes)
 
@@ -457,7 +513,8 @@ class BucketedExec:
         padded = list(leaves)
         real, total = entry.pad_leaves(padded)
         args, kwargs = tree.unflatten(padded)
-        result = entry.run(call.sizes, args, kwargs)
+        ordered = [call.sizes[v] for v in entry.variables]
+        result = entry.run(ordered, np.array(ordered, np.int32), args, kwargs)
         self._counters.call(real, total)
         return result
 
@@ -508,7 +565,7 @@ class BucketedExec:
             warnings.warn(
                 f"{name} runs at its exact shapes, one compile each: {refusal}",
                 FallbackWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         return result
 
@@ -525,7 +582,7 @@ class BucketedExec:
         key = (family, tuple(shapes))
         shown = sizes or {f"{p}[{i}]": n for p, s in zip(family.paths, shapes, strict=True) for i, n in enumerate(s)}
         entry = self._get(key, lambda: build_exact(family, shown, shapes, donate, args, kwargs))
-        result = entry.run(sizes, args, kwargs)
+        result = entry.run((), None, args, kwargs)
         self._counters.call(0, 0)
         return result
 
@@ -549,6 +606,7 @@ class BucketedExec:
         with self._lock:
             self._cache.clear()
             self._families.clear()
+            self._routes = []
             self._refused.clear()
             self._counters.clear()
 
@@ -576,8 +634,6 @@ def _default_entry(value: Any) -> Any:
 
 
 def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:
-    from bucketjit._padding import pad
-
     padded = list(leaves)
     for i, shape in pads:
         padded[i] = pad(padded[i], shape)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -70,16 +71,26 @@ class Executable:
             leaves[position] = pad(value, shape)
         return real, total
 
-    def run(self, sizes: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(
+        self,
+        ordered: Sequence[int],
+        sizes: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
         """Call it with padded arguments, and cut its results to their logical shapes.
+
+        Args:
+            ordered: Logical sizes in the order of `variables`.
+            sizes: The same as an int32 vector.
+            args, kwargs: The arguments, padded.
 
         Raises:
             SignatureChanged: The static leaves are not those it was built for.
         """
         if self.exact:
             return self.function(*args, **kwargs)
-        ordered = [sizes[v] for v in self.variables]
-        result = self.function(np.array(ordered, np.int32), *args, **kwargs)
+        result = self.function(sizes, *args, **kwargs)
         if not self.outs:
             return result
         leaves = self.out_tree.flatten_up_to(result)
@@ -133,7 +144,7 @@ def build_masked(
     assert program is not None
     variables = family.variables
     began = time.perf_counter()
-    expected = _Expected(args, kwargs)
+    expected = _Expected({i for i, _ in pads})
     is_size = [t.dtype is None for t in family.types]
 
     def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,9 +214,14 @@ def build_exact(
 
 
 class _Expected:
-    """The argument types an executable was first traced with; a retrace must see them again."""
+    """The argument types an executable was first traced with; a retrace must see them again.
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    Weak types of padded arguments are left out: padding makes them strong, and the program was
+    traced with the types of the signature.
+    """
+
+    def __init__(self, padded: set[int]) -> None:
+        self._padded = padded
         self._first: Any = None
 
     def check(self, args: Any, kwargs: Any) -> list[Any]:
@@ -213,7 +229,10 @@ class _Expected:
         now = (
             tree,
             _jax.trace_context(),
-            tuple((x.shape, x.dtype, bool(getattr(x.aval, "weak_type", False))) for x in leaves),
+            tuple(
+                (x.shape, x.dtype, i not in self._padded and getattr(x.aval, "weak_type", False))
+                for i, x in enumerate(leaves)
+            ),
         )
         if self._first is None:
             self._first = now

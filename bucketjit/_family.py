@@ -83,6 +83,11 @@ class Family:
         self._refusal: TraceRefused | None = None
 
     @property
+    def tokens(self) -> Tokens | None:
+        """A token per axis of each leaf; None before the first call."""
+        return self._tokens
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """The dimension variables, in order of first appearance."""
         found: dict[str, None] = {}
@@ -210,7 +215,8 @@ class Family:
             name = renamed.setdefault((token, size), bind_unique_names(_base_name(axis), taken))
             seen[name] = size
             rows[leaf][axis] = name
-        self._tokens = tuple(map(tuple, rows))
+        if renamed:
+            self._tokens = tuple(map(tuple, rows))
 
     def _open_what_varies(self, shapes: Shapes) -> None:
         """Open the static axes that changed since the last program was traced."""

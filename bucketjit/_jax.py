@@ -6,6 +6,7 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -61,14 +62,25 @@ def array_from_host(host: np.ndarray, weak_type: bool, like: jax.Array) -> jax.A
     they end in (3 us), and it takes an aligned view without a copy
     (``xla_client.batched_device_put``, since 0.4.9). The view keeps its base alive.
     """
-    sharding = like.sharding
-    if len(sharding.device_set) != 1:
-        return jax.device_put(host, sharding)
-    aval = _core.ShapedArray(host.shape, host.dtype, weak_type=weak_type)
-    single = jax.sharding.SingleDeviceSharding(next(iter(sharding.device_set)))
-    return _xla_client.batched_device_put(
-        aval, single, [host], list(single.device_set), like.committed
-    )
+    single = _single_device(like.sharding)
+    if single is None:
+        return jax.device_put(host, like.sharding)
+    sharding, devices = single
+    aval = _aval(host.shape, host.dtype, weak_type)
+    return _xla_client.batched_device_put(aval, sharding, [host], devices, like.committed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _aval(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
+    return _core.ShapedArray(shape, dtype, weak_type=weak_type)
+
+
+@functools.lru_cache(maxsize=256)
+def _single_device(sharding: Any) -> tuple[Any, list[Any]] | None:
+    devices = list(sharding.device_set)
+    if len(devices) != 1:
+        return None
+    return jax.sharding.SingleDeviceSharding(devices[0]), devices
 
 
 def is_concrete_array(x: Any) -> bool:
@@ -87,6 +99,15 @@ def key_impl(dtype: Any) -> str:
 def key_shape(dtype: Any) -> tuple[int, ...]:
     """Shape of the raw words of one typed key (``(2,)`` for threefry)."""
     return dtype._impl.key_shape
+
+
+def key_generator(dtype: Any) -> Any:
+    """The generator behind a typed key dtype: functions ``random_bits``, ``split``, ...
+
+    They work on raw words (``prng.PRNGImpl``, since 0.4.16) and are what ``random_bits`` and
+    ``random_split`` run; no public name gives them for a dtype.
+    """
+    return dtype._impl
 
 
 # --- primitives ---------------------------------------------------------------------------
@@ -173,14 +194,22 @@ _watch_lock = threading.RLock()
 _watchers = threading.local()
 
 
-def _caller_is_jax(depth: int) -> bool:
+# Modules of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
+# ``jnp.linalg.det``), as user code does. In the others a wrong "not equal" only misses a
+# short cut, or raises where exact would broadcast.
+_DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_party")
+
+
+def _caller_decides(depth: int) -> bool:
     name = sys._getframe(depth).f_globals.get("__name__", "")
-    return name == "jax" or name.startswith(("jax.", "jaxlib."))
+    if name.startswith("jax._src."):
+        return name.split(".")[2] in _DECIDING
+    return not (name == "jax" or name.startswith("jaxlib."))
 
 
 @contextmanager
 def watch_equalities(found: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Report every ``==`` of symbolic sizes outside JAX that JAX answers with an unsound False.
+    """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
 
     ``n == 4`` on a symbolic size cannot raise (hashing uses it), so JAX says False where the
     truth is "unknown". Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees those answers.
@@ -194,14 +223,14 @@ def watch_equalities(found: Callable[[Any, Any], None]) -> Iterator[None]:
             def eq(self: Any, other: Any) -> bool:
                 answer = original(self, other)
                 report = getattr(_watchers, "report", None)
-                if report is not None and answer is False and not _caller_is_jax(2):
+                if report is not None and answer is False and _caller_decides(2):
                     report(self, other)
                 return answer
 
             def ne(self: Any, other: Any) -> bool:
                 answer = original(self, other)
                 report = getattr(_watchers, "report", None)
-                if report is not None and answer is False and not _caller_is_jax(2):
+                if report is not None and answer is False and _caller_decides(2):
                     report(self, other)
                 return not answer
 

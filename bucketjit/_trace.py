@@ -101,6 +101,14 @@ class Program:
         """Whether every guard holds at these sizes."""
         return all(g.holds(sizes) for g in self.guards)
 
+    def fits(self, bucket: Mapping[str, int]) -> bool:
+        """Whether the program may be built at these padded sizes.
+
+        The constraints its shapes were simplified by must hold of them; what user code only
+        compared (``!=``) speaks of logical sizes.
+        """
+        return all(g.op == "!=" or g.holds(bucket) for g in self.guards)
+
     def check_reshapes(self, sizes: Mapping[str, int]) -> None:
         """Raise what the exact run would raise for a reshape that does not fit.
 
@@ -179,6 +187,8 @@ class _Tracing:
         self.out_tree: Any = None
 
     def unequal(self, left: Any, right: Any) -> None:
+        if not is_symbolic(right) and (not isinstance(right, int) or right < 1):
+            return  # sizes are at least 1; anything else never equals one
         self.assumed.setdefault((str(left), str(right)), Guard(str(left), "!=", str(right)))
 
     def run(self, fn: Callable[..., Any], in_tree: Any) -> Any:

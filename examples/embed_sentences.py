@@ -289,6 +289,7 @@ def main(argv: list[str] | None = None) -> int:
     print_speeds(**{"jax.jit": exact_speed, "BucketedExec": speed})
     print()
     print_buckets(bucketed)
+    print(f"padding: {bucketed.stats().padding_waste:.0%} of all tokens in padded batches")
     print()
 
     rows = np.concatenate([batch.rows for batch in sample])

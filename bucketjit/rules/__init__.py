@@ -27,6 +27,8 @@ FAMILIES = (
     "indexing",
     "scatter",
     "windows",
+    "convolution",
+    "fft",
     "random",
     "linalg",
     "effects",

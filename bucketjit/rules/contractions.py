@@ -10,7 +10,9 @@ from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
 
 
-def _matched(ctx: RuleContext, arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
+def _matched(
+    ctx: RuleContext, arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]
+) -> list[Any]:
     """Crop paired axes of two operands, equal at run time, to one padded size."""
     left, right = arrays
     for a, b in pairs:

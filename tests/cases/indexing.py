@@ -1,4 +1,4 @@
-"""Slices."""
+"""Gathers and what jax.numpy reads by index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,177 @@ from jax import lax
 
 from tests.harness import Arg, Case
 
-CASES = [
-    Case("take_rows", lambda x, i: x[i], ("b, s", Arg("t", "int32", "-b", "b")), ("gather",), grad=True),
-    Case("add_rows", lambda x, i: x.at[i].add(2 * x[i]), ("b, s", Arg("t", "int32", "-b", "b")), ("gather",), grad=True),
+MODE = lax.GatherScatterMode
+AT = Arg("t", "int32", "-b", "b")  # valid, negative ones too
+WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
+ATLEAST2 = ({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
+
+
+def _get(mode, fill_value=None):
+    return lambda x, i: x.at[i].get(mode=mode, fill_value=fill_value)
+
+
+def _gather(mode, slice_sizes):
+    """A window of this size at every index along the second axis."""
+    numbers = lax.GatherDimensionNumbers((1, 2), (), (1,))
+
+    def fn(x, i):
+        sizes = slice_sizes(*x.shape)
+        return lax.gather(x, i[:, None], numbers, sizes, mode=mode, fill_value=9)
+
+    return fn
+
+
+def _batched(mode):
+    """Row ``b`` is indexed by the indices of row ``b``."""
+    numbers = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
+
+    def fn(x, i):
+        return lax.gather(x, i[..., None], numbers, (1, 1), mode=mode)
+
+    return fn
+
+
+def _one_window(mode):
+    numbers = lax.GatherDimensionNumbers((0,), (0,), (0, 1))
+    return lambda x, i: lax.gather(
+        x, i, numbers, (1, x.shape[1] - 1), mode=mode, fill_value=3
+    )
+
+
+def _context_windows(x, i):
+    return jax.vmap(lambda row, k: lax.dynamic_slice_in_dim(row, k, 2))(x, i)
+
+
+def _grouped(x, i):
+    return jnp.take_along_axis(x, i, axis=1), jnp.take_along_axis(x, i[:, :1], 1, mode="clip")
+
+
+def _boolean(x):
+    return jnp.where(x > 0, x, 0), jnp.where(x[0] > 0)[0].size if False else jnp.where(x > 0, 1, 2)
+
+
+def _permute(x, i):
+    order = (jnp.arange(x.shape[0]) * 7 + i[0]) % x.shape[0]
+    return x[order]
+
+
+READS = [
+    Case("take_rows", lambda x, i: x[i], ("b, s", AT), ("gather",), grad=True),
+    Case("take_columns", lambda x, i: x[:, i], ("s, b", AT), ("gather",), grad=True),
+    Case("take_elements", lambda x, i: x[i, -1], (Arg("b, s", "int32"), AT), ("gather",)),
+    Case("take_pairs", lambda x, i: x[i, i % x.shape[1]], ("b, s", AT), ("gather",), grad=True),
+    Case("take_grid", lambda x, i: x[i[:, None], i[None, :]], ("b, b", AT), ("gather",)),
+    Case("take_keys", lambda k, i: k[i], (Arg("b", "key"), AT), ("gather",)),
+    Case("take_scalar", lambda x, i: x[i], ("b, s", Arg("", "int32", "-b", "b")), grad=True),
+    Case("take_permuted", _permute, ("b, 2", Arg("2", "int32", 0, 9)), grad=True),
+    Case("newaxis_ellipsis", lambda x, i: x[..., None, i], ("2, s, b", AT)),
+    Case("embedding", lambda w, i: w[i], ("7, 3", Arg("b, s", "int32", 0, 7)), grad=True),
+    Case("position_embedding", lambda w, x: x + w[: x.shape[1]], ("9, 3", "b, s, 3"), grad=True),
 ]
+
+MODES = [
+    Case(f"get_{mode}", _get(mode), ("b, s", WILD), ("gather",), grad=mode != "promise_in_bounds")
+    for mode in ("fill", "clip", "promise_in_bounds")
+]
+MODES += [
+    Case("get_fill_value", _get("fill", 4), ("b, s", WILD), ("gather",), grad=True),
+    Case("get_fill_int", _get("fill"), (Arg("b, s", "int32"), WILD), ("gather",)),
+    Case("get_fill_uint", _get("fill"), (Arg("b", "uint8"), WILD), ("gather",)),
+    Case("get_fill_bool", _get("fill", True), (Arg("b", "bool"), WILD), ("gather",)),
+    Case("get_fill_complex", _get("fill"), (Arg("b", "complex64"), WILD), ("gather",)),
+    Case("get_fill_scalar", _get("fill", 2), ("b, s", Arg("", "int32", -9, 9)), grad=True),
+    Case(
+        "get_narrow_index",
+        lambda x, i: (x.at[jnp.uint8(i)].get(mode="clip"), x.at[jnp.int8(i)].get(mode="fill")),
+        ("b, s", WILD),
+    ),
+    Case("get_wide_index", lambda x, i: x.at[jnp.uint32(i)].get(mode="clip"), ("b, s", WILD)),
+    Case("take_default", lambda x, i: jnp.take(x, i, axis=0), ("b, s", WILD), grad=True),
+    Case("take_wrap", lambda x, i: jnp.take(x, i, axis=0, mode="wrap"), ("b, s", WILD), grad=True),
+    Case("take_clip", lambda x, i: jnp.take(x, i, axis=1, mode="clip"), ("s, b", WILD), grad=True),
+    Case("take_flat", lambda x, i: jnp.take(x, i, mode="fill"), ("b, s", WILD)),
+]
+
+WINDOWS = [
+    Case(
+        f"windows_{mode}_{name}",
+        _gather(mode, sizes),
+        ("b, s", Arg("t", "int32", -3, 12)),
+        ("gather",),
+        grad=mode != "promise_in_bounds",
+        sizes=(
+            {"b": 1, "s": 2, "t": 4},
+            {"b": 3, "s": 7, "t": 1},
+            {"b": 4, "s": 8, "t": 3},
+            {"b": 2, "s": 4, "t": 2},
+        ),
+    )
+    for mode in ("fill", "clip", "promise_in_bounds")
+    for name, sizes in {
+        "static": lambda b, s: (b, 2),
+        "symbolic": lambda b, s: (b - 1, s // 2),
+        "whole": lambda b, s: (b, s),
+    }.items()
+]
+WINDOWS += [
+    Case(f"one_window_{mode}", _one_window(mode), ("b, s", Arg("2", "int32", -2, 5)), ("gather",))
+    for mode in ("fill", "clip", "promise_in_bounds")
+]
+WINDOWS += [
+    Case("windows_of_rows", _context_windows, ("b, s", Arg("b", "int32", -3, 9)), sizes=ATLEAST2),
+]
+
+BATCHED = [
+    Case(
+        f"batched_{mode}",
+        _batched(mode),
+        ("b, s", Arg("b, 3", "int32", -9, 10)),
+        ("gather",),
+        grad=mode != "promise_in_bounds",
+    )
+    for mode in ("fill", "clip", "promise_in_bounds")
+]
+BATCHED += [
+    Case(
+        "take_along_axis",
+        _grouped,
+        ("b, s", Arg("b, t", "int32", "-s", "s")),
+        ("gather",),
+        grad=True,
+    ),
+    Case(
+        "take_along_short_axis",
+        lambda x, i: jnp.take_along_axis(x, i, axis=0),
+        ("b, s", Arg("1, s", "int32", "-b", "b")),
+        ("gather",),
+    ),
+    Case("vmapped_rows", jax.vmap(lambda x, i: x[i]), ("b, s", Arg("b", "int32", "-s", "s")), grad=True),
+    Case(
+        "cross_entropy",
+        lambda x, y: -jnp.take_along_axis(jax.nn.log_softmax(x), y[..., None], -1)[..., 0],
+        ("b, s, 5", Arg("b, s", "int32", 0, 5)),
+        grad=True,
+    ),
+]
+
+OTHERS = [
+    Case("one_hot", lambda i: jax.nn.one_hot(i, 5), (Arg("b, s", "int32", -2, 7),)),
+    Case("one_hot_of_size", lambda i, x: jax.nn.one_hot(i, x.shape[0]), (WILD, "b")),
+    Case(
+        "choose",
+        lambda i, x, y: jnp.choose(i, [x, y], mode="clip"),
+        (Arg("b, s", "int32", -1, 3), "b, s", "b, s"),
+    ),
+    Case("select", lambda x: jnp.select([x > 1, x > 0], [x * 2, x * 3], -1.0), ("b, s",), grad=True),
+    Case("where_select", lambda x: jnp.where(x > 0, x, 0), ("b, s",), grad=True),
+    Case("interp", jnp.interp, ("t", Arg("s", make=lambda a, _: sorted(a)), "s")),
+    Case("nonzero", lambda x: jnp.nonzero(x > 0, size=5, fill_value=-1), ("b, s",)),
+    Case("argwhere", lambda x: jnp.argwhere(x > 0, size=3), ("s",)),
+    Case("compress", lambda x: jnp.compress(x > 0, x, size=4), ("s",)),
+    Case("extract_masked", lambda x: x[jnp.nonzero(x > 0, size=4, fill_value=0)], ("s",)),
+    Case("searchsorted", lambda a, v: jnp.searchsorted(jnp.sort(a), v), ("s", "t")),
+    Case("digitize", lambda x: jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), ("b, s",)),
+]
+
+CASES = [*READS, *MODES, *WINDOWS, *BATCHED, *OTHERS]

@@ -1,4 +1,4 @@
-"""Slices."""
+"""Slices, pads, reversals and windows at run-time places."""
 
 from __future__ import annotations
 
@@ -8,8 +8,196 @@ from jax import lax
 
 from tests.harness import Arg, Case
 
-CASES = [
-    Case("rev", lambda x: lax.rev(x, (0, 1)), ("b, s",), ("rev",), grad=True),
-    Case("pad", lambda x: lax.pad(x, x[0, 0], ((1, 2, 0), (-1, 3, 2))), ("b, s",), ("pad",), grad=True),
-    Case("tail", lambda x: x[:, 1:], ("b, s",), ("gather",), grad=True, constraints=("s>=2",)),
+ATLEAST2 = ({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
+ATLEAST3 = ({"b": 1, "s": 3}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
+START = Arg("", "int32", -10, 11)
+KEYS = Arg("s", "key")
+
+
+def _lax_slices(x):
+    s = x.shape[1]
+    return (
+        lax.slice_in_dim(x, 1, s, axis=1),
+        lax.slice_in_dim(x, 0, s - 1, axis=1),
+        lax.slice_in_dim(x, s // 2, s, axis=1),
+        lax.slice_in_dim(x, s // 2, s, stride=2, axis=1),
+        lax.slice_in_dim(x, 0, s, stride=3, axis=1),
+        lax.slice(x, (0, s - 1), (x.shape[0], s)),
+    )
+
+
+def _jnp_slices(x):
+    s = x.shape[1]
+    return x[:, 1:], x[:, :-1], x[:, s // 2 :], x[:, : s // 2 + 1], x[..., -2:], x[-1], x[:, -1]
+
+
+def _strided(x):
+    return x[:, ::2], x[:, 1::2], x[:, ::-1], x[::-1, ::3], x[:, :0:-1]
+
+
+def _dynamic_slices(x, i):
+    return (
+        lax.dynamic_slice_in_dim(x, i, 2, axis=1),
+        lax.dynamic_slice_in_dim(x, i, x.shape[1] // 2, axis=1),
+        lax.dynamic_slice(x, (i, i), (1, x.shape[1])),
+        lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False),
+    )
+
+
+def _windows(x):
+    return jnp.stack([x[:, k : x.shape[1] - 2 + k] for k in range(3)], axis=-1)
+
+
+def _stride_windows(x):
+    at = jnp.arange(x.shape[1] - 2)
+    return jax.vmap(lambda i: lax.dynamic_slice_in_dim(x, i, 3, axis=1), out_axes=1)(at)
+
+
+SLICES = [
+    Case("lax_slices", _lax_slices, ("b, s",), ("slice",), grad=True, sizes=ATLEAST2),
+    Case("lax_slices_keys", lambda k: lax.slice_in_dim(k, k.shape[0] // 2, k.shape[0]), (KEYS,)),
+    Case("jnp_slices", _jnp_slices, ("b, s",), ("gather",), grad=True, sizes=ATLEAST2),
+    Case("slice_to_nothing", lambda x: (x[:, 1:], x[:, 1:].sum()), ("b, s",)),
+    Case("jnp_strides", _strided, ("b, s",), ("rev",), grad=True, sizes=ATLEAST2),
+    Case("strides_int", _strided, (Arg("b, s", "int32"),), ("rev",), sizes=ATLEAST2),
+    Case("one_element", lambda x: x[0, 0] + x[-1, -1], ("b, s",), grad=True),
+    Case("diff", jnp.diff, ("b, s",), grad=True, sizes=ATLEAST2),
+    Case("trapezoid", jnp.trapezoid, ("b, s",), grad=True, sizes=ATLEAST2),
+    Case("windows", _windows, ("b, s",), grad=True, sizes=ATLEAST3),
+    Case("windows_vmapped", _stride_windows, ("b, s",), grad=True, sizes=ATLEAST3),
 ]
+
+REVERSALS = [
+    Case("rev", lambda x: lax.rev(x, (0, 2)), ("b, 2, s",), ("rev",), grad=True),
+    Case("flip", jnp.flip, (Arg("b, s", "uint8"),), ("rev",)),
+    Case("flip_bool", lambda x: jnp.flip(x, 1), (Arg("b, s", "bool"),), ("rev",)),
+    Case("rot90", jnp.rot90, (Arg("b, s", "bfloat16"),), ("rev",)),
+    Case("rev_keys", lambda k: lax.rev(k, (0,)), (KEYS,), ("rev",)),
+]
+
+PADS = [
+    Case(
+        "pad",
+        lambda x: lax.pad(x, x[0, 0], ((1, 2, 0), (-1, 3, 2))),
+        ("b, s",),
+        ("pad",),
+        grad=True,
+    ),
+    Case("pad_low", lambda x: lax.pad(x, 2.0, ((3, 0, 0), (0, 0, 1))), ("b, s",), ("pad",)),
+    Case(
+        "pad_negative",
+        lambda x: lax.pad(x, 2.0, ((1, -1, 0), (-1, -1, 1))),
+        ("b, s",),
+        ("pad",),
+        grad=True,
+        sizes=ATLEAST2,
+    ),
+    Case(
+        "pad_to_double",
+        lambda x: lax.pad(x, 0.5, ((x.shape[0], x.shape[0], 0), (0, x.shape[1], 0))),
+        ("b, s",),
+        ("pad",),
+        grad=True,
+    ),
+    Case(
+        "pad_by_shrinking",
+        lambda x: lax.pad(x, 1, ((10 - x.shape[0], 0, 0),)),
+        (Arg("s", "int32"),),
+        ("pad",),
+    ),
+    Case(
+        "pad_by_unknown_sign",
+        lambda x: lax.pad(x, 1, ((x.shape[0] - 3, 2, 1),)),
+        (Arg("s", "int32"),),
+        ("pad",),
+    ),
+    Case(
+        "pad_to_static",
+        lambda x: lax.pad(x, True, ((0, 10 - x.shape[0], 0),)),
+        (Arg("s", "bool"),),
+        ("pad",),
+    ),
+    Case("jnp_pad", lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3), ("b, s",)),
+    Case("jnp_pad_edge", lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge"), ("b, s",)),
+    Case("jnp_pad_special", lambda x: jnp.pad(x, 1), ("b, s",), domains=("special",)),
+]
+
+DYNAMIC = [
+    Case(
+        "dynamic_slices",
+        _dynamic_slices,
+        ("b, s", START),
+        ("dynamic_slice",),
+        grad=True,
+        sizes=ATLEAST2,
+    ),
+    Case(
+        "dynamic_slice_of_static",
+        lambda x, y, i: lax.dynamic_slice_in_dim(y, i, x.shape[0]),
+        ("s", "20", START),
+        ("dynamic_slice",),
+        constraints=("s <= 20",),
+    ),
+    Case(
+        "dynamic_slice_narrow_index",
+        lambda x, i, j: lax.dynamic_slice(x, (jnp.uint8(i), jnp.uint8(j)), (1, 2)),
+        ("b, s", START, START),
+        sizes=ATLEAST2,
+    ),
+    Case(
+        "dynamic_slice_keys", lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), (KEYS, START)
+    ),
+    Case(
+        "dynamic_update",
+        lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
+        ("b, s", "1, 2", START),
+        ("dynamic_update_slice",),
+        grad=True,
+        sizes=ATLEAST2,
+    ),
+    Case(
+        "dynamic_update_whole_axis",
+        lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
+        ("b, s", "1, s", START),
+        ("dynamic_update_slice",),
+        grad=True,
+    ),
+    Case(
+        "dynamic_update_partial",
+        lambda x, y, i: lax.dynamic_update_slice(x, y[:, 1:], (i, i)),
+        ("b, s", "b, s", START),
+        ("dynamic_update_slice",),
+        grad=True,
+    ),
+    Case(
+        "kv_cache",
+        lambda cache, new, i: lax.dynamic_update_slice(cache, new, (0, i, 0)),
+        ("b, 12, 2", "b, s, 2", START),
+        ("dynamic_update_slice",),
+        grad=True,
+        constraints=("s <= 12",),
+    ),
+    Case(
+        "kv_cache_per_row",
+        lambda cache, new, at: jax.vmap(
+            lambda c, n, i: lax.dynamic_update_slice_in_dim(c, n, i, axis=0)
+        )(cache, new, at),
+        ("b, 12, 2", "b, s, 2", Arg("b", "int32", 0, 12)),
+        ("scatter",),
+        constraints=("s <= 12",),
+    ),
+    Case(
+        "dynamic_update_keys",
+        lambda k, j, i: lax.dynamic_update_slice_in_dim(k, j, i, axis=0),
+        (KEYS, Arg("1", "key"), START),
+    ),
+]
+
+ROLLS = [
+    Case("roll", lambda x: jnp.roll(x, 2, 1), ("b, s",), grad=True),
+    Case("roll_back", lambda x: jnp.roll(x, (-1, 3), (0, 1)), (Arg("b, s", "int32"),)),
+    Case("roll_flat", lambda x: jnp.roll(x, 5), ("b, s",)),
+    Case("roll_traced", lambda x, i: jnp.roll(x, i, 1), ("b, s", START), grad=True),
+]
+
+CASES = [*SLICES, *REVERSALS, *PADS, *DYNAMIC, *ROLLS]
