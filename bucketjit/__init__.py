@@ -9,6 +9,8 @@
 
 from bucketjit import strategies as strategies
 from bucketjit._cache import CacheInfo as CacheInfo
+from bucketjit._check import Check as Check
+from bucketjit._config import Fallback as Fallback
 from bucketjit._errors import ArgumentError as ArgumentError
 from bucketjit._errors import BucketJitError as BucketJitError
 from bucketjit._errors import BucketOverflowError as BucketOverflowError
@@ -21,7 +23,6 @@ from bucketjit._errors import SpecError as SpecError
 from bucketjit._errors import StrategyContractError as StrategyContractError
 from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._exec import BucketedExec as BucketedExec
-from bucketjit._exec import Fallback as Fallback
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats
 from bucketjit._stats import Stats as Stats

@@ -32,7 +32,7 @@ class Anonymous:
     axes: tuple[int, ...]
 
 
-LeafSpec = str | Anonymous | tuple[str | None, ...] | None
+LeafSpec = Any  # text, Anonymous, _NegativeAxes, names by axis, or None
 
 
 def is_leaf_entry(entry: Any) -> bool:
@@ -159,8 +159,8 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
             raise SpecError(f"dynamic_axes of {path}: expected {{axis: 'name'}}, got {entry!r}")
         size = max((a + 1 if a >= 0 else -a for a in entry), default=0)
         if any(a < 0 for a in entry):
-            return _NegativeAxes(tuple(entry.items()))  # type: ignore[return-value]
-        return tuple(entry.get(i) for i in range(size)) + (Ellipsis,)  # type: ignore[return-value]
+            return _NegativeAxes(tuple(entry.items()))
+        return tuple(entry.get(i) for i in range(size)) + (Ellipsis,)
     if _is_axis_names(entry):
         return tuple(entry)
     if isinstance(entry, list) and all(isinstance(a, int) for a in entry):

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import export
+from jax import export, lax
 
 Dim = Any  # int, or a symbolic dimension of jax.export
 Shape = tuple[Dim, ...]
@@ -41,9 +41,11 @@ def _mod(a: Any, b: Any) -> Any:
     return a % b
 
 
-_INT_FUNCTIONS = {"floordiv": _floordiv, "mod": _mod, "max": max, "min": min}
-_ARRAY_FUNCTIONS = {"floordiv": _floordiv, "mod": _mod, "max": np.maximum, "min": np.minimum}
-_TRACED_FUNCTIONS = {"floordiv": _floordiv, "mod": _mod, "max": jnp.maximum, "min": jnp.minimum}
+_FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
+    "int": {"floordiv": _floordiv, "mod": _mod, "max": max, "min": min},
+    "array": {"floordiv": _floordiv, "mod": _mod, "max": np.maximum, "min": np.minimum},
+    "traced": {"floordiv": _floordiv, "mod": _mod, "max": jnp.maximum, "min": jnp.minimum},
+}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,7 +57,9 @@ def _parse(text: str) -> ast.expr:
 def variables_of(text: str) -> tuple[str, ...]:
     """Names of the dimension variables in the text of an expression, sorted."""
     nodes = list(ast.walk(_parse(text)))
-    functions = {n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    functions = {
+        n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
     names = {n.id for n in nodes if isinstance(n, ast.Name)}
     return tuple(sorted(names - functions))
 
@@ -63,9 +67,13 @@ def variables_of(text: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str, kind: str) -> Callable[..., Any]:
     names = variables_of(text)
-    functions = {"int": _INT_FUNCTIONS, "array": _ARRAY_FUNCTIONS, "traced": _TRACED_FUNCTIONS}
+    functions: dict[str, dict[str, Any]] = {
+        "int": _FUNCTIONS["int"],
+        "array": _ARRAY_FUNCTIONS,
+        "traced": _TRACED_FUNCTIONS,
+    }
     code = f"lambda {', '.join(names)}: {ast.unparse(_parse(text))}"
-    return eval(compile(code, f"<dimension {text}>", "eval"), dict(functions[kind]))  # noqa: S307
+    return eval(compile(code, f"<dimension {text}>", "eval"), dict(_FUNCTIONS[kind]))  # noqa: S307
 
 
 def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
@@ -90,7 +98,7 @@ def shape_function(shape: Shape, variables: Sequence[str]) -> Callable[..., tupl
     """A function of the variables, in order, that gives the whole shape: one call per array."""
     parts = [str(d).replace("^", "**") for d in shape]
     code = f"lambda {', '.join(variables)}: ({''.join(p + ', ' for p in parts)})"
-    return eval(compile(code, f"<shape {shape}>", "eval"), dict(_INT_FUNCTIONS))  # noqa: S307
+    return eval(compile(code, f"<shape {shape}>", "eval"), dict(_FUNCTIONS["int"]))  # noqa: S307
 
 
 def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array]) -> Any:
@@ -137,11 +145,15 @@ def _grows(node: ast.expr) -> bool:
 
 _LATTICE_LIMIT = 1 << 20
 
+Range = tuple[int, int]
 
-def _interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> tuple[int, int]:
+
+def _interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Range:
     """Bounds of an expression by interval arithmetic: always sound, not always tight."""
 
-    def corners(op: Callable[[int, int], int], a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    def corners(
+        op: Callable[[int, int], int], a: tuple[int, int], b: tuple[int, int]
+    ) -> tuple[int, int]:
         values = [op(x, y) for x in a for y in b]
         return min(values), max(values)
 
@@ -272,7 +284,28 @@ class BucketSizes:
 
     def logical(self, dim: Dim) -> Any:
         """The logical size of a dimension: an int, or an int32 scalar known at run time."""
-        return evaluate_traced(dim, self.values)
+        value = evaluate_traced(dim, self.values)
+        return value if isinstance(value, int) else jnp.asarray(value, jnp.int32)
+
+    def in_bounds(self, shape: Shape, axes: Iterable[int] | None = None) -> Any | None:
+        """Where an array of this logical shape is real.
+
+        Args:
+            shape: A logical (symbolic) shape.
+            axes: Only these axes; all of them by default.
+
+        Returns:
+            A boolean array that broadcasts against the padded shape (size 1 along axes that
+            play no part), or None if all of these axes are static.
+        """
+        mask = None
+        rank = len(shape)
+        for axis in sorted({a % rank for a in axes} if axes is not None else range(rank)):
+            if is_symbolic(shape[axis]):
+                dims = tuple(self.padded(shape[axis]) if i == axis else 1 for i in range(rank))
+                here = lax.broadcasted_iota(jnp.int32, dims, axis) < self.logical(shape[axis])
+                mask = here if mask is None else mask & here
+        return mask
 
 
 def bind_unique_names(wanted: str, taken: Iterable[str]) -> str:

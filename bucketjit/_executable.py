@@ -5,7 +5,6 @@ One jit object *per bucket*: executables of a shared one are not freed while it 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +12,17 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from bucketjit import _jax
 from bucketjit._axes import STATIC
+from bucketjit._check import POISONS, pad_poisoned, poison_equations
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
 from bucketjit._family import Call, Family
 from bucketjit._interpret import interpret
-from bucketjit._padding import pad, unpad
+from bucketjit._padding import unpad
 from bucketjit._rule import RuleTable, select
+from bucketjit._signing import Signed
 
 
 class SignatureChanged(Exception):
@@ -61,16 +60,6 @@ class Executable:
     variables: tuple[str, ...] = ()
     hits: int = field(default=0)
 
-    def pad_leaves(self, leaves: list[Any]) -> tuple[int, int]:
-        """Pad the arguments with open axes in place; count real and all elements."""
-        real = total = 0
-        for position, shape in self.pads:
-            value = leaves[position]
-            real += value.size
-            total += math.prod(shape)
-            leaves[position] = pad(value, shape)
-        return real, total
-
     def run(
         self,
         ordered: Sequence[int],
@@ -83,7 +72,8 @@ class Executable:
         Args:
             ordered: Logical sizes in the order of `variables`.
             sizes: The same as an int32 vector.
-            args, kwargs: The arguments, padded.
+            args: The positional arguments, padded, static ones left out.
+            kwargs: The keyword arguments, likewise.
 
         Raises:
             SignatureChanged: The static leaves are not those it was built for.
@@ -117,30 +107,30 @@ def padded_leaf_shapes(
 
 
 def build_masked(
-    family: Family,
+    signed: Signed,
     call: Call,
     bucket: Mapping[str, int],
     pads: tuple[tuple[int, tuple[int, ...]], ...],
     rules: RuleTable,
-    donate: Sequence[int],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    leaves: Sequence[Any],
+    poisoned: bool = False,
 ) -> Executable:
     """Compile a program for a bucket.
 
     Args:
-        family: The signature.
-        call: The call that asks for it, with its program.
+        signed: The call that asks for it.
+        call: The same call, resolved: its sizes and its program.
         bucket: Padded size of each variable.
         pads: Position and padded shape of each leaf with open axes.
         rules: The rule table.
-        donate: Positions of donated arguments.
-        args, kwargs: The call's arguments, padded.
+        leaves: The leaves of the call, padded.
+        poisoned: Overwrite the padding of every equation; the executable then takes the index
+            of the poison behind the sizes.
 
     Raises:
         MaskingError: The program cannot be masked.
     """
-    program = call.program
+    program, family = call.program, signed.family
     assert program is not None
     variables = family.variables
     began = time.perf_counter()
@@ -152,17 +142,19 @@ def build_masked(
         arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
         values = {v: sizes[i] for i, v in enumerate(variables)}
         at = BucketSizes(bucket, program.lower, values)
-        outs = interpret(program.jaxpr, program.consts, arrays, at, rules)
+        after = poison_equations(sizes[len(variables)]) if poisoned else None
+        outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after)
         return program.out_tree.unflatten(
             _finish(out, shape, kind, at)
             for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)
         )
 
     masked.__name__ = getattr(family.fn, "__name__", "masked")
+    args, kwargs = signed.tree.unflatten(leaves)
     open_leaves = {i for i, _ in pads}
-    donated = [i + 1 for i in donate if not _touches(args, i, open_leaves)]
+    donated = [i + 1 for i in signed.donate if not poisoned and not _touches(args, i, open_leaves)]
     function = jax.jit(masked, donate_argnums=tuple(donated))
-    sizes = np.array([call.sizes[v] for v in variables], np.int32)
+    sizes = np.array([call.sizes[v] for v in variables] + [0] * poisoned, np.int32)
     compiled = function.lower(sizes, *args, **kwargs).compile()
     outs = tuple(
         (i, shape_function(shape, variables), weak)
@@ -185,32 +177,59 @@ def build_masked(
 
 
 def build_exact(
-    family: Family,
-    sizes: Mapping[str, int],
-    shapes: Sequence[tuple[int, ...]],
-    donate: Sequence[int],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    signed: Signed, sizes: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Executable:
     """Compile the function itself for one exact shape.
+
+    Args:
+        signed: The call that asks for it.
+        sizes: Its sizes, for the statistics.
+        args: Its positional arguments, static ones left out.
+        kwargs: Its keyword arguments, likewise.
 
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
-    static = {i: s[0] for i, (s, t) in enumerate(zip(shapes, family.types, strict=True)) if t.dtype is None}
+    fn = signed.family.fn
+    static = {
+        i: shape[0]
+        for i, (shape, t) in enumerate(zip(signed.shapes, signed.family.types, strict=True))
+        if t.dtype is None
+    }
 
     def exact(*args: Any, **kwargs: Any) -> Any:
+        tree: Any
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         for i, value in static.items():
             leaves[i] = value
         args, kwargs = tree.unflatten(leaves)
-        return family.fn(*args, **kwargs)
+        return fn(*args, **kwargs)
 
-    exact.__name__ = getattr(family.fn, "__name__", "exact")
-    function = jax.jit(exact, donate_argnums=tuple(donate))
+    exact.__name__ = getattr(fn, "__name__", "exact")
+    function = jax.jit(exact, donate_argnums=tuple(signed.donate))
     compiled = function.lower(*args, **kwargs).compile()
     return Executable(dict(sizes), True, function, compiled, time.perf_counter() - began)
+
+
+def arguments_with(entry: Executable, signed: Signed, kind: str | None) -> list[Any]:
+    """The arrays of a call padded with a poison, or as they came for None; sizes left out."""
+    leaves = list(signed.leaves)
+    if kind is not None:
+        for i, shape in entry.pads:
+            leaves[i] = pad_poisoned(leaves[i], shape, kind)
+    types = signed.family.types
+    return [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
+
+
+def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int) -> Any:
+    """Run an executable built with poison, on arguments padded with the poison ``which``."""
+    leaves = list(signed.leaves)
+    for i, shape in entry.pads:
+        leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])
+    args, kwargs = signed.tree.unflatten(leaves)
+    ordered = [call.sizes[v] for v in entry.variables]
+    return entry.run(ordered, np.array([*ordered, which], np.int32), args, kwargs)
 
 
 class _Expected:
@@ -250,9 +269,7 @@ def _touches(args: Sequence[Any], position: int, leaves: set[int]) -> bool:
 def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
     """Zeros into padding that leaves the executable; the weak type as traced."""
     dtype, weak = kind
-    for axis, dim in enumerate(shape):
-        if is_symbolic(dim):
-            where = tuple(-1 if i == axis else 1 for i in range(len(shape)))
-            real = jnp.arange(out.shape[axis], dtype=jnp.int32) < sizes.logical(dim)
-            out = select(lax.reshape(real, tuple(out.shape[axis] if w < 0 else 1 for w in where)), out, 0)
+    mask = sizes.in_bounds(shape)
+    if mask is not None:
+        out = select(mask, out, 0)
     return _jax.with_type(out, dtype, weak)

@@ -17,7 +17,7 @@ from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._signature import LeafType, bind_sizes
-from bucketjit._trace import Leaf, Program, TraceRefused, trace
+from bucketjit._trace import Leaf, Program, TraceRefused, parse_constraint, trace
 
 Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
@@ -225,6 +225,7 @@ class Family:
             return
         rows = [list(row) for row in self._tokens]
         changed: dict[tuple[int, int], str] = {}
+        opened: list[tuple[int, int]] = []
         for leaf, (old, new) in enumerate(zip(self._last, shapes, strict=True)):
             for axis, (before, now) in enumerate(zip(old, new, strict=True)):
                 if rows[leaf][axis] != STATIC or before == now or (leaf, axis) in self._closed:
@@ -235,6 +236,7 @@ class Family:
                     name = bind_unique_names(_base_name(axis), taken)
                 changed[before, now] = name
                 rows[leaf][axis] = name
+                opened.append((leaf, axis))
         if not changed:
             return
         tokens = tuple(map(tuple, rows))
@@ -243,8 +245,7 @@ class Family:
             self._settle(tokens, shapes, call)
         else:
             self._refusal = call.refusal
-            for leaf, (old, new) in enumerate(zip(self._tokens, rows, strict=True)):
-                self._closed.update((leaf, i) for i, t in enumerate(new) if t != old[i])
+            self._closed.update(opened)
 
     def _variable_that_moved(self, before: int, now: int, shapes: Shapes) -> str | None:
         """The open variable that went from ``before`` to ``now`` as well, if there is one."""
@@ -285,7 +286,10 @@ class Family:
         return [
             Leaf(
                 path,
-                tuple(n if t == STATIC else int(t) if t.isdigit() else t for t, n in zip(row, shape, strict=True)),
+                tuple(
+                    n if t == STATIC else int(t) if t.isdigit() else t
+                    for t, n in zip(row, shape, strict=True)
+                ),
                 kind.dtype,
                 kind.weak_type,
             )
@@ -326,8 +330,6 @@ class Family:
             self._at(call.tokens, shapes).refusal = call.refusal
 
     def _check_constraints(self, sizes: Mapping[str, int]) -> None:
-        from bucketjit._trace import parse_constraint
-
         for text in self.constraints:
             guard = parse_constraint(text)
             if guard.variables <= sizes.keys() and not guard.holds(sizes):
@@ -336,6 +338,10 @@ class Family:
                 raise SpecError(
                     f"constraint {text!r} names {sorted(unknown)}, which dynamic_axes does not"
                 )
+
+
+def _leaf_size(token: str, size: int) -> int | str:
+    return size if token == STATIC or token.isdigit() else token
 
 
 def _base_name(axis: int) -> str:

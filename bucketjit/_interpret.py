@@ -76,8 +76,9 @@ class _Walk:
     def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):
             return _jax.bind_equation(eqn, operands)
-        rule = self._rules.get(eqn.primitive)
         name = eqn.primitive.name
+        # By name where the module of a primitive need not have been imported (Pallas).
+        rule = self._rules.get(eqn.primitive) or self._rules.get(name)
         if rule is None:
             raise MaskingError(
                 f"{name}: no masking rule{_where(eqn)}",

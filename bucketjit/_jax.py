@@ -7,6 +7,7 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,10 +19,13 @@ import numpy as np
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import convolution as _convolution
 from jax._src.lax import lax as _lax
 from jax._src.lib import xla_client as _xla_client
+from jax._src.numpy import lax_numpy as _lax_numpy
 from jax.extend import core as jex_core
 
 Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
@@ -42,6 +46,11 @@ def at_top_level() -> bool:
     Non-public: the public way, looking for tracers among all leaves, costs a flatten per call.
     """
     return _core.trace_state_clean()
+
+
+def jit_disabled() -> bool:
+    """Whether ``jax.disable_jit`` is in force (the public flag is not typed)."""
+    return bool(_config.disable_jit.value)
 
 
 def with_type(x: Any, dtype: Any, weak_type: bool) -> Any:
@@ -190,10 +199,6 @@ def source_line(eqn: Any) -> str:
 
 # --- comparisons of symbolic sizes ---------------------------------------------------------
 
-_watch_lock = threading.RLock()
-_watchers = threading.local()
-
-
 # Modules of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
 # ``jnp.linalg.det``), as user code does. In the others a wrong "not equal" only misses a
 # short cut, or raises where exact would broadcast.
@@ -207,54 +212,64 @@ def _caller_decides(depth: int) -> bool:
     return not (name == "jax" or name.startswith("jaxlib."))
 
 
+_watching = threading.local()
+_hook_lock = threading.Lock()
+_hook_users = 0
+
+
 @contextmanager
 def watch_equalities(found: Callable[[Any, Any], None]) -> Iterator[None]:
     """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
 
     ``n == 4`` on a symbolic size cannot raise (hashing uses it), so JAX says False where the
     truth is "unknown". Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees those answers.
-    The hook is installed while a watcher is active and reports to the watching thread only.
+    It is installed while some thread watches, and reports to the thread that compares.
     """
-    cls = _shape_poly._DimExpr
-    with _watch_lock:
-        if getattr(_watch_equalities_state, "count", 0) == 0:
-            original = cls.__eq__
-
-            def eq(self: Any, other: Any) -> bool:
-                answer = original(self, other)
-                report = getattr(_watchers, "report", None)
-                if report is not None and answer is False and _caller_decides(2):
-                    report(self, other)
-                return answer
-
-            def ne(self: Any, other: Any) -> bool:
-                answer = original(self, other)
-                report = getattr(_watchers, "report", None)
-                if report is not None and answer is False and _caller_decides(2):
-                    report(self, other)
-                return not answer
-
-            _watch_equalities_state.saved = (cls.__eq__, cls.__ne__)
-            cls.__eq__, cls.__ne__ = eq, ne
-        _watch_equalities_state.count += 1
-    previous = getattr(_watchers, "report", None)
-    _watchers.report = found
+    global _hook_users
+    with _hook_lock:
+        if _hook_users == 0:
+            _install_hook()
+        _hook_users += 1
+    previous = getattr(_watching, "report", None)
+    _watching.report = found
     try:
         yield
     finally:
-        _watchers.report = previous
-        with _watch_lock:
-            _watch_equalities_state.count -= 1
-            if _watch_equalities_state.count == 0:
-                cls.__eq__, cls.__ne__ = _watch_equalities_state.saved
+        _watching.report = previous
+        with _hook_lock:
+            _hook_users -= 1
+            if _hook_users == 0:
+                _remove_hook()
 
 
-class _WatchState:
-    count = 0
-    saved: tuple[Any, Any]
+_plain_eq = _shape_poly._DimExpr.__eq__
+_plain_ne = _shape_poly._DimExpr.__ne__
 
 
-_watch_equalities_state = _WatchState()
+def _reporting_eq(self: Any, other: Any) -> bool:
+    answer = _plain_eq(self, other)
+    report = getattr(_watching, "report", None)
+    if report is not None and answer is False and _caller_decides(2):
+        report(self, other)
+    return answer
+
+
+def _reporting_ne(self: Any, other: Any) -> bool:
+    answer = _plain_eq(self, other)
+    report = getattr(_watching, "report", None)
+    if report is not None and answer is False and _caller_decides(2):
+        report(self, other)
+    return not answer
+
+
+def _install_hook() -> None:
+    setattr(_shape_poly._DimExpr, "__eq__", _reporting_eq)  # noqa: B010
+    setattr(_shape_poly._DimExpr, "__ne__", _reporting_ne)  # noqa: B010
+
+
+def _remove_hook() -> None:
+    setattr(_shape_poly._DimExpr, "__eq__", _plain_eq)  # noqa: B010
+    setattr(_shape_poly._DimExpr, "__ne__", _plain_ne)  # noqa: B010
 
 
 # --- sub-programs of particular primitives -------------------------------------------------
@@ -296,3 +311,50 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
 
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     return jax.make_jaxpr(flat)(*structs)
+
+
+# --- symbolic sizes where JAX wants ints ----------------------------------------------------
+
+
+class _OperatorOfSizes:
+    """The ``operator`` module, with an ``index`` that lets symbolic sizes through."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(operator, name)
+
+    @staticmethod
+    def index(value: Any) -> Any:
+        return value if _core.is_symbolic_dim(value) else operator.index(value)
+
+
+def convolution_padding() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` that lets convolutions have symbolic explicit padding.
+
+    The primitive takes it, and ``padding="SAME"`` makes it, but ``conv_general_dilated``
+    (since 0.4) passes explicit padding through ``operator.index``. So does every gradient of a
+    convolution, which therefore does not trace with symbolic spatial sizes.
+    """
+    return _convolution, "operator", _OperatorOfSizes()
+
+
+def has_ordered_effect(eqn: Any) -> bool:
+    """True if the equation has an effect that JAX keeps in program order.
+
+    ``effects.ordered_effects`` (since 0.3.10) is the only list of them.
+    """
+    return bool(_effects.ordered_effects.filter_in(eqn.effects))
+
+
+def lengths() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` that lets ``jax.numpy`` ask ``len`` of an open axis.
+
+    ``jnp.convolve``, ``correlate`` and ``digitize`` compare ``len(x)``, which Python insists
+    must be an int. The name is looked up in the module's globals (``lax_numpy``, since 0.1)
+    before the builtins.
+    """
+
+    def length(x: Any) -> Any:
+        shape = getattr(x, "shape", ())
+        return shape[0] if shape and _core.is_symbolic_dim(shape[0]) else len(x)
+
+    return _lax_numpy, "len", length

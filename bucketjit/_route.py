@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -48,6 +48,18 @@ class OpenArgument:
     static: tuple[tuple[int, int], ...]
 
 
+class Known(NamedTuple):
+    """Sizes seen before.
+
+    Attributes:
+        key: Their key in the cache.
+        vector: The sizes as the executable takes them: int32, on the device.
+    """
+
+    key: Any
+    vector: Any
+
+
 class Route:
     """How to read the sizes of one signature off its arguments.
 
@@ -56,7 +68,7 @@ class Route:
         n_args: Number of positional arguments.
         dynamic: Positions of the arguments that are not static; None if all are dynamic.
         position_of_leaf: Argument position of each leaf with open axes.
-        memo: Sizes seen: their cache key, and the sizes as the executable takes them.
+        memo: Sizes seen before.
     """
 
     def __init__(
@@ -72,7 +84,7 @@ class Route:
         self.n_args = n_args
         self.dynamic = dynamic
         self.position_of_leaf = {a.leaf: a.position for a in arguments}
-        self.memo: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        self.memo: dict[tuple[int, ...], Known] = {}
         self._tokens = tokens
         self._statics = tuple(statics.positional.items())
         self._arguments = tuple(arguments)
@@ -113,7 +125,7 @@ class Route:
         if len(self.memo) >= _MEMO_LIMIT:
             self.memo.clear()
         ordered = tuple(sizes[v] for v in self.family.variables)
-        self.memo[ordered] = (key, jax.device_put(np.array(ordered, np.int32)))
+        self.memo[ordered] = Known(key, jax.device_put(np.array(ordered, np.int32)))
 
 
 def make_route(

@@ -21,7 +21,7 @@ from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._errors import MaskingError
 
 Rule = Callable[..., Any]
-RuleTable = Mapping[Any, Rule]
+RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives
 Interpreter = Callable[..., list[Any]]
 
 
@@ -66,8 +66,7 @@ class RuleContext:
 
     def logical(self, dim: Dim) -> Any:
         """The logical size of ``dim``: an int if it is static, else an int32 scalar."""
-        value = self._sizes.logical(dim)
-        return value if isinstance(value, int) else jnp.asarray(value, jnp.int32)
+        return self._sizes.logical(dim)
 
     def symbolic_axes(self, operand: int = 0) -> tuple[int, ...]:
         """The axes of an operand, given by its position, whose size is symbolic."""
@@ -86,25 +85,8 @@ class RuleContext:
         )
 
     def in_bounds(self, shape: Shape, axes: Iterable[int] | None = None) -> Any | None:
-        """Where an array of this logical shape is real.
-
-        Args:
-            shape: A logical (symbolic) shape.
-            axes: Only these axes; all of them by default.
-
-        Returns:
-            A boolean array that broadcasts against the padded shape (size 1 along axes that
-            play no part), or None if all of these axes are static.
-        """
-        mask = None
-        rank = len(shape)
-        for axis in sorted({a % rank for a in axes} if axes is not None else range(rank)):
-            if not is_symbolic(shape[axis]):
-                continue
-            dims = tuple(self.padded(shape[axis]) if i == axis else 1 for i in range(rank))
-            here = lax.broadcasted_iota(jnp.int32, dims, axis) < self.logical(shape[axis])
-            mask = here if mask is None else mask & here
-        return mask
+        """Where an array of this logical shape is real; see `BucketSizes.in_bounds`."""
+        return self._sizes.in_bounds(shape, axes)
 
     def fill(
         self,
@@ -183,9 +165,7 @@ def select(mask: Any, array: Any, value: Any) -> Any:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(array)
         wide = mask.reshape(*mask.shape, *(1,) * (data.ndim - mask.ndim))
-        return jax.random.wrap_key_data(
-            select(wide, data, value), impl=_jax.key_impl(array.dtype)
-        )
+        return jax.random.wrap_key_data(select(wide, data, value), impl=_jax.key_impl(array.dtype))
     other = lax.full((), value, array.dtype) if not hasattr(value, "dtype") else value
     if other.dtype != array.dtype:
         other = lax.convert_element_type(other, array.dtype)

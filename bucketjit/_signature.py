@@ -30,7 +30,12 @@ class LeafType:
     rank: int
 
 
-_SCALARS = {bool: np.dtype(bool), int: np.dtype(int), float: np.dtype(float), complex: np.dtype(complex)}
+_SCALARS = {
+    bool: np.dtype(bool),
+    int: np.dtype(int),
+    float: np.dtype(float),
+    complex: np.dtype(complex),
+}
 
 
 def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
@@ -46,7 +51,11 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
             raise ArgumentError(
                 f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}"
-                + ("; rows of different length do not form an array" if value.dtype == object else "")
+                + (
+                    "; rows of different length do not form an array"
+                    if value.dtype == object
+                    else ""
+                )
             )
         return LeafType(jax.dtypes.canonicalize_dtype(value.dtype), False, value.ndim), value.shape
     if (dtype := _SCALARS.get(type(value))) is not None:
@@ -90,7 +99,9 @@ class Parameters:
             if unknown := [n for n in names if n not in known]:
                 raise SpecError(f"static_argnames {unknown} are not parameters of {sorted(known)}")
         self.static_nums = nums | {i for i, n in enumerate(self.positional) if n in names}
-        self.static_names = set(names) | {self.positional[i] for i in nums if i < len(self.positional)}
+        self.static_names = set(names) | {
+            self.positional[i] for i in nums if i < len(self.positional)
+        }
         self.donated = self._numbers(donate_argnums, "donate_argnums")
         if both := self.donated & self.static_nums:
             raise SpecError(f"arguments {sorted(both)} are both static and donated")
@@ -115,7 +126,7 @@ class Parameters:
 
     def split(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], "Statics"]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
         """Take the static arguments out.
 
         Raises:
@@ -137,7 +148,11 @@ class Parameters:
                     f"({error}); pass a tuple in place of a list, or make it a traced argument"
                 ) from error
         rest = tuple(a for i, a in enumerate(args) if i not in positional)
-        return rest, {k: v for k, v in kwargs.items() if k not in keyword}, Statics(positional, keyword)
+        return (
+            rest,
+            {k: v for k, v in kwargs.items() if k not in keyword},
+            Statics(positional, keyword),
+        )
 
     def dynamic_positions(self, count: int) -> list[int]:
         """Positions, among all arguments, of those that are not static."""
@@ -235,8 +250,9 @@ def _bind_expressions(
             )
         if evaluate_text(token, sizes) != size:
             known = ", ".join(f"{v} = {sizes[v]} at {origin[v]}" for v in variables_of(token))
+            value = evaluate_text(token, sizes)
             raise SizeMismatchError(
-                f"{where} has size {size}, but {token!r} is {evaluate_text(token, sizes)} with {known}"
+                f"{where} has size {size}, but {token!r} is {value} with {known}"
             )
 
 

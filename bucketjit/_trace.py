@@ -19,6 +19,7 @@ from jax.errors import InconclusiveDimensionOperation
 from bucketjit import _jax
 from bucketjit._dims import Dim, Shape, evaluate, evaluate_text, is_symbolic, variables_of
 from bucketjit._errors import MaskingError, ShapeCheckError
+from bucketjit._patches import lenient_jax
 
 MAX_RETRACES = 24
 
@@ -201,7 +202,7 @@ class _Tracing:
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
             return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
 
-        with _jax.watch_equalities(self.unequal):
+        with _jax.watch_equalities(self.unequal), lenient_jax():
             return jax.make_jaxpr(flat)(*arrays)
 
 
@@ -247,7 +248,7 @@ def trace(
         except Exception as error:
             failure = error
         # A wrong branch may have been taken before the failure, so equalities come first.
-        wrong = [g for g in attempt.assumed.values() if not _refuted(g, sizes)]
+        wrong = [g for g in attempt.assumed.values() if not g.holds(sizes)]
         if wrong:
             guards.append(Guard(wrong[0].left, "==", wrong[0].right))
             if guards.count(guards[-1]) > 1:
@@ -256,17 +257,15 @@ def trace(
         if closed is not None:
             return _program(closed, attempt, leaves, constraints, guards)
         assert failure is not None
-        guard = _decide(failure, sizes) if isinstance(failure, InconclusiveDimensionOperation) else None
+        guard = (
+            _decide(failure, sizes) if isinstance(failure, InconclusiveDimensionOperation) else None
+        )
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes", "leave the axis static"
     )
-
-
-def _refuted(guard: Guard, sizes: Mapping[str, int]) -> bool:
-    return guard.holds(sizes)
 
 
 def _refusal(error: Exception) -> TraceRefused:
@@ -282,10 +281,10 @@ def _refusal(error: Exception) -> TraceRefused:
     )
 
 
-def _lower_bounds(variables: Sequence[str], guards: Sequence[Guard], own: Sequence[str]) -> dict[str, int]:
+def _lower_bounds(variables: Sequence[str], constraints: Sequence[str]) -> dict[str, int]:
     """Smallest size of each variable, read off constraints of the form ``b >= 4``."""
     lower = dict.fromkeys(variables, 1)
-    for text in [*own, *map(str, guards)]:
+    for text in constraints:
         if found := re.fullmatch(r"\s*(\w+)\s*(>=|==)\s*(.+)", text):
             name, _, bound = found.groups()
             if name in lower and not variables_of(bound):
@@ -328,7 +327,7 @@ def _program(
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=attempt.out_tree,
         guards=tuple(all_guards),
-        lower=_lower_bounds(variables, guards, list(constraints)),
+        lower=_lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
     )
 

@@ -110,7 +110,8 @@ POISONS = ("nan", "inf", "zero", "lowest")
 
 def _contents(arg: Arg, shape: tuple[int, ...], sizes: Mapping[str, int], domain: str, rng: Any) -> Any:
     if arg.dtype == "key":
-        return jax.random.split(jax.random.key(int(rng.integers(1 << 30))), shape or None)
+        key = jax.random.key(int(rng.integers(1 << 30)))
+        return jax.random.split(key, shape) if shape else key
     dtype = jnp.dtype(arg.dtype)
     if dtype == bool:
         data = rng.random(shape) < 0.5

@@ -32,12 +32,14 @@ FAMILIES = (
     "random",
     "linalg",
     "effects",
+    "annotations",
+    "refused",
 )
 
 
 @functools.cache
 def default_rules() -> Mapping[Any, Rule]:
-    """Masking rule of every primitive that bucketjit knows, by primitive.
+    """Masking rule of every primitive that bucketjit knows, by primitive (or by its name).
 
     Raises:
         RuntimeError: Two families claim one primitive.

@@ -53,8 +53,8 @@ class Slide:
     @property
     def is_pointwise(self) -> bool:
         """True if each output reads the input at its own position alone (a batch axis)."""
-        wanted = {"window": 1, "stride": 1, "low": 0, "high": 0, "base_dilation": 1}
-        return all(not is_symbolic(getattr(self, k)) and getattr(self, k) == v for k, v in wanted.items())
+        found = (self.window, self.stride, self.low, self.high, self.base_dilation)
+        return not any(map(is_symbolic, found)) and found == (1, 1, 0, 0, 1)
 
     def check(self, ctx: RuleContext) -> None:
         """Refuse dilations that depend on a size."""
@@ -98,8 +98,8 @@ class Slide:
         config = [(least, 0, 0) if i == axis else (0, 0, 0) for i in range(placed.ndim)]
         wide = lax.pad(placed, lax.full((), 0, placed.dtype), config)
         if not is_symbolic(self.low):
-            start = least + self.low
-            return crop(lax.slice_in_dim(wide, min(start, wide.shape[axis]), None, axis=axis), axis, size)
+            start = min(least + self.low, wide.shape[axis])
+            return crop(lax.slice_in_dim(wide, start, None, axis=axis), axis, size)
         return shift_left(wide, axis, least + ctx.logical(self.low), size)
 
     def positions(self, ctx: RuleContext, out: Any, tap: Any) -> tuple[Any, Any]:

@@ -10,9 +10,7 @@ from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
 
 
-def _matched(
-    ctx: RuleContext, arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]
-) -> list[Any]:
+def _matched(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
     """Crop paired axes of two operands, equal at run time, to one padded size."""
     left, right = arrays
     for a, b in pairs:
@@ -27,7 +25,7 @@ def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     lhs = ctx.fill(lhs, axes=contract[0], value=0)
     rhs = ctx.fill(rhs, axes=contract[1], value=0)
     pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
-    return ctx.bind(*_matched(ctx, (lhs, rhs), pairs))
+    return ctx.bind(*_matched((lhs, rhs), pairs))
 
 
 def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -> Any:
@@ -41,26 +39,31 @@ def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -
     rhs = ctx.fill(rhs, axes=(*contract[1], *numbers.rhs_group_dimensions), value=0)
     group_sizes = ctx.fill(group_sizes, value=0)
     pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
-    lhs, rhs = _matched(ctx, (lhs, rhs), pairs)
+    lhs, rhs = _matched((lhs, rhs), pairs)
     return ctx.bind(lhs, rhs, group_sizes)
 
 
 def scaled_dot(ctx: RuleContext, *operands: Any) -> Any:
-    """As `dot_general`; the scales of padded blocks are zero too.
-
-    A block of the contracted axis shares one scale, so padding must come in whole blocks.
-    """
+    """As `dot_general`; padded scales are one, since a scale type need not have a zero."""
     contract, _ = ctx.params["dimension_numbers"]
-    for position, axes in zip((0, 1, 2, 3), (*contract, *contract), strict=False):
-        for axis in axes:
-            block = ctx.in_shapes[position % 2][axis] // ctx.in_shapes[2 + position % 2][axis]
-            whole = operands[2 + position % 2].shape[axis] * block
-            if is_symbolic(block) or operands[position % 2].shape[axis] != whole:
-                ctx.refuse("the bucket of a scaled axis does not consist of whole blocks")
-    sides = (*contract, *contract)
-    return ctx.bind(
-        *(ctx.fill(x, axes=axes, value=0) for x, axes in zip(operands, sides, strict=True))
-    )
+    filled = []
+    for position, operand in enumerate(operands):
+        axes = contract[position % 2]
+        filled.append(ctx.fill(operand, axes=axes, value=0 if position < 2 else 1))
+    for side, axes in enumerate(contract):
+        if not all(_whole_blocks(ctx, side, axis) for axis in axes):
+            ctx.refuse("a padded axis would not consist of whole blocks of one scale")
+    pairs = [*zip(*contract, strict=True)]
+    return ctx.bind(*_matched(filled[:2], pairs), *_matched(filled[2:], pairs))
+
+
+def _whole_blocks(ctx: RuleContext, side: int, axis: int) -> bool:
+    """Whether padding leaves the blocks that share a scale as they are."""
+    size, count = ctx.in_shapes[side][axis], ctx.in_shapes[2 + side][axis]
+    if not is_symbolic(size) or (isinstance(count, int) and count == 1):
+        return True
+    block = size // count
+    return isinstance(block, int) and ctx.padded(size) == block * ctx.padded(count)
 
 
 _RULES: dict[str, Rule] = {

@@ -140,7 +140,13 @@ def _table() -> dict[Any, Rule]:
     calls = {
         "jit": "jaxpr",
         "pjit": "jaxpr",
+        "call": "call_jaxpr",
         "closed_call": "call_jaxpr",
+        "eval_jaxpr": "call_jaxpr",
+        "composite": "call_jaxpr",
+        "linear_call": "callee",
+        "xla_metadata_call": "jaxpr",
+        "remat_opt": "fwd_jaxpr",
         "core_call": "call_jaxpr",
         "custom_jvp_call": "call_jaxpr",
         "custom_vjp_call": "call_jaxpr",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +71,8 @@ def position_of(identity: Identity) -> Rule:
 def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     """A fold with the user's own function: padding is neutral where known, else skipped.
 
-    The user's start value is folded in as it is, once, as in the plain run.
+    The user's start value is folded in as it is, once. Of a single element nothing is folded:
+    XLA takes start values to be neutral and returns the element.
     """
     half = len(operands) // 2
     arrays, starts = operands[:half], operands[half:]
@@ -77,17 +80,26 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     if not any(is_symbolic(ctx.in_shapes[0][a]) for a in axes):
         return list(ctx.bind(*operands))
     inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
+    if any(eqn.primitive.name == "dim_as_value" for eqn in inner.eqns):
+        ctx.refuse("its function reads a symbolic size")
     identity = _known_monoid(inner)
     if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
-        return list(ctx.bind(filled, *starts))
-    if any(eqn.primitive.name == "dim_as_value" for eqn in inner.eqns):
-        ctx.refuse("its function reads a symbolic size", "leave the axis static")
+        folded = list(ctx.bind(filled, *starts))
+    else:
+        folded = _fold_real(
+            ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
+        )
+    if any(arrays[0].shape[a] == 0 for a in axes):
+        return folded
+    lengths = [ctx.logical(ctx.in_shapes[0][a]) for a in axes]
+    single = functools.reduce(operator.and_, [jnp.asarray(n) == 1 for n in lengths])
+    return [lax.select_n(single, x, _front(y, axes)) for x, y in zip(folded, arrays, strict=True)]
 
-    def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        return jax.core.eval_jaxpr(inner, consts, *a, *b)
 
-    return _fold_real(ctx, arrays, starts, axes, fold)
+def _front(array: Any, axes: Sequence[int]) -> Any:
+    """The first position along every one of these axes."""
+    return array[tuple(0 if i in axes else slice(None) for i in range(array.ndim))]
 
 
 def _fold_real(

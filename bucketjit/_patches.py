@@ -1,0 +1,48 @@
+"""Functions of JAX that refuse symbolic sizes without need, replaced while a program is traced.
+
+A replacement does for plain sizes what the original does, so it does not matter to other
+threads that it is there while some thread traces.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bucketjit import _jax
+
+_ABSENT = object()
+_lock = threading.Lock()
+_active = 0
+_originals: list[tuple[Any, str, Any]] = []
+
+
+@contextmanager
+def lenient_jax() -> Iterator[None]:
+    """While active, JAX traces more programs with symbolic sizes. Nests, in any threads."""
+    global _active
+    with _lock:
+        if _active == 0:
+            for owner, name, replacement in _replacements():
+                _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+                setattr(owner, name, replacement)
+        _active += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _active -= 1
+            if _active == 0:
+                while _originals:
+                    owner, name, original = _originals.pop()
+                    if original is _ABSENT:
+                        delattr(owner, name)
+                    else:
+                        setattr(owner, name, original)
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    """``(owner, name, replacement)`` of each function that is replaced."""
+    return [_jax.convolution_padding(), _jax.lengths()]

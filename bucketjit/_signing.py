@@ -1,0 +1,175 @@
+"""From the arguments of a call to its family: flatten, type, and look up or make."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._axes import Anonymous, entries_of_arguments, leaf_entries
+from bucketjit._config import Config
+from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._family import Family
+from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
+
+
+@dataclass(frozen=True)
+class Signed:
+    """The arguments of one call, flattened, and the family they belong to.
+
+    Attributes:
+        family: The signature, sizes aside.
+        leaves: The dynamic arguments' leaves.
+        shapes: Their shapes; of a size leaf ``(size,)``.
+        tree: Tree of ``(args, kwargs)`` without static arguments.
+        statics: The static arguments.
+        dynamic: Positions, among all positional arguments, of the dynamic ones.
+        donate: Positions, among the dynamic arguments, of the donated ones.
+    """
+
+    family: Family
+    leaves: list[Any]
+    shapes: list[tuple[int, ...]]
+    tree: Any
+    statics: Statics
+    dynamic: list[int]
+    donate: list[int]
+
+
+class Signer:
+    """Keeps the families of an executor. Safe to use from several threads."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._parameters = Parameters(
+            config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
+        )
+        self._families: dict[Any, Family] = {}
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        """Forget every family."""
+        with self._lock:
+            self._families.clear()
+
+    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signed:
+        """Flatten a call and find its family.
+
+        Raises:
+            ArgumentError: An argument is not an array, or does not fit its declaration.
+            SpecError: ``dynamic_axes`` does not fit the arguments.
+        """
+        positional, keywords, statics = self._parameters.split(args, kwargs)
+        positions = self._parameters.dynamic_positions(len(args))
+        leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
+        types, shapes = self._types(leaves, positions, positional, keywords)
+        key = (tree, types, statics, _jax.trace_context())
+        family = self._families.get(key)
+        if family is None:
+            with self._lock:
+                family = self._families.get(key)
+                if family is None:
+                    family = self._new_family(tree, types, statics, positions, positional, keywords)
+                    self._families[key] = family
+        shapes = [
+            (int(x),) if t.dtype is None else s
+            for x, s, t in zip(leaves, shapes, family.types, strict=True)
+        ]
+        donated = self._parameters.donated
+        donate = [new for new, old in enumerate(positions) if old in donated]
+        return Signed(family, leaves, shapes, tree, statics, positions, donate)
+
+    def _types(
+        self, leaves: Sequence[Any], positions: Sequence[int], args: Any, kwargs: Any
+    ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
+        try:
+            pairs = [leaf_type(x, "") for x in leaves]
+        except ArgumentError:
+            for path, x in self._paths(positions, args, kwargs):
+                leaf_type(x, path)
+            raise
+        return tuple(t for t, _ in pairs), [s for _, s in pairs]
+
+    def _paths(
+        self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[str, Any]]:
+        named = [(self._parameters.name(i), a) for i, a in zip(positions, args, strict=True)]
+        named += [(k, kwargs[k]) for k in sorted(kwargs)]
+        return [
+            (name + jax.tree_util.keystr(keys), leaf)
+            for name, value in named
+            for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        ]
+
+    def _new_family(
+        self,
+        tree: Any,
+        types: tuple[LeafType, ...],
+        statics: Statics,
+        positions: Sequence[int],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Family:
+        paths = self._paths(positions, args, kwargs)
+        specs = self._leaf_specs(positions, args, kwargs)
+        self._check_strategies(specs)
+        final = []
+        for kind, spec, (path, value) in zip(types, specs, paths, strict=True):
+            if isinstance(spec, str) and isinstance(value, int | np.integer):
+                if isinstance(value, bool):
+                    raise ArgumentError(f"{path}: a size must be an int, got a bool")
+                kind = LeafType(None, True, 1)
+            final.append(kind)
+        return Family(
+            statics.bind(self._config.fn),
+            tree,
+            final,
+            [path for path, _ in paths],
+            specs,
+            self._config.constraints,
+        )
+
+    def _leaf_specs(
+        self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        spec = self._config.dynamic_axes
+        entries: list[Any]
+        if spec is None:
+            entries = [_default_entry(a) for a in args]
+            by_name = {k: _default_entry(v) for k, v in kwargs.items()}
+        else:
+            count = positions[-1] + 1 if positions else 0
+            every, by_name = entries_of_arguments(
+                spec, count, self._parameters.names(count), list(kwargs)
+            )
+            entries = [every[i] for i in positions]
+        pairs = []
+        for position, entry, value in zip(positions, entries, args, strict=True):
+            pairs += leaf_entries(entry, value, self._parameters.name(position))
+        for name in sorted(kwargs):
+            pairs += leaf_entries(by_name.get(name), kwargs[name], name)
+        return [s for s, _ in pairs]
+
+    def _check_strategies(self, specs: Sequence[Any]) -> None:
+        """Refuse a strategy for a variable that ``dynamic_axes`` does not have."""
+        if any(isinstance(s, Anonymous) for s in specs):
+            return
+        text = repr(self._config.dynamic_axes)
+        for dim in self._config.per_dim:
+            if dim not in text:
+                raise SpecError(
+                    f"there is a strategy for dimension {dim!r}, but dynamic_axes {text} has no "
+                    "such variable"
+                )
+
+
+def _default_entry(value: Any) -> Any:
+    """Axis 0 of an argument that is an array with axes; containers and scalars are static."""
+    if isinstance(value, jax.Array | np.ndarray) and value.ndim > 0:
+        return Anonymous((0,))
+    return None

@@ -1,0 +1,27 @@
+"""Primitives that say something about an array without changing it: names, placement, metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bucketjit import _jax
+from bucketjit._rule import Rule, RuleContext
+
+
+def annotation(ctx: RuleContext, *operands: Any) -> Any:
+    """The padded array is named, placed or kept like the logical one."""
+    return ctx.bind(*operands)
+
+
+TABLE: dict[Any, Rule] = dict.fromkeys(
+    _jax.primitives(
+        "name",
+        "device_put",
+        "with_memory_space_constraint",
+        "xla_metadata_value",
+        "tie",
+        "dce_sink",
+        "inspect_sharding",
+    ),
+    annotation,
+)

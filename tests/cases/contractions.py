@@ -1,0 +1,241 @@
+"""Contractions, and what users build from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.harness import Arg, Case
+
+LOOSE: dict[str, Any] = {"rtol": 3e-2, "atol": 3e-2}
+SHORT = ({"b": 1, "s": 7}, {"b": 3, "s": 4}, {"b": 4, "s": 8})
+
+
+def _ragged(
+    contract: tuple[list[int], list[int]],
+    batch: tuple[list[int], list[int]],
+    ragged: list[int],
+    group: list[int],
+) -> Any:
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(contract, batch),
+        lhs_ragged_dimensions=ragged,
+        rhs_group_dimensions=group,
+    )
+    return lambda lhs, rhs, sizes: lax.ragged_dot_general(lhs, rhs, sizes, numbers)
+
+
+def _scaled(lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any) -> Any:
+    return lax.scaled_dot(
+        lhs.astype(jnp.float8_e4m3fn),
+        rhs.astype(jnp.float8_e4m3fn),
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _attention(q: Any, k: Any, v: Any) -> Any:
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2.0)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def _some_groups(x: Any, rng: np.random.Generator) -> Any:
+    return rng.integers(0, 3, x.shape).astype(np.int32)
+
+
+CASES = [
+    Case("dot_contract_open", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), grad=True),
+    Case("dot_contract_static", lambda x, y: x @ y, ("b, 3", "3, s"), ("dot_general",), grad=True),
+    Case("dot_vectors", jnp.dot, ("s", "s"), ("dot_general",), grad=True),
+    Case(
+        "dot_special", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), domains=("special",)
+    ),
+    Case(
+        "dot_batched",
+        lambda x, y: jnp.einsum("bsd,bsf->bdf", x, y),
+        ("b, s, 2", "b, s, 3"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case(
+        "dot_two_contracted",
+        lambda x, y: lax.dot_general(x, y, (((0, 2), (1, 0)), ((), ()))),
+        ("b, 3, s", "s, b, 2"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case(
+        "dot_size_expression",
+        lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]),
+        ("s", "s, 2"),
+        ("dot_general",),
+        grad=True,
+    ),
+    *(
+        Case(
+            f"dot_{dtype}",
+            lambda x, y: x @ y,
+            (Arg("b, s", dtype, low, high), Arg("s, 3", dtype, low, high)),
+            ("dot_general",),
+            **(LOOSE if "float" in dtype else {}),
+        )
+        for dtype, low, high in [
+            ("bfloat16", 0, 0),
+            ("float16", 0, 0),
+            ("complex64", 0, 0),
+            ("int32", -9, 9),
+            ("uint8", 0, 256),
+            ("bool", 0, 1),
+        ]
+    ),
+    Case(
+        "dot_preferred_type",
+        lambda x, y: [
+            lax.dot(x, y, preferred_element_type=jnp.int32),
+            jnp.matmul(x, y, preferred_element_type=jnp.float32),
+        ],
+        (Arg("b, s", "int8", -100, 100), Arg("s, 3", "int8", -100, 100)),
+        ("dot_general",),
+    ),
+    Case(
+        "dot_float8",
+        lambda x, y: lax.dot(
+            x.astype(jnp.float8_e4m3fn),
+            y.astype(jnp.float8_e5m2),
+            preferred_element_type=jnp.float32,
+        ),
+        ("b, s", "s, 3"),
+        ("dot_general",),
+    ),
+    Case(
+        "dot_highest_precision",
+        lambda x, y: jnp.matmul(x, y, precision="highest"),
+        ("b, s", "s, 3"),
+        ("dot_general",),
+    ),
+    Case("matmul_batched", jnp.matmul, ("b, 2, s", "b, s, 3"), ("dot_general",), grad=True),
+    Case(
+        "matmul_vector", lambda x, y: [x @ y, y @ x.T], ("b, s", "s"), ("dot_general",), grad=True
+    ),
+    Case("gram", lambda x: [x @ x.T, x.T @ x], ("b, s",), ("dot_general",), grad=True),
+    Case("vdot", jnp.vdot, (Arg("s", "complex64"), Arg("s", "complex64")), ("dot_general",)),
+    Case("vdot_matrices", jnp.vdot, ("b, s", "b, s"), ("dot_general",), grad=True),
+    Case("inner", jnp.inner, ("b, s", "3, s"), ("dot_general",), grad=True),
+    Case(
+        "tensordot",
+        lambda x, y: [jnp.tensordot(x, y, 2), jnp.tensordot(x, y, ((1,), (0,)))],
+        ("3, b, s", "b, s, 2"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case("outer", jnp.outer, ("b", "s"), grad=True),
+    Case("kron", jnp.kron, ("b, 2", "2, 2"), grad=True),
+    Case("kron_open", jnp.kron, ("b", "s")),
+    Case("cross", jnp.cross, ("b, 3", "b, 3"), grad=True),
+    Case("trace_of_product", lambda x: jnp.einsum("ij,ji->", x, x.T), ("b, s",), grad=True),
+    Case(
+        "einsum_three",
+        lambda a, b, c: jnp.einsum("bi,ij,bj->b", a, b, c),
+        ("b, s", "s, 4", "b, 4"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case(
+        "einsum_reduces",
+        lambda x, y: [jnp.einsum("bsd,sd->b", x, y), jnp.einsum("bsd->sd", x)],
+        ("b, s, 2", "s, 2"),
+        grad=True,
+    ),
+    Case(
+        "attention", _attention, ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"), grad=True, sizes=SHORT
+    ),
+    Case(
+        "attention_of_two_lengths",
+        _attention,
+        ("b, t, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
+        grad=True,
+        sizes=({"b": 2, "s": 5, "t": 3}, {"b": 4, "s": 8, "t": 1}),
+    ),
+    Case(
+        "jax_nn_attention",
+        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
+        ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
+        sizes=SHORT,
+    ),
+    Case(
+        "cov",
+        jnp.cov,
+        ("b, s",),
+        sizes=({"b": 3, "s": 5}, {"b": 4, "s": 8}, {"b": 2, "s": 7}),
+        constraints=("s >= 2", "b >= 2"),
+        rtol=1e-3,
+        atol=1e-4,
+    ),
+    Case(
+        "corrcoef",
+        jnp.corrcoef,
+        ("b, s",),
+        sizes=({"b": 3, "s": 5}, {"b": 4, "s": 8}, {"b": 2, "s": 7}),
+        constraints=("s >= 2", "b >= 2"),
+        rtol=1e-3,
+        atol=1e-4,
+    ),
+    Case(
+        "pairwise_distances",
+        lambda x, y: jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1) + 1e-3),
+        ("b, 3", "s, 3"),
+        grad=True,
+    ),
+    Case(
+        "ragged_dot_rows",
+        lax.ragged_dot,
+        ("b, 3", "4, 3, 2", Arg("4", "int32", make=_some_groups)),
+        ("ragged_dot_general",),
+        buckets={"b": 8},
+        grad=True,
+    ),
+    Case(
+        "ragged_dot_open_contraction",
+        lax.ragged_dot,
+        ("b, s", "3, s, 2", Arg("3", "int32", make=_some_groups)),
+        ("ragged_dot_general",),
+        grad=True,
+    ),
+    Case(
+        "ragged_dot_contracting",
+        _ragged(([0], [0]), ([], []), [0], []),
+        ("s, 3", "s, b", Arg("4", "int32", make=_some_groups)),
+        ("ragged_dot_general",),
+    ),
+    Case(
+        "ragged_dot_batched",
+        _ragged(([2], [2]), ([0], [0]), [1], [1]),
+        ("b, s, 3", "b, 2, 3, 4", Arg("b, 2", "int32", make=_some_groups)),
+        ("ragged_dot_general",),
+    ),
+    Case(
+        "ragged_dot_ragged_batch",
+        _ragged(([2], [1]), ([0], [0]), [0], []),
+        ("b, 3, s", "b, s, 2", Arg("3", "int32", make=_some_groups)),
+        ("ragged_dot_general",),
+    ),
+    Case(
+        "scaled_dot_open_blocks",
+        lambda x, y, sx, sy: _scaled(x, y, jnp.exp2(jnp.round(sx)), jnp.exp2(jnp.round(sy))),
+        ("2, b, 32*s", "2, 32*s, 3", "2, b, s", "2, s, 3"),
+        ("scaled_dot",),
+        sizes=SHORT,
+    ),
+    Case(
+        "scaled_dot_one_scale",
+        lambda x, y, sx: _scaled(x, y, jnp.exp2(jnp.round(sx)), None),
+        ("b, 4*s", "4*s, 3", "b, s"),
+        ("scaled_dot",),
+        sizes=SHORT,
+    ),
+]
