@@ -57,21 +57,13 @@ def _parse(text: str) -> ast.expr:
 def variables_of(text: str) -> tuple[str, ...]:
     """Names of the dimension variables in the text of an expression, sorted."""
     nodes = list(ast.walk(_parse(text)))
-    functions = {
-        n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
-    }
     names = {n.id for n in nodes if isinstance(n, ast.Name)}
-    return tuple(sorted(names - functions))
+    return tuple(sorted(names - _FUNCTIONS["int"].keys()))
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str, kind: str) -> Callable[..., Any]:
     names = variables_of(text)
-    functions: dict[str, dict[str, Any]] = {
-        "int": _FUNCTIONS["int"],
-        "array": _ARRAY_FUNCTIONS,
-        "traced": _TRACED_FUNCTIONS,
-    }
     code = f"lambda {', '.join(names)}: {ast.unparse(_parse(text))}"
     return eval(compile(code, f"<dimension {text}>", "eval"), dict(_FUNCTIONS[kind]))  # noqa: S307
 

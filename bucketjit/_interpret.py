@@ -91,6 +91,12 @@ class _Walk:
             if "[" in error.reason:  # an inner equation has said where
                 raise
             raise MaskingError(error.reason + _where(eqn), error.remedy) from error
+        except Exception as error:
+            raise MaskingError(
+                f"{name}: its masking rule failed with {type(error).__name__}: "
+                f"{_first_line(error)}{_where(eqn)}",
+                "this is a defect of the rule",
+            ) from error
         outs = list(out) if eqn.primitive.multiple_results else [out]
         for value, aval in zip(outs, ctx.out_avals, strict=True):
             expected = self._sizes.padded_shape(getattr(aval, "shape", ()))
@@ -132,3 +138,7 @@ class _Walk:
 def _where(eqn: Any) -> str:
     line = _jax.source_line(eqn)
     return f" [{line}]" if line else ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -278,7 +278,7 @@ class CacheWatch:
         for name, executor in self.executors.items():
             sizes = sorted(size for b in executor.stats().buckets for size in b.sizes.values())
             cells.append(f"{name} {{{', '.join(map(str, sizes))}}}")
-        tqdm.write(f"  cache after {when:<14} {self.seen:>2} buckets: {'  '.join(cells)}")
+        tqdm.write(f"  cache after {when:<14} executables {self.seen:>2}: {'  '.join(cells)}")
 
     def print_table(self) -> None:
         """One line per bucket: its size, how often it was used and what it cost."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bucketjit._dims import Dim, is_symbolic
-from bucketjit._rule import RuleContext, crop, select, shift_left, take
+from bucketjit._rule import RuleContext, crop, select, take
 
 UNFOLD_LIMIT = 1 << 24
 
@@ -79,28 +79,50 @@ class Slide:
         return self.low, self.span(ctx) - self.low - self.dilated_size(ctx.padded(self.size))
 
     def low_bounds(self, ctx: RuleContext) -> tuple[int, int]:
-        """``(most, least)``: how far the low padding goes, ``-least <= low <= most``."""
+        """``(most, least)``: how far a symbolic low padding goes, ``-least <= low <= most``."""
         return ctx.padded(self.low), ctx.padded(-self.low)
 
     def place(self, ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
         """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere."""
-        most, least = self.low_bounds(ctx)
         span, size = self.span(ctx), self.dilated_size(array.shape[axis])
-        here = (most, max(0, span + least - size), self.base_dilation - 1)
-        config = [here if i == axis else (0, 0, 0) for i in range(array.ndim)]
-        wide = lax.pad(array, lax.full((), value, array.dtype), config)
+        if not is_symbolic(self.low):
+            return _pad(array, axis, self.low, span - self.low - size, self.base_dilation, value)
+        most, least = self.low_bounds(ctx)
+        high = max(0, span + least - size)
+        wide = _pad(array, axis, most, high, self.base_dilation, value)
         return lax.dynamic_slice_in_dim(wide, most - ctx.logical(self.low), span, axis=axis)
 
     def take_back(self, ctx: RuleContext, placed: Any, axis: int) -> Any:
         """Undo `place` for a base dilation of 1: the axis at its padded size, 0 beyond the span."""
-        most, least = self.low_bounds(ctx)
-        size = ctx.padded(self.size)
-        config = [(least, 0, 0) if i == axis else (0, 0, 0) for i in range(placed.ndim)]
-        wide = lax.pad(placed, lax.full((), 0, placed.dtype), config)
+        span, size = placed.shape[axis], ctx.padded(self.size)
         if not is_symbolic(self.low):
-            start = min(least + self.low, wide.shape[axis])
-            return crop(lax.slice_in_dim(wide, start, None, axis=axis), axis, size)
-        return shift_left(wide, axis, least + ctx.logical(self.low), size)
+            return _pad(placed, axis, -self.low, size - (span - self.low), 1, 0)
+        most, least = self.low_bounds(ctx)
+        wide = _pad(placed, axis, least, max(0, most + size - span), 1, 0)
+        return lax.dynamic_slice_in_dim(wide, least + ctx.logical(self.low), size, axis=axis)
+
+    def unfold(self, ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
+        """The windows laid out one after the other, each of the padded window size.
+
+        Args:
+            ctx: The context of the equation.
+            array: An array; along the axis its padding may hold anything.
+            axis: The axis.
+            value: Stands where a window has no element, or reads padding.
+        """
+        outs, taps = ctx.padded(self.out), ctx.padded(self.window)
+        if outs * taps > UNFOLD_LIMIT:
+            ctx.refuse(
+                f"windows of size {self.window} at stride {self.stride} would need "
+                f"{outs} * {taps} elements laid out"
+            )
+        if outs == 1 and (self.low, self.base_dilation, self.window_dilation) == (0, 1, 1):
+            tap = jnp.arange(taps, dtype=jnp.int32)
+            real = (tap < ctx.logical(self.window)) & (tap < ctx.logical(self.size))
+            return select(along(real, axis, array.ndim), crop(array, axis, taps), value)
+        out, tap = (lax.broadcasted_iota(jnp.int32, (outs, taps), i) for i in (0, 1))
+        position, real = self.positions(ctx, out, tap)
+        return gather(array, axis, position.reshape(-1), real.reshape(-1), value)
 
     def positions(self, ctx: RuleContext, out: Any, tap: Any) -> tuple[Any, Any]:
         """Which element of the axis a tap of a window reads.
@@ -121,17 +143,11 @@ class Slide:
             real &= at % self.base_dilation == 0
         return jnp.clip(element, 0, max(ctx.padded(self.size) - 1, 0)), real
 
-    def unfold_index(self, ctx: RuleContext) -> tuple[Any, Any]:
-        """`positions` of every tap of every window, one window after the other."""
-        outs, taps = ctx.padded(self.out), ctx.padded(self.window)
-        if outs * taps > UNFOLD_LIMIT:
-            ctx.refuse(
-                f"windows of symbolic size {self.window} at stride {self.stride} need "
-                f"{outs} * {taps} elements laid out"
-            )
-        out, tap = (lax.broadcasted_iota(jnp.int32, (outs, taps), i) for i in (0, 1))
-        position, real = self.positions(ctx, out, tap)
-        return position.reshape(-1), real.reshape(-1)
+
+def _pad(array: Any, axis: int, low: int, high: int, apart: int, value: Any) -> Any:
+    """Dilate and pad one axis with ``value``; negative padding cuts."""
+    config = [(low, high, apart - 1) if i == axis else (0, 0, 0) for i in range(array.ndim)]
+    return lax.pad(array, lax.convert_element_type(value, array.dtype), config)
 
 
 def along(vector: Any, axis: int, rank: int) -> Any:
@@ -139,8 +155,8 @@ def along(vector: Any, axis: int, rank: int) -> Any:
     return vector.reshape(tuple(-1 if i == axis else 1 for i in range(rank)))
 
 
-def unfold(array: Any, axis: int, position: Any, real: Any, value: Any) -> Any:
-    """Lay out windows one after the other along ``axis``, with ``value`` where not real."""
+def gather(array: Any, axis: int, position: Any, real: Any, value: Any) -> Any:
+    """These positions along ``axis``, with ``value`` where not real."""
     return select(along(real, axis, array.ndim), take(array, position, axis), value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bucketjit import _jax
-from bucketjit._dims import is_symbolic
+from bucketjit._dims import Dim, is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
 
 
@@ -45,25 +45,27 @@ def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -
 
 def scaled_dot(ctx: RuleContext, *operands: Any) -> Any:
     """As `dot_general`; padded scales are one, since a scale type need not have a zero."""
-    contract, _ = ctx.params["dimension_numbers"]
+    contract, batch = ctx.params["dimension_numbers"]
     filled = []
     for position, operand in enumerate(operands):
         axes = contract[position % 2]
         filled.append(ctx.fill(operand, axes=axes, value=0 if position < 2 else 1))
+    pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
+    sides, scales = _matched(filled[:2], pairs), filled[2:]
     for side, axes in enumerate(contract):
-        if not all(_whole_blocks(ctx, side, axis) for axis in axes):
-            ctx.refuse("a padded axis would not consist of whole blocks of one scale")
-    pairs = [*zip(*contract, strict=True)]
-    return ctx.bind(*_matched(filled[:2], pairs), *_matched(filled[2:], pairs))
+        for axis in axes:
+            size, count = ctx.in_shapes[side][axis], ctx.in_shapes[2 + side][axis]
+            if not _whole_blocks(size, count, sides[side].shape[axis], scales[side].shape[axis]):
+                ctx.refuse("a padded axis would not consist of whole blocks of one scale")
+    return ctx.bind(*sides, *scales)
 
 
-def _whole_blocks(ctx: RuleContext, side: int, axis: int) -> bool:
+def _whole_blocks(size: Dim, count: Dim, padded_size: int, padded_count: int) -> bool:
     """Whether padding leaves the blocks that share a scale as they are."""
-    size, count = ctx.in_shapes[side][axis], ctx.in_shapes[2 + side][axis]
     if not is_symbolic(size) or (isinstance(count, int) and count == 1):
         return True
     block = size // count
-    return isinstance(block, int) and ctx.padded(size) == block * ctx.padded(count)
+    return isinstance(block, int) and padded_size == block * padded_count
 
 
 _RULES: dict[str, Rule] = {

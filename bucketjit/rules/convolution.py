@@ -19,7 +19,7 @@ from jax.errors import InconclusiveDimensionOperation
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
 from bucketjit._rule import Rule, RuleContext
-from bucketjit.rules._sliding import Slide, fit, unfold, zeros
+from bucketjit.rules._sliding import Slide, fit, gather, zeros
 
 
 class _Axis:
@@ -186,7 +186,7 @@ def _window_by_window(
         for axis, out in zip(loose, jnp.unravel_index(number, counts), strict=True):
             taps = jnp.arange(ctx.padded(axis.slide.window), dtype=jnp.int32)
             position, real = axis.slide.positions(ctx, out.astype(jnp.int32), taps)
-            data = unfold(data, axis.lhs, position, real, 0)
+            data = gather(data, axis.lhs, position, real, 0)
         return _convolve(ctx, data, rhs, axes, loose)
 
     stacked = lax.map(window, jnp.arange(math.prod(counts), dtype=jnp.int32))

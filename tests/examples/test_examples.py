@@ -102,8 +102,8 @@ def test_digits_learn(digits: tuple[str, Path]) -> None:
 
 def test_digits_show_growth_and_save_the_plot(digits: tuple[str, Path]) -> None:
     output, plot = digits
-    assert re.search(r"cache after step 1 +1 buckets: train_step \{64\}", output)
-    assert re.search(r"cache after step 23 +2 buckets: train_step \{8, 64\}", output)
+    assert re.search(r"cache after step 1 +executables +1: train_step \{64\}", output)
+    assert re.search(r"cache after step 23 +executables +2: train_step \{8, 64\}", output)
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
