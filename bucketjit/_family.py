@@ -9,7 +9,8 @@ taken as static and then varies is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from bucketjit._trace import Leaf, Program, TraceRefused, parse_constraint, trac
 
 Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
+
+_MAX_GUESSES = 64
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Family:
         paths: How errors name each leaf.
         specs: Entry of ``dynamic_axes`` for each leaf.
         constraints: The user's constraints on sizes.
+        learns: Whether a static axis that varies is opened (the default rule).
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Family:
         paths: Sequence[str],
         specs: Sequence[LeafSpec],
         constraints: Sequence[str],
+        learns: bool = False,
     ) -> None:
         self.fn = fn
         self.in_tree = in_tree
@@ -75,7 +80,8 @@ class Family:
         self.paths = tuple(paths)
         self.specs = tuple(specs)
         self.constraints = tuple(constraints)
-        self.learns = any(isinstance(s, Anonymous) for s in specs)
+        self._named = not learns and not any(isinstance(s, Anonymous) for s in specs)
+        self._learns = learns
         self._tokens: Tokens | None = None
         self._traced: dict[Any, _Traced] = {}
         self._last: Shapes = ()
@@ -112,15 +118,16 @@ class Family:
         """
         if self._tokens is None:
             return self._first(shapes)
-        if self.learns:
+        if not self._named:
             self._split_groups(shapes)
+        if self._learns:
             self._open_what_varies(shapes)
         return self._serve(self._tokens, shapes)
 
     # --- the first call ---
 
     def _first(self, shapes: Shapes) -> Call:
-        if not self.learns:
+        if self._named:
             self._tokens = self._with_axes(shapes, {})
             return self._serve(self._tokens, shapes)
         wanted = self._anonymous_axes(shapes)
@@ -134,13 +141,9 @@ class Family:
             if call.program is not None:
                 return self._settle(tokens, shapes, call)
             refusal = refusal or call.refusal
-        names = self._open_one_by_one(shapes, wanted)
-        tokens = self._with_axes(shapes, names)
-        call = self._attempt(tokens, shapes)
-        if not names and wanted:
-            self._refusal = refusal
-            call = Call(tokens, {}, None, refusal)
-        return self._settle(tokens, shapes, call)
+        self._refusal = refusal
+        tokens = self._with_axes(shapes, {})
+        return self._settle(tokens, shapes, Call(tokens, {}, None, refusal))
 
     def _settle(self, tokens: Tokens, shapes: Shapes, call: Call) -> Call:
         self._tokens, self._last = tokens, tuple(shapes)
@@ -164,15 +167,37 @@ class Family:
 
     def _guesses(
         self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
-    ) -> list[dict[tuple[int, int], str]]:
-        """Every axis open: first those of one size sharing a variable, then each its own."""
+    ) -> Iterator[dict[tuple[int, int], str]]:
+        """Which axes to open, and under which names: the more the better.
+
+        All of them, those of one size sharing a variable; all of them, each its own; then
+        without some groups of one size (weights beside data); then without single axes (a
+        weight that happens to have the size of the batch).
+        """
         shared: dict[tuple[int, int], str] = {}
         for leaf, axis in wanted:
             self._name(shared, leaf, axis, shapes)
+        if not shared:
+            return
+        yield shared
         own: dict[tuple[int, int], str] = {}
         for leaf, axis in wanted:
             own[leaf, axis] = bind_unique_names(_base_name(axis), own.values())
-        return [shared] if own == shared else [shared, own]
+        if own != shared:
+            yield own
+        groups = list(dict.fromkeys(shared.values()))
+        seen = [set(wanted)]
+        trials = itertools.chain(
+            ([k for k in wanted if shared[k] in some] for some in _smaller_subsets(groups)),
+            _smaller_subsets(wanted),
+        )
+        for kept in itertools.islice(trials, _MAX_GUESSES):
+            if kept and set(kept) not in seen:
+                seen.append(set(kept))
+                names: dict[tuple[int, int], str] = {}
+                for leaf, axis in kept:
+                    self._name(names, leaf, axis, shapes)
+                yield names
 
     def _name(
         self, names: dict[tuple[int, int], str], leaf: int, axis: int, shapes: Shapes
@@ -182,22 +207,6 @@ class Family:
                 names[leaf, axis] = name
                 return
         names[leaf, axis] = bind_unique_names(_base_name(axis), names.values())
-
-    def _open_one_by_one(
-        self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int], str]:
-        """Open the axes that trace, in order; what does not trace stays static."""
-        names: dict[tuple[int, int], str] = {}
-        for leaf, axis in wanted:
-            shared = dict(names)
-            self._name(shared, leaf, axis, shapes)
-            alone = dict(names)
-            alone[leaf, axis] = bind_unique_names(_base_name(axis), names.values())
-            for trial in [shared] if shared == alone else [shared, alone]:
-                if self._attempt(self._with_axes(shapes, trial), shapes).program is not None:
-                    names = trial
-                    break
-        return names
 
     # --- learning ---
 
@@ -338,6 +347,13 @@ class Family:
                 raise SpecError(
                     f"constraint {text!r} names {sorted(unknown)}, which dynamic_axes does not"
                 )
+
+
+def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Proper subsets, larger ones first, later items kept rather than earlier ones."""
+    for size in range(len(items) - 1, 0, -1):
+        for kept in sorted(itertools.combinations(range(len(items)), size), reverse=True):
+            yield [items[i] for i in kept]
 
 
 def _leaf_size(token: str, size: int) -> int | str:

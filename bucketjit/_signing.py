@@ -132,6 +132,7 @@ class Signer:
             [path for path, _ in paths],
             specs,
             self._config.constraints,
+            learns=self._config.dynamic_axes is None,
         )
 
     def _leaf_specs(

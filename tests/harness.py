@@ -145,7 +145,8 @@ def poison_value(dtype: Any, kind: str) -> Any:
     return np.asarray(value).astype(dtype)
 
 
-def _pad(x: Any, padded: tuple[int, ...], kind: str) -> Any:
+def poison_padding(x: Any, padded: tuple[int, ...], kind: str) -> Any:
+    """Pad an argument on the host with poison of this kind."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.random.key_data(x))
         wide = np.full((*padded, *data.shape[x.ndim :]), poison_value(data.dtype, kind), data.dtype)
@@ -157,7 +158,7 @@ def _pad(x: Any, padded: tuple[int, ...], kind: str) -> Any:
     return wide
 
 
-def _poison_equation(values: Mapping[Any, Any], which: Any) -> Callable[..., list[Any]]:
+def poison_equations(values: Mapping[Any, Any], which: Any) -> Callable[..., list[Any]]:
     """An ``after`` hook that overwrites the padding of every equation's outputs."""
 
     def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
@@ -224,7 +225,7 @@ class Masked:
                     padded,
                     at,
                     self.rules,
-                    after=_poison_equation(values, which),
+                    after=poison_equations(values, which),
                 )
 
             self._compiled[key] = jax.jit(run)
@@ -237,7 +238,7 @@ class Masked:
                 int(t) if t.isdigit() else at.padded(next(iter(_symbol(program, t, i, arg))))
                 for i, t in enumerate(arg.sizes)
             ]
-            padded.append(_pad(x, tuple(dims), poison))
+            padded.append(poison_padding(x, tuple(dims), poison))
         values = {v: np.int32(sizes[v]) for v in bucket}
         outs = self._compiled[key](values, POISONS.index(poison), *padded)
         cut = []

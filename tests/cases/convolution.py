@@ -14,6 +14,7 @@ from tests.harness import Arg, Case
 
 CONV = ("conv_general_dilated",)
 NLC = ("NHC", "HIO", "NHC")
+NCL = ("NCH", "OIH", "NCH")
 NHWC = ("NHWC", "HWIO", "NHWC")
 NDHWC = ("NDHWC", "DHWIO", "NDHWC")
 
@@ -53,10 +54,8 @@ def transposed(padding: Any, stride: int) -> Callable[[Any, Any], Any]:
 
 def separable(x: Any, depthwise: Any, pointwise: Any) -> Any:
     """Depthwise, then 1x1: the block of mobile networks."""
-    y = lax.conv_general_dilated(
-        x, depthwise, (2, 2), "SAME", dimension_numbers=NHWC, feature_group_count=x.shape[-1]
-    )
-    return lax.conv_general_dilated(jax.nn.relu(y), pointwise, (1, 1), "VALID", dimension_numbers=NHWC)
+    y = conv("SAME", 2, NHWC, groups=x.shape[-1])(x, depthwise)
+    return conv("VALID", 1, NHWC)(jax.nn.relu(y), pointwise)
 
 
 def hole_at_the_end(data: Any, rng: np.random.Generator) -> Any:
@@ -122,7 +121,7 @@ CASES = [
         grad=True,
     ),
     _case("grouped", conv("SAME", 2, groups=2), "b, s, 4", "3, 2, 6", grad=True),
-    _case("channels_first", conv("SAME", 2, ("NCH", "OIH", "NCH")), "b, 2, s", "3, 2, 3", grad=True),
+    _case("channels_first", conv("SAME", 2, NCL), "b, 2, s", "3, 2, 3", grad=True),
     # features
     _case("features", conv("SAME"), "2, 5, f", "3, f, g", grad=True),
     _case("features_and_space", conv("SAME", 2), "b, s, f", "3, f, 2", grad=True),

@@ -1,0 +1,129 @@
+"""Cumulative operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tests.harness import Arg, Case
+
+ALL = ("mixed", "negative", "positive", "special")
+
+
+def both_ways(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Along each axis, forward and in reverse."""
+    return lambda x: [fn(x, axis=a, reverse=r) for a in (0, 1) for r in (False, True)]
+
+
+CASES = [
+    *(
+        Case(
+            name,
+            both_ways(getattr(lax, name)),
+            ("b, s",),
+            (name,),
+            domains=ALL,
+            rtol=1e-4,
+            grad=name == "cumsum",
+        )
+        for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+    ),
+    *(
+        Case(
+            f"{name}_{dtype}",
+            both_ways(getattr(lax, name)),
+            (Arg("b, s", dtype, low, high),),
+            (name,),
+            rtol=rtol,
+            atol=rtol,
+        )
+        for name, dtype, low, high, rtol in [
+            ("cumsum", "int32", -5, 6, 0),
+            ("cumsum", "uint8", 0, 256, 0),
+            ("cumsum", "bfloat16", 0, 0, 5e-2),
+            ("cumsum", "complex64", 0, 0, 1e-4),
+            ("cumprod", "int32", -3, 4, 0),
+            ("cumprod", "bfloat16", 0, 0, 1e-1),
+            ("cumprod", "complex64", 0, 0, 1e-4),
+            ("cummax", "int32", -5, 6, 0),
+            ("cummax", "uint8", 0, 256, 0),
+            ("cummax", "bfloat16", 0, 0, 0),
+            ("cummin", "int8", 120, 128, 0),
+            ("cummin", "uint32", 5, 90, 0),
+            ("cummin", "float16", 0, 0, 0),
+            ("cumlogsumexp", "bfloat16", 0, 0, 1e-1),
+            ("cumlogsumexp", "complex64", 0, 0, 1e-4),
+        ]
+    ),
+    Case(
+        "cumsum_static_axis",
+        lambda x: lax.cumsum(x, axis=1, reverse=True),
+        ("b, 5",),
+        ("cumsum",),
+        grad=True,
+    ),
+    Case(
+        "cummax_complex_static_axis",
+        lambda x: lax.cummax(x, axis=1, reverse=True),
+        (Arg("b, 5", "complex64"),),
+        ("cummax",),
+    ),
+    Case(
+        "cumsum_size_expression",
+        lambda x: lax.cumsum(jnp.concatenate([x, x]), reverse=True),
+        ("s, 2",),
+        ("cumsum",),
+        grad=True,
+    ),
+    *(
+        Case(
+            f"{name}_gradient",
+            lambda x, fn=getattr(lax, name): [fn(x, axis=0), fn(x, axis=0, reverse=True)],
+            ("s, 2",),
+            (name,),
+            grad=True,
+            rtol=1e-3,
+            atol=1e-4,
+        )
+        for name in ("cumprod", "cummax", "cummin", "cumlogsumexp")
+    ),
+    Case(
+        "jnp_cumulative",
+        lambda x: [
+            jnp.cumsum(x),
+            jnp.cumsum(x, axis=1, dtype=jnp.int32),
+            jnp.cumprod(x, axis=0),
+            jnp.nancumsum(x, axis=1),
+            jnp.nancumprod(x, axis=0),
+            jnp.cumulative_sum(x, axis=1),
+            jnp.cumulative_sum(x, axis=1, include_initial=True),
+        ],
+        ("b, s",),
+    ),
+    Case(
+        "cumsum_of_mask", lambda m: jnp.cumsum(m, axis=1) - 1, (Arg("b, s", "bool"),), ("cumsum",)
+    ),
+    Case(
+        "diff_of_cumsum",
+        lambda x: jnp.diff(jnp.cumsum(x, 1), axis=1, prepend=0),
+        ("b, s",),
+        grad=True,
+    ),
+    Case(
+        "discounted_sum",
+        lambda r: lax.cumsum(r * 0.9 ** jnp.arange(r.shape[1]), axis=1, reverse=True),
+        ("b, s",),
+        grad=True,
+    ),
+    Case(
+        "positions_in_segments",
+        lambda m: jnp.arange(m.shape[0]) - lax.cummax(jnp.where(m, jnp.arange(m.shape[0]), 0)),
+        (Arg("s", "bool"),),
+    ),
+    Case("trapezoid", lambda x: jnp.trapezoid(x, axis=1), ("b, s",), grad=True),
+    Case("vmapped_cumsum", jax.vmap(jnp.cumsum), ("b, s",), ("cumsum",)),
+]

@@ -1,0 +1,103 @@
+"""The sweep: ``python -m tests.conformance [--part a|b|g] [--sample N] [--filter TEXT] ...``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.conformance.outcome import (
+    BAD,
+    FALLBACK,
+    KINDS,
+    UNSUPPORTED,
+    UNTRACEABLE,
+    Outcome,
+    causes,
+    share_masked,
+    table,
+)
+from tests.conformance.sweep import sweep
+
+PARTS = {
+    "a": "mapped over an open batch axis",
+    "b": "every axis of every argument open, one at a time",
+    "g": "gradient, mapped over an open batch axis",
+}
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument(
+        "--part",
+        choices=sorted(PARTS),
+        action="append",
+        help="; ".join(f"{k}: {v}" for k, v in PARTS.items()) + " (default: a and b)",
+    )
+    parser.add_argument("--sample", type=int, help="this many of JAX's cases, not all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument(
+        "--filter", action="append", default=[], help="cases whose name contains this"
+    )
+    parser.add_argument("--open", default="", help="only these axes, such as 'arg0[1]' (part b)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes; 0 runs in this one")
+    parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    parser.add_argument("--refused", action="store_true", help="list what JAX refuses, too")
+    return parser.parse_args(argv)
+
+
+def _summary(part: str, outcomes: Sequence[Outcome]) -> str:
+    counts = Counter(o.kind for o in outcomes)
+    seconds = sum(o.seconds for o in outcomes)
+    totals = ", ".join(f"{k} {counts[k]}" for k in KINDS)
+    return (
+        f"part {part} ({PARTS[part]}): {len(outcomes)} cases: {totals}; "
+        f"masked {share_masked(outcomes):.2%} of what JAX runs; {seconds:.0f} s of work"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the sweep; 1 if anything was wrong or failed."""
+    given = _arguments(argv)
+    parts = given.part or ["a", "b"]
+    report: dict[str, list[Outcome]] = {}
+    for part in parts:
+        began = time.perf_counter()
+
+        def progress(
+            done: int, total: int, found: Sequence[Outcome], part: str = part, t: float = began
+        ) -> None:
+            counts = Counter(o.kind for o in found)
+            shown = ", ".join(f"{k} {counts[k]}" for k in KINDS if counts[k])
+            line = f"[{part} {done}/{total}] {shown}; {time.perf_counter() - t:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+
+        report[part] = sweep(
+            part,
+            contains=given.filter,
+            sample=given.sample,
+            seed=given.seed,
+            only=given.open,
+            jobs=given.jobs,
+            progress=progress,
+        )
+    for part, outcomes in report.items():
+        print(f"\n{table(outcomes)}\n")
+        kinds = [*BAD, FALLBACK, *([UNTRACEABLE, UNSUPPORTED] if given.refused else [])]
+        for kind in kinds:
+            if listed := causes(outcomes, kind):
+                print(f"{kind}:\n{listed}\n")
+        print(_summary(part, outcomes))
+    if given.json:
+        rows = [dataclasses.asdict(o) for outcomes in report.values() for o in outcomes]
+        given.json.write_text(json.dumps(rows, indent=1))
+    return int(any(o.kind in BAD for outcomes in report.values() for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
