@@ -68,6 +68,22 @@ def _compiled(text: str, kind: str) -> Callable[..., Any]:
     return eval(compile(code, f"<dimension {text}>", "eval"), dict(_FUNCTIONS[kind]))  # noqa: S307
 
 
+def dim_operands(text: str) -> tuple[str, str]:
+    """The two operands of ``min(a, b)``, ``max(a, b)`` and the like.
+
+    >>> dim_operands("min(64, s - 1)")
+    ('64', 's - 1')
+
+    Raises:
+        SyntaxError: The text is not an expression.
+        ValueError: It is not a call with two operands.
+    """
+    node = _parse(text)
+    if not isinstance(node, ast.Call) or len(node.args) != 2:
+        raise ValueError(f"{text!r} is not a function of two sizes")
+    return ast.unparse(node.args[0]), ast.unparse(node.args[1])
+
+
 def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
     """The value of ``dim`` at these sizes, all Python ints.
 

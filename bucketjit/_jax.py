@@ -23,8 +23,10 @@ from jax._src import effects as _effects
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
+from jax._src.lax import fft as _lax_fft
 from jax._src.lax import lax as _lax
 from jax._src.lib import xla_client as _xla_client
+from jax._src.numpy import fft as _numpy_fft
 from jax._src.numpy import lax_numpy as _lax_numpy
 from jax.extend import core as jex_core
 
@@ -168,6 +170,20 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPR_TYPES)
 
 
+def is_unused(var: Any) -> bool:
+    """True for an output of an equation that nothing reads (``core.DropVar``, since 0.1)."""
+    return isinstance(var, _core.DropVar)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """An open jaxpr without equations whose outputs nothing reads, inside its calls too.
+
+    ``jit`` does the same to what it compiles (``partial_eval.dce_jaxpr``, since 0.2.9): an
+    equation that cannot be masked matters only if its result does. All inputs stay.
+    """
+    return _partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
+
+
 def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Run one equation as it stands, sub-programs included (as ``core.eval_jaxpr`` does)."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
@@ -212,30 +228,44 @@ def _caller_decides(depth: int) -> bool:
     return not (name == "jax" or name.startswith("jaxlib."))
 
 
+def _caller_caches(depth: int) -> bool:
+    """True for libraries that look sizes up in a cache of their own, which decides nothing."""
+    return sys._getframe(depth).f_globals.get("__name__", "").startswith("einops.")
+
+
 _watching = threading.local()
 _hook_lock = threading.Lock()
 _hook_users = 0
 
 
 @contextmanager
-def watch_equalities(found: Callable[[Any, Any], None]) -> Iterator[None]:
+def watch_equalities(
+    found: Callable[[Any, Any], None], used_as_key: Callable[[Any], None]
+) -> Iterator[None]:
     """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
 
     ``n == 4`` on a symbolic size cannot raise (hashing uses it), so JAX says False where the
     truth is "unknown". Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees those answers.
-    It is installed while some thread watches, and reports to the thread that compares.
+    Two more decide without a comparison: ``if n % 2`` (every symbolic size is true, so it is
+    reported as different from 0), and ``{4: w}.get(n)`` (its hash is no int's, so it is never
+    compared with the keys).
+    The hooks are installed while some thread watches, and report to the thread that compares.
+
+    Args:
+        found: Told of two sizes, at least one symbolic, that were taken to be different.
+        used_as_key: Told of a symbolic size that was hashed.
     """
     global _hook_users
     with _hook_lock:
         if _hook_users == 0:
             _install_hook()
         _hook_users += 1
-    previous = getattr(_watching, "report", None)
-    _watching.report = found
+    previous = getattr(_watching, "report", None), getattr(_watching, "report_key", None)
+    _watching.report, _watching.report_key = found, used_as_key
     try:
         yield
     finally:
-        _watching.report = previous
+        _watching.report, _watching.report_key = previous
         with _hook_lock:
             _hook_users -= 1
             if _hook_users == 0:
@@ -244,6 +274,7 @@ def watch_equalities(found: Callable[[Any, Any], None]) -> Iterator[None]:
 
 _plain_eq = _shape_poly._DimExpr.__eq__
 _plain_ne = _shape_poly._DimExpr.__ne__
+_plain_hash = _shape_poly._DimExpr.__hash__
 
 
 def _reporting_eq(self: Any, other: Any) -> bool:
@@ -262,14 +293,40 @@ def _reporting_ne(self: Any, other: Any) -> bool:
     return not answer
 
 
+def _reporting_bool(self: Any) -> bool:
+    # Anyone decides here, JAX too: the gradient of rfft asks ``not n % 2``.
+    report = getattr(_watching, "report", None)
+    if report is not None and _may_be_zero(self):
+        report(self, 0)
+    return True
+
+
+def _may_be_zero(size: Any) -> bool:
+    try:
+        return not size >= 1
+    except _shape_poly.InconclusiveDimensionOperation:
+        return True
+
+
+def _reporting_hash(self: Any) -> int:
+    report = getattr(_watching, "report_key", None)
+    if report is not None and _caller_decides(2) and not _caller_caches(2):
+        report(self)
+    return _plain_hash(self)
+
+
 def _install_hook() -> None:
     setattr(_shape_poly._DimExpr, "__eq__", _reporting_eq)  # noqa: B010
     setattr(_shape_poly._DimExpr, "__ne__", _reporting_ne)  # noqa: B010
+    setattr(_shape_poly._DimExpr, "__bool__", _reporting_bool)  # noqa: B010
+    setattr(_shape_poly._DimExpr, "__hash__", _reporting_hash)  # noqa: B010
 
 
 def _remove_hook() -> None:
     setattr(_shape_poly._DimExpr, "__eq__", _plain_eq)  # noqa: B010
     setattr(_shape_poly._DimExpr, "__ne__", _plain_ne)  # noqa: B010
+    delattr(_shape_poly._DimExpr, "__bool__")  # noqa: B043
+    setattr(_shape_poly._DimExpr, "__hash__", _plain_hash)  # noqa: B010
 
 
 # --- sub-programs of particular primitives -------------------------------------------------
@@ -313,6 +370,11 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
     return jax.make_jaxpr(flat)(*structs)
 
 
+def fft_name(fft_type: Any) -> str:
+    """Name of the kind of a Fourier transform (``"RFFT"``); the enum itself is not public."""
+    return fft_type.name
+
+
 # --- symbolic sizes where JAX wants ints ----------------------------------------------------
 
 
@@ -343,6 +405,53 @@ def has_ordered_effect(eqn: Any) -> bool:
     ``effects.ordered_effects`` (since 0.3.10) is the only list of them.
     """
     return bool(_effects.ordered_effects.filter_in(eqn.effects))
+
+
+def fft_lengths() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` that lets ``jnp.fft`` have symbolic lengths.
+
+    As with convolutions, the primitive takes them and ``operator.index`` does not.
+    """
+    return _numpy_fft, "operator", _OperatorOfSizes()
+
+
+def real_fft_transposes() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for gradients of real transforms of symbolic length.
+
+    JAX's own (``lax.fft``, since 0.2) ask in Python whether the length is even, which makes one
+    program for even lengths and one for odd.
+    """
+    to_half, from_half = _lax_fft._rfft_transpose, _lax_fft._irfft_transpose
+
+    def weight(half: Any, lengths: Any) -> Any:
+        """Twice for frequencies that stand for two; the last axis of ``half`` is the half."""
+        k = jax.lax.broadcasted_iota(np.int32, half.shape, half.ndim - 1)
+        single = (k == 0) | (2 * k == _core.dimension_as_value(lengths[-1]))
+        return jax.numpy.where(single, 1.0, 2.0).astype(half.dtype)
+
+    def rfft_transpose(t: Any, lengths: Any) -> Any:
+        if not _core.is_symbolic_dim(lengths[-1]):
+            return to_half(t, lengths)
+        spectrum = jax.lax.conj(t) / weight(t, lengths)
+        return _product(lengths) * jax.lax.fft(spectrum, "IRFFT", lengths)
+
+    def irfft_transpose(t: Any, lengths: Any) -> Any:
+        if not _core.is_symbolic_dim(lengths[-1]):
+            return from_half(t, lengths)
+        half = jax.lax.fft(t, "RFFT", lengths)
+        return jax.lax.conj(weight(half, lengths) * half / _product(lengths))
+
+    return [
+        (_lax_fft, "_rfft_transpose", rfft_transpose),
+        (_lax_fft, "_irfft_transpose", irfft_transpose),
+    ]
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    total = 1
+    for size in sizes:
+        total = total * size
+    return _core.dimension_as_value(total)
 
 
 def lengths() -> tuple[Any, str, Any]:

@@ -45,4 +45,9 @@ def lenient_jax() -> Iterator[None]:
 
 def _replacements() -> list[tuple[Any, str, Any]]:
     """``(owner, name, replacement)`` of each function that is replaced."""
-    return [_jax.convolution_padding(), _jax.lengths()]
+    return [
+        _jax.convolution_padding(),
+        _jax.lengths(),
+        _jax.fft_lengths(),
+        *_jax.real_fft_transposes(),
+    ]

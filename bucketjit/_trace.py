@@ -7,6 +7,7 @@ guard: the program serves every call whose sizes agree with it, others get their
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,15 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit import _jax
-from bucketjit._dims import Dim, Shape, evaluate, evaluate_text, is_symbolic, variables_of
+from bucketjit._dims import (
+    Dim,
+    Shape,
+    dim_operands,
+    evaluate,
+    evaluate_text,
+    is_symbolic,
+    variables_of,
+)
 from bucketjit._errors import MaskingError, ShapeCheckError
 from bucketjit._patches import lenient_jax
 
@@ -169,6 +178,28 @@ def _decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
     return None
 
 
+def _decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
+    """A guard that resolves a ``min`` or ``max`` of sizes which a failed trace complains of.
+
+    ``table[: x.shape[1]]`` has ``min(64, s)`` rows, which fits nothing of size ``s`` until it
+    is settled which of the two is smaller.
+    """
+    for found in re.finditer(r"\b(?:min|max)\(", message):
+        end, depth = found.end(), 1
+        while depth and end < len(message):
+            depth += {"(": 1, ")": -1}.get(message[end], 0)
+            end += 1
+        try:
+            left, right = dim_operands(message[found.start() : end])
+            a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
+        except (SyntaxError, KeyError, ValueError):
+            continue  # not an expression of sizes
+        guard = Guard(left, ">=", right) if a >= b else Guard(left, "<=", right)
+        if guard not in known:
+            return guard
+    return None
+
+
 def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     """The abstract input of one leaf, or its size expression for a size leaf."""
     text = ", ".join(map(str, leaf.shape))
@@ -181,16 +212,32 @@ def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
 class _Tracing:
     """One attempt: a scope, its inputs, and what user code assumed of the sizes."""
 
-    def __init__(self, leaves: Sequence[Leaf], constraints: Sequence[str]) -> None:
+    def __init__(
+        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: Mapping[str, int]
+    ) -> None:
+        self._sizes = sizes
         self.scope = export.SymbolicScope(tuple(constraints))
         self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
         self.assumed: dict[tuple[str, str], Guard] = {}
+        self.keys: dict[str, Guard] = {}
         self.out_tree: Any = None
 
     def unequal(self, left: Any, right: Any) -> None:
-        if not is_symbolic(right) and (not isinstance(right, int) or right < 1):
-            return  # sizes are at least 1; anything else never equals one
+        if not is_symbolic(right):
+            if isinstance(right, float) and right.is_integer():
+                right = int(right)
+            try:
+                right = operator.index(right)
+                if left > right or left < right:
+                    return  # never equal, as JAX can tell by itself
+            except TypeError:
+                return  # no size is equal to anything but a number
+            except InconclusiveDimensionOperation:
+                pass
         self.assumed.setdefault((str(left), str(right)), Guard(str(left), "!=", str(right)))
+
+    def used_as_key(self, size: Any) -> None:
+        self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self._sizes))))
 
     def run(self, fn: Callable[..., Any], in_tree: Any) -> Any:
         arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
@@ -202,7 +249,7 @@ class _Tracing:
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
             return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
 
-        with _jax.watch_equalities(self.unequal), lenient_jax():
+        with _jax.watch_equalities(self.unequal, self.used_as_key), lenient_jax():
             return jax.make_jaxpr(flat)(*arrays)
 
 
@@ -232,7 +279,7 @@ def trace(
     guards: list[Guard] = []
     for _ in range(MAX_RETRACES):
         try:
-            attempt = _Tracing(leaves, [*constraints, *map(str, guards)])
+            attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
         except (ValueError, NotImplementedError) as error:
             raise TraceRefused(
                 f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
@@ -248,18 +295,21 @@ def trace(
         except Exception as error:
             failure = error
         # A wrong branch may have been taken before the failure, so equalities come first.
-        wrong = [g for g in attempt.assumed.values() if not g.holds(sizes)]
-        if wrong:
-            guards.append(Guard(wrong[0].left, "==", wrong[0].right))
+        equal = [
+            Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
+        ]
+        if equal := [*equal, *attempt.keys.values()]:
+            guards.append(equal[0])
             if guards.count(guards[-1]) > 1:
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
         if closed is not None:
             return _program(closed, attempt, leaves, constraints, guards)
         assert failure is not None
-        guard = (
-            _decide(failure, sizes) if isinstance(failure, InconclusiveDimensionOperation) else None
-        )
+        if isinstance(failure, InconclusiveDimensionOperation):
+            guard = _decide(failure, sizes)
+        else:
+            guard = _decide_min_max(str(failure), sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)
@@ -320,7 +370,7 @@ def _program(
     out_avals = [v.aval for v in jaxpr.outvars]
     all_guards = dict.fromkeys([*own, *guards, *attempt.assumed.values()])
     return Program(
-        jaxpr=jaxpr,
+        jaxpr=_jax.without_dead_code(jaxpr),
         consts=tuple(consts),
         in_shapes=tuple(tuple(v.aval.shape) for v in jaxpr.invars),
         out_shapes=tuple(tuple(a.shape) for a in out_avals),

@@ -29,9 +29,20 @@ def saturate(index: Any) -> Any:
     return lax.convert_element_type(index, jnp.int32)
 
 
+def as_index(index: Any) -> Any:
+    """Indices of a gather or scatter as int32.
+
+    ``jax.numpy`` indexes an axis of static size with int32, a symbolic one with the widest
+    signed type; to wrap that one gives what the exact run indexes with.
+    """
+    if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
+        return saturate(index)
+    return lax.convert_element_type(index, jnp.int32)
+
+
 def clamp(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
     """Starts (int32) of a window of ``size`` moved inside an axis of logical size ``dim``."""
-    return lax.clamp(jnp.int32(0), start, jnp.asarray(ctx.logical(dim - size), jnp.int32))
+    return jnp.clip(start, 0, ctx.logical(dim - size))
 
 
 def inside(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:

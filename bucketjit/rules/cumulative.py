@@ -40,12 +40,17 @@ def cumulative(identity: Identity, ordered: bool = False) -> Rule:
     return rule
 
 
+def _log_of_zero(dtype: Any) -> Any:
+    """The neutral element of logsumexp: -inf, without an imaginary part, which is an angle."""
+    return np.array(-np.inf).astype(dtype)
+
+
 _RULES: dict[str, Rule] = {
     "cumsum": cumulative(zero),
     "cumprod": cumulative(one),
     "cummax": cumulative(lowest, ordered=True),
     "cummin": cumulative(highest, ordered=True),
-    "cumlogsumexp": cumulative(lowest),
+    "cumlogsumexp": cumulative(_log_of_zero),
 }
 
 TABLE: dict[Any, Rule] = {

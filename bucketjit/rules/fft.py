@@ -1,9 +1,100 @@
-"""fft (being written)."""
+"""Fourier transforms: natural over static axes, by the chirp transform over symbolic ones.
+
+A transform mixes every position with every other at angles that depend on the logical size, so
+no padding is neutral to it. Bluestein's chirp transform writes it as a convolution of any
+length that is large enough, in which the logical size is but a number: exact up to rounding.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bucketjit._rule import Rule
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-TABLE: dict[Any, Rule] = {}
+from bucketjit import _jax
+from bucketjit._dims import Dim, is_symbolic
+from bucketjit._rule import Rule, RuleContext, crop, select, take
+from bucketjit.rules._sliding import along
+
+CHIRP_LIMIT = 46340  # its square is the largest that int32 holds
+
+
+def fft(ctx: RuleContext, operand: Any) -> Any:
+    """Transform axis by axis, the real side of a real transform where it belongs."""
+    rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
+    axes = range(out_rank - rank, out_rank)
+    lengths = dict(zip(axes, ctx.symbolic_params["fft_lengths"], strict=True))
+    if not any(map(is_symbolic, lengths.values())):
+        return ctx.bind(operand)
+    if 0 in ctx.padded_shape(ctx.out_shapes[0]):
+        return jnp.zeros(ctx.padded_shape(ctx.out_shapes[0]), ctx.out_avals[0].dtype)
+    for length in lengths.values():
+        if ctx.padded(length) > CHIRP_LIMIT and is_symbolic(length):
+            ctx.refuse(f"a transform of symbolic length {length}, padded beyond {CHIRP_LIMIT}")
+    kind = _jax.fft_name(ctx.params["fft_type"])
+    inverse, last = kind in ("IFFT", "IRFFT"), axes[-1]
+    x = operand
+    if kind == "RFFT":
+        x = _from_real(ctx, x, last, lengths.pop(last))
+    real_length = lengths.pop(last) if kind == "IRFFT" else None
+    for axis, length in lengths.items():
+        x = _transform(ctx, x, axis, length, inverse)
+    if real_length is not None:
+        x = _to_real(ctx, x, last, real_length)
+    return x
+
+
+def _transform(ctx: RuleContext, x: Any, axis: int, length: Dim, inverse: bool) -> Any:
+    """A complex transform along one axis."""
+    if not is_symbolic(length):
+        return (jnp.fft.ifft if inverse else jnp.fft.fft)(x, axis=axis)
+    size, n = x.shape[axis], ctx.logical(length)
+    position = jnp.arange(size, dtype=jnp.int32)
+    x = select(along(position < n, axis, x.ndim), x, 0)
+    chirp = _chirp(position, n, x.dtype, inverse)
+    wide = 1 << (2 * size - 2).bit_length()
+    # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
+    # convolution with conj(chirp), which is even.
+    other = jnp.conj(chirp)
+    kernel = jnp.zeros(wide, x.dtype).at[:size].set(other)
+    kernel = kernel.at[wide - size + 1 :].set(other[:0:-1])
+    spectrum = jnp.fft.fft(x * along(chirp, axis, x.ndim), wide, axis)
+    mixed = jnp.fft.ifft(spectrum * along(jnp.fft.fft(kernel), axis, x.ndim), axis=axis)
+    out = lax.slice_in_dim(mixed, 0, size, axis=axis) * along(chirp, axis, x.ndim)
+    return out / n.astype(out.real.dtype) if inverse else out
+
+
+def _chirp(position: Any, n: Any, dtype: Any, inverse: bool) -> Any:
+    """``exp(-i pi k^2 / n)``, its angle reduced as a whole number, so that it stays accurate."""
+    turn = (position * position) % (2 * n)
+    turn = jnp.where(turn > n, turn - 2 * n, turn)
+    real = np.finfo(dtype).dtype
+    angle = np.pi * (turn.astype(real) / n.astype(real))
+    return lax.complex(jnp.cos(angle), jnp.sin(angle) if inverse else -jnp.sin(angle))
+
+
+def _from_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
+    """Real input: the first half of the complex transform."""
+    if not is_symbolic(length):
+        return jnp.fft.rfft(x, axis=axis)
+    dtype = ctx.out_avals[0].dtype
+    full = _transform(ctx, x.astype(dtype), axis, length, inverse=False)
+    return crop(full, axis, ctx.padded(ctx.out_shapes[0][axis]))
+
+
+def _to_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
+    """Real output: the other half of the spectrum is the first half's mirror image."""
+    if not is_symbolic(length):
+        return jnp.fft.irfft(x, length, axis=axis)
+    n = ctx.logical(length)
+    position = jnp.arange(ctx.padded(length), dtype=jnp.int32)
+    given = along(position <= n // 2, axis, x.ndim)
+    index = jnp.where(position <= n // 2, position, n - position)
+    half = take(x, index, axis)
+    full = jnp.where(given, half, jnp.conj(half))
+    return jnp.real(_transform(ctx, full, axis, length, inverse=True))
+
+
+TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("fft"), fft)

@@ -11,7 +11,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, select
-from bucketjit.rules._regions import clamp, fits, inside, read_window, saturate, with_room
+from bucketjit.rules._regions import as_index, clamp, fits, inside, read_window, with_room
 
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
 
@@ -26,7 +26,7 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
         # The plain gather wraps wide indices to int32 before it judges them.
         indices = lax.convert_element_type(indices, jnp.int32)
     else:
-        indices = saturate(indices)
+        indices = as_index(indices)
     if indices.ndim == 1:
         return _one_window(ctx, operand, indices)
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]

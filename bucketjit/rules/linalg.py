@@ -1,9 +1,206 @@
-"""linalg (being written)."""
+"""Matrix factorisations and solves.
+
+Over a batch axis padding is matrices of its own, filled so that nothing overflows or iterates
+for ever. Over an axis of the matrix itself, a block of zeros or an identity block is added
+where the algorithm then does to the real part exactly what it would do to it alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bucketjit._rule import Rule
+import jax.numpy as jnp
+from jax import lax
 
-TABLE: dict[Any, Rule] = {}
+from bucketjit import _jax
+from bucketjit._dims import is_symbolic
+from bucketjit._rule import Rule, RuleContext, crop
+from bucketjit.rules._sliding import fit
+
+Fill = Callable[[RuleContext, Any, int], Any]
+
+
+# --- what padding holds ---------------------------------------------------------------------
+
+
+def zero(ctx: RuleContext, operand: Any, position: int) -> Any:
+    """Zeros in all padding."""
+    return ctx.fill(operand, value=0, shape=ctx.in_shapes[position])
+
+
+def identity(ctx: RuleContext, operand: Any, position: int) -> Any:
+    """The matrix with an identity block after it; identity matrices in padded rows."""
+    eye = jnp.eye(*operand.shape[-2:], dtype=operand.dtype)
+    return ctx.fill(operand, value=eye, shape=ctx.in_shapes[position])
+
+
+def own_index(ctx: RuleContext, operand: Any, position: int) -> Any:
+    """Each index itself: a step of a permutation that moves nothing."""
+    index = lax.broadcasted_iota(operand.dtype, operand.shape, operand.ndim - 1)
+    return ctx.fill(operand, value=index, shape=ctx.in_shapes[position])
+
+
+def _open_matrix(ctx: RuleContext, position: int = 0) -> list[Any]:
+    """The symbolic sizes among an operand's matrix axes."""
+    return [d for d in ctx.in_shapes[position][-2:] if is_symbolic(d)]
+
+
+def _fit_all(ctx: RuleContext, outs: Any) -> Any:
+    if not ctx.primitive.multiple_results:
+        return fit(ctx, outs)
+    return [fit(ctx, out, i) for i, out in enumerate(outs)]
+
+
+# --- rules ----------------------------------------------------------------------------------
+
+
+def extended(*fills: Fill) -> Rule:
+    """Fill each operand's padding and run: exact over batch axes and matrix axes alike."""
+
+    def rule(ctx: RuleContext, *operands: Any) -> Any:
+        filled = [f(ctx, x, i) for i, (f, x) in enumerate(zip(fills, operands, strict=True))]
+        return _fit_all(ctx, ctx.bind(*filled))
+
+    return rule
+
+
+def batched(fill: Fill, why: str) -> Rule:
+    """Open batch axes only: over a matrix axis the reason is ``why``."""
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        if sizes := _open_matrix(ctx):
+            ctx.refuse(f"a matrix of symbolic size {sizes[0]}: {why}")
+        return _fit_all(ctx, ctx.bind(fill(ctx, operand, 0)))
+
+    return rule
+
+
+def lu(ctx: RuleContext, operand: Any) -> Any:
+    """A square matrix gets an identity block, any other zeros.
+
+    Rows of zeros are never the pivot of a real column, since the first of equal candidates
+    wins, and columns of zeros come after the real ones and move no rows.
+    """
+    rows, columns = ctx.in_shapes[0][-2:]
+    return _fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
+
+
+def lu_pivots_to_permutation(ctx: RuleContext, pivots: Any) -> Any:
+    """Padding swaps nothing."""
+    size = min(pivots.shape[-1], ctx.params["permutation_size"])
+    return fit(ctx, ctx.bind(crop(own_index(ctx, pivots, 0), pivots.ndim - 1, size)))
+
+
+def reflectors(columns: Sequence[int]) -> Rule:
+    """Householder reflectors: zeros after a reflector and a factor 0 leave everything as it is.
+
+    Args:
+        columns: Axis of each operand that counts reflectors or columns of ``q``; LAPACK wants
+            no more of them than rows.
+    """
+
+    def rule(ctx: RuleContext, *operands: Any) -> Any:
+        rows = operands[0].shape[-2]
+        filled = []
+        for i, x in enumerate(operands):
+            x = zero(ctx, x, i)
+            if i < len(columns):
+                axis = x.ndim + columns[i]
+                x = crop(x, axis, min(rows, x.shape[axis]))
+            filled.append(x)
+        a, taus, *rest = filled
+        taus = crop(taus, taus.ndim - 1, min(a.shape[-1], taus.shape[-1]))
+        return fit(ctx, ctx.bind(a, taus, *rest))
+
+    return rule
+
+
+def tridiagonal(ctx: RuleContext, operand: Any) -> Any:
+    """The lower form works from the first column on, so zeros after the matrix stay zeros."""
+    if (sizes := _open_matrix(ctx)) and not ctx.params["lower"]:
+        ctx.refuse(
+            f"a matrix of symbolic size {sizes[0]} with lower=False: "
+            "the reduction starts at its last column",
+            "use lower=True",
+        )
+    return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+
+
+def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: Any) -> Any:
+    """An identity block after the system, not coupled to it by what lies off its diagonals."""
+    lower, rhs = zero(ctx, lower, 0), zero(ctx, rhs, 3)
+    main = ctx.fill(main, value=1, shape=ctx.in_shapes[1])
+    upper = zero(ctx, upper, 2)
+    size = ctx.in_shapes[2][-1]
+    if is_symbolic(size):  # the last entry is no part of the matrix
+        index = lax.broadcasted_iota(jnp.int32, upper.shape, upper.ndim - 1)
+        upper = jnp.where(index < ctx.logical(size) - 1, upper, jnp.zeros((), upper.dtype))
+    return fit(ctx, ctx.bind(lower, main, upper, rhs))
+
+
+def eigh(ctx: RuleContext, operand: Any) -> Any:
+    """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them."""
+    sizes = _open_matrix(ctx)
+    matrix = zero(ctx, operand, 0)
+    if sizes:
+        if not _jax.is_unused(ctx.eqn.outvars[0]):
+            ctx.refuse(
+                f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
+                "the padded size",
+                "use eigvalsh, or leave the axis static",
+            )
+        if ctx.params.get("subset_by_index") is not None:
+            ctx.refuse(f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}")
+        if not ctx.params["sort_eigenvalues"]:
+            ctx.refuse(f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}")
+        matrix = _with_large_eigenvalues(ctx, matrix)
+    return _fit_all(ctx, ctx.bind(matrix))
+
+
+def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
+    """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal."""
+    half = jnp.abs(jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix))
+    bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1)[..., None, None]
+    diagonal = bound.astype(matrix.dtype) * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    return ctx.fill(matrix, axes=(-2, -1), value=diagonal, shape=ctx.in_shapes[0])
+
+
+def svd(ctx: RuleContext, operand: Any) -> Any:
+    """Rows and columns of zeros add singular values of 0, which come last."""
+    if sizes := _open_matrix(ctx):
+        if not all(map(_jax.is_unused, ctx.eqn.outvars[1:])):
+            ctx.refuse(
+                f"singular vectors of a matrix of symbolic size {sizes[0]}: their signs depend "
+                "on the padded size",
+                "use compute_uv=False, or leave the axis static",
+            )
+        if ctx.params.get("subset_by_index") is not None:
+            ctx.refuse(f"a subset of the singular values of a matrix of symbolic size {sizes[0]}")
+    return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+
+
+_RULES: dict[str, Rule] = {
+    "cholesky": extended(identity),
+    "cholesky_update": extended(identity, zero),
+    "triangular_solve": extended(identity, zero),
+    "lu": lu,
+    "lu_pivots_to_permutation": lu_pivots_to_permutation,
+    "qr": extended(zero),
+    "geqrf": extended(zero),
+    "geqp3": extended(zero, zero),
+    "householder_product": reflectors((-1, -1)),
+    "ormqr": reflectors((-1, -1)),
+    "hessenberg": extended(zero),
+    "tridiagonal": tridiagonal,
+    "tridiagonal_solve": tridiagonal_solve,
+    "symmetric_product": extended(zero, zero),
+    "eigh": eigh,
+    "svd": svd,
+    "eig": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
+    "schur": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
+}
+
+TABLE: dict[Any, Rule] = {
+    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+}

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import dtypes
+from jax import dtypes, lax
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
 from bucketjit.rules._monoids import last, lowest
 
-_UNSTABLE = "which of equal values comes first is up to the backend and the size of the axis"
-
 
 def sort(ctx: RuleContext, *operands: Any) -> list[Any]:
     """Keys of padding hold what sorts last; a stable sort keeps it behind real equals.
 
-    Where every operand is a key, equal rows are the same row, so the order of ties is moot.
+    An unstable sort may leave equal keys in any order, so it becomes a stable one. Where every
+    operand is a key this is moot, for equal rows are the same row.
     """
     axis, num_keys = ctx.params["dimension"], ctx.params["num_keys"]
     if not is_symbolic(ctx.in_shapes[0][axis]):
         return list(ctx.bind(*operands))
-    if not ctx.params["is_stable"] and num_keys < len(operands):
-        ctx.refuse(f"the sort is not stable: {_UNSTABLE}", "use is_stable=True")
     keys = [ctx.fill(x, axes=(axis,), value=last(x.dtype)) for x in operands[:num_keys]]
-    return list(ctx.bind(*keys, *operands[num_keys:]))
+    stable = ctx.params["is_stable"] or num_keys < len(operands)
+    return list(ctx.bind(*keys, *operands[num_keys:], is_stable=stable))
 
 
 def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
@@ -42,11 +41,11 @@ def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
     """
     axis = ctx.params.get("axis", operand.ndim - 1)
     k = ctx.params["k"]
-    dim = ctx.in_shapes[0][axis]
-    if is_symbolic(dim) and not ctx.params.get("is_stable", True):
-        ctx.refuse(f"top_k is not stable: {_UNSTABLE}", "use is_stable=True")
+    if not is_symbolic(ctx.in_shapes[0][axis]):
+        return list(ctx.bind(operand))
     filled = ctx.fill(operand, axes=(axis,), value=_below_all(operand.dtype))
-    out = ctx.bind(filled, k=min(k, operand.shape[axis]))
+    stable = {"is_stable": True} if "is_stable" in ctx.params else {}
+    out = ctx.bind(filled, k=min(k, operand.shape[axis]), **stable)
     return [crop(x, axis, k) for x in out]
 
 
@@ -59,17 +58,26 @@ def _below_all(dtype: Any) -> Any:
 
 
 def approx_top_k(ctx: RuleContext, operand: Any) -> list[Any]:
-    """Rows are searched by themselves; an open axis cannot be searched approximately.
+    """Off TPU the approximate search is exact, a sort, which padding goes through as in `sort`.
 
-    On TPU the axis is dealt out over bins by its size, so another size finds other values.
-    Elsewhere it is an unstable sort: equal values are found at positions that vary with it.
+    On TPU it deals the axis out over bins by its size, so another size finds other values.
     """
-    axis = ctx.params["reduction_dimension"]
-    if is_symbolic(ctx.in_shapes[0][axis]):
+    axis, k = ctx.params["reduction_dimension"] % operand.ndim, ctx.params["k"]
+    if not is_symbolic(ctx.in_shapes[0][axis]):
+        return list(ctx.bind(operand))
+    if jax.default_backend() == "tpu":
         ctx.refuse(
             "what an approximate search finds depends on the size of the axis", "use lax.top_k"
         )
-    return list(ctx.bind(operand))
+    largest = ctx.params["is_max_k"]
+    keys = ctx.fill(operand, axes=(axis,), value=(lowest if largest else last)(operand.dtype))
+    pair = [keys, lax.broadcasted_iota(jnp.int32, keys.shape, axis)]
+    if largest:  # equals keep their order when everything is sorted back to front
+        pair = [lax.rev(x, (axis,)) for x in pair]
+    pair = lax.sort(pair, dimension=axis, num_keys=1)
+    if largest:
+        pair = [lax.rev(x, (axis,)) for x in pair]
+    return [crop(x, axis, k) for x in pair]
 
 
 _RULES: dict[str, Rule] = {"sort": sort, "top_k": top_k, "approx_top_k": approx_top_k}

@@ -77,11 +77,11 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     half = len(operands) // 2
     arrays, starts = operands[:half], operands[half:]
     axes = ctx.params["dimensions"]
+    inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
+    if _reads_size(inner):
+        ctx.refuse("its function reads a symbolic size")
     if not any(is_symbolic(ctx.in_shapes[0][a]) for a in axes):
         return list(ctx.bind(*operands))
-    inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
-    if any(eqn.primitive.name == "dim_as_value" for eqn in inner.eqns):
-        ctx.refuse("its function reads a symbolic size")
     identity = _known_monoid(inner)
     if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
@@ -95,6 +95,16 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     lengths = [ctx.logical(ctx.in_shapes[0][a]) for a in axes]
     single = functools.reduce(operator.and_, [jnp.asarray(n) == 1 for n in lengths])
     return [lax.select_n(single, x, _front(y, axes)) for x, y in zip(folded, arrays, strict=True)]
+
+
+def _reads_size(jaxpr: Any) -> bool:
+    """Whether any equation, at any depth, has a symbolic size as its value."""
+    for eqn in jaxpr.eqns:
+        values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_jax.is_jaxpr)
+        inner = [_jax.open_jaxpr(v)[0] for v in values if _jax.is_jaxpr(v)]
+        if eqn.primitive.name == "dim_as_value" or any(map(_reads_size, inner)):
+            return True
+    return False
 
 
 def _front(array: Any, axes: Sequence[int]) -> Any:

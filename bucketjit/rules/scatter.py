@@ -13,11 +13,11 @@ from bucketjit._dims import Shape, is_symbolic
 from bucketjit._rule import Rule, RuleContext
 from bucketjit.rules._regions import (
     INT32_MAX,
+    as_index,
     clamp,
     fits,
     inside,
     is_whole,
-    saturate,
     write_window,
 )
 
@@ -31,7 +31,7 @@ def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
         """One window is written in place; many have their indices rewritten."""
         applies = ctx.primitive.name == "scatter" and ctx.params["update_jaxpr"] is not None
         if indices.ndim == 1 and not applies:
-            return _one_window(ctx, operand, saturate(indices), updates, combine)
+            return _one_window(ctx, operand, as_index(indices), updates, combine)
         return _many_windows(ctx, operand, indices, updates)
 
     return rule
@@ -78,7 +78,7 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     if not mapped and not partial:
         ctx.refuse("it has no index by which to drop the updates of padded rows")
 
-    indices = saturate(indices)
+    indices = as_index(indices)
     columns = [indices[..., k] for k in range(len(mapped))]
     for k, axis in enumerate(mapped):
         if ctx.params["mode"] == _MODE.CLIP:

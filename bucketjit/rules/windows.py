@@ -251,9 +251,7 @@ def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
     return out
 
 
-def _scatter_selected(
-    ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Any
-) -> Any:
+def _scatter_selected(ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Any) -> Any:
     """Add the source of each window where its selected element came from (a window of any size)."""
     count = math.prod(operand.shape)
     origin = jnp.arange(count, dtype=jnp.int32).reshape(operand.shape)

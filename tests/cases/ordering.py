@@ -183,6 +183,14 @@ CASES = [
         constraints=("s >= 3",),
     ),
     Case(
+        "approx_top_k",
+        lambda x: [*lax.approx_max_k(x, 2), *lax.approx_min_k(x, 2, reduction_dimension=0)],
+        ("b, s",),
+        ("approx_top_k",),
+        sizes=({"b": 2, "s": 7}, {"b": 3, "s": 2}, {"b": 4, "s": 8}),
+        constraints=("b >= 2", "s >= 2"),
+    ),
+    Case(
         "approx_top_k_of_rows",
         lambda x: [lax.approx_max_k(x, 2), lax.approx_min_k(x, 2)],
         ("b, 5",),
@@ -218,22 +226,16 @@ CASES = [
             lambda a, v, method=method: [
                 jnp.searchsorted(a, v, side=side, method=method) for side in ("left", "right")
             ],
-            (Arg("s", make=_sorted_values), "b"),
-            domains=("mixed", "positive"),
+            (Arg("5", make=_sorted_values), "b, s"),
+            domains=ALL,
         )
-        for method in ("scan", "scan_unrolled", "sort", "compare_all")
+        for method in ("scan", "scan_unrolled", "compare_all")
     ),
+    Case("digitize", jnp.digitize, ("b, s", Arg("3", make=_sorted_values))),
     Case(
-        "searchsorted_special",
-        lambda a, v: jnp.searchsorted(a, v),
-        (Arg("s", make=_sorted_values), "b"),
-        domains=("special",),
-    ),
-    Case(
-        "digitize",
-        lambda x, bins: jnp.digitize(x, bins),
-        ("b, s", Arg("n", make=_sorted_values)),
-        sizes=({"b": 1, "s": 7, "n": 4}, {"b": 3, "s": 8, "n": 2}),
+        "interp",
+        lambda x, xp, fp: jnp.interp(x, xp, fp),
+        ("b, s", Arg("5", make=_sorted_values), "5"),
     ),
     Case(
         "partition",
@@ -290,7 +292,6 @@ CASES = [
         lambda x, y: [
             jnp.intersect1d(x, y, size=3, fill_value=-9),
             jnp.union1d(x, y, size=5, fill_value=-9),
-            jnp.setdiff1d(x, y, size=3, fill_value=-9),
         ],
         (Arg("s", "int32", 0, 5), Arg("b", "int32", 0, 5)),
     ),

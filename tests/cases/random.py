@@ -2,49 +2,277 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 
 from tests.harness import Arg, Case
 
 KEY = Arg("", "key")
 KEYS = Arg("b", "key")
-RAW = Arg("2", "uint32", low=0, high=1 << 32)
-DOMAIN = ("mixed",)
+WORDS = {"low": 0, "high": 1 << 32}
+RAW = Arg("2", "uint32", **WORDS)
+BOTH = ({"b": 1, "s": 8}, {"b": 3, "s": 5}, {"b": 4, "s": 1}, {"b": 4, "s": 8})
 
 
 def draw(name, fn, args, covers=("random_bits",), **options):
-    """A case of a draw: the value domain of floats plays no part."""
-    return Case(name, fn, args, covers, domains=DOMAIN, **options)
+    """A case of a draw, at few sizes: the values of other arguments hardly matter."""
+    arguments = [a if isinstance(a, Arg) else Arg(a) for a in args]
+    variables = {t for a in arguments for t in a.sizes if not t.isdigit()}
+    options.setdefault("sizes", BOTH if variables == {"b", "s"} else None)
+    return Case(f"random_{name}", fn, tuple(arguments), covers, domains=("mixed",), **options)
 
 
-def _shape_of(sampler, *params):
-    return lambda key, x: sampler(key, *params, x.shape)
+def sampler(name, fn, *params, dtype="float32", **options):
+    """A sampler of ``jax.random`` over an open leading and an open inner axis."""
+    return draw(
+        name, lambda k, x: fn(k, *params, shape=x.shape), (KEY, Arg("b, s", dtype)), **options
+    )
 
 
-CASES = [
-    draw("random_normal", lambda k, x: random.normal(k, x.shape), (KEY, "b, s")),
-    draw("random_bits_lead", lambda k, x: random.bits(k, x.shape), (KEY, "b, 3")),
-    draw("random_bits_inner", lambda k, x: random.bits(k, (2, *x.shape, 3)), (KEY, "s")),
-    draw("random_bits_raw", lambda k, x: random.bits(k, x.shape), (RAW, "b, s")),
+def by_total(fn):
+    """The same under the older numbering of threefry's counters."""
+
+    @functools.wraps(fn)
+    def wrapped(*args):
+        with jax.threefry_partitionable(False):
+            return fn(*args)
+
+    return wrapped
+
+
+def _bits(dtype):
+    return lambda k, x: random.bits(k, x.shape, dtype)
+
+
+def _dropout(k, x):
+    keep = random.bernoulli(k, 0.7, x.shape)
+    return jnp.where(keep, x / 0.7, 0).mean(-1)
+
+
+def _layers(k, x):
+    for i in range(2):
+        k, now = random.split(k)
+        x = x + 0.1 * random.normal(now, x.shape) * random.uniform(random.fold_in(now, i))
+    return x
+
+
+def _per_example(k, x):
+    return jax.vmap(lambda key, row: row + random.normal(key, row.shape))(
+        random.split(k, x.shape[0]), x
+    )
+
+
+def _positive(sample):
+    return lambda k, x: sample(k, jnp.abs(x) + 0.5)
+
+
+BITS = [
+    draw("bits_lead", lambda k, x: random.bits(k, x.shape), (KEY, "b, 3")),
+    draw("bits_inner", lambda k, x: random.bits(k, (2, *x.shape, 3)), (KEY, "s")),
+    draw("bits_both", _bits(jnp.uint32), (KEY, "b, s")),
+    draw("bits_8", _bits(jnp.uint8), (KEY, "b, s")),
+    draw("bits_16", _bits(jnp.uint16), (KEY, "b, s")),
+    draw("bits_raw_key", _bits(jnp.uint32), (RAW, "b, s"), ("random_bits", "random_wrap")),
+    draw("bits_expression", lambda k, x: random.bits(k, (x.size, 2 * x.shape[1])), (KEY, "b, s")),
     draw(
-        "random_bits_8",
-        lambda k, x: random.bits(k, x.shape, jnp.uint8),
-        (KEY, "b, s"),
-    ),
-    draw(
-        "random_bits_16",
-        lambda k, x: random.bits(k, x.shape, jnp.uint16),
-        (KEY, "b, s"),
-    ),
-    draw(
-        "random_bits_per_key",
-        lambda k, x: jax.vmap(lambda k: random.bits(k, x.shape))(k),
+        "bits_per_key",
+        lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k),
         (KEYS, "s"),
     ),
-    draw("random_split", lambda k, x: random.split(k, x.shape[0]), (KEY, "b"), ("random_split",)),
-    draw("random_split_raw", lambda k, x: random.split(k, x.shape[0]), (RAW, "b"), ("random_split",)),
-    draw("random_split_many", lambda k, x: random.split(k, x.shape), (KEY, "b, s"), ("random_split",)),
-    draw("random_gamma", lambda k, x: random.gamma(k, jnp.abs(x) + 0.1), (KEY, "b, s"), ("random_gamma",), grad=True),
+    draw("bits_key_batch", jax.vmap(lambda k: random.bits(k, (3,))), (KEYS,)),
+    draw(
+        "bits_key_square",
+        lambda k, x: jax.vmap(jax.vmap(lambda key: random.bits(key, (2, *x.shape))))(k),
+        (Arg("2, b", "key"), "s"),
+    ),
+    draw("split", lambda k, x: random.split(k, x.shape[0]), (KEY, "b"), ("random_split",)),
+    draw(
+        "split_raw",
+        lambda k, x: random.split(k, x.shape[0]),
+        (RAW, "s"),
+        ("random_split", "random_wrap", "random_unwrap"),
+    ),
+    draw("split_both", lambda k, x: random.split(k, x.shape), (KEY, "b, s"), ("random_split",)),
+    draw("split_keys", jax.vmap(random.split), (KEYS,), ("random_split",)),
+    draw(
+        "split_keys_many",
+        lambda k, x: jax.vmap(lambda key: random.split(key, x.shape[0]))(k),
+        (KEYS, "s"),
+        ("random_split",),
+    ),
+    draw("fold_in", jax.vmap(random.fold_in), (KEYS, Arg("b", "uint32")), ("random_fold_in",)),
+    draw(
+        "fold_in_size",
+        lambda k, x: random.key_data(random.fold_in(k, x.shape[0])),
+        (KEY, "b"),
+    ),
+    draw("seed", jax.vmap(random.key), (Arg("b", "uint32", **WORDS),), ("random_seed",)),
+    draw(
+        "wrap",
+        lambda words: random.wrap_key_data(words),
+        (Arg("b, 2", "uint32", **WORDS),),
+        ("random_wrap",),
+    ),
+    draw("unwrap", lambda k: random.key_data(k), (KEYS,), ("random_unwrap",)),
+    draw("clone", lambda k: random.clone(k), (KEYS,), ("random_clone",)),
+    draw(
+        "threefry",
+        lambda words: jax.extend.random.threefry_2x32(words[0, :2], words.ravel()),
+        (Arg("b, 2", "uint32", **WORDS),),
+        ("threefry2x32",),
+    ),
+    draw(
+        "split_rbg",
+        lambda x: random.key_data(random.split(random.key(7, impl="rbg"), x.shape)),
+        ("b, s",),
+        ("random_split",),
+    ),
+    *(
+        draw(
+            f"generator_{name}",
+            lambda x, impl=name: random.normal(random.key(7, impl=impl), x.shape),
+            ("b, s",),
+        )
+        for name in ("philox2x32", "philox4x32", "threefry4x32")
+    ),
 ]
+
+BY_TOTAL = [
+    draw("total_bits_lead", by_total(_bits(jnp.uint32)), (KEY, "b, 3")),
+    draw("total_bits_both", by_total(_bits(jnp.uint32)), (KEY, "b, s")),
+    draw("total_bits_8", by_total(_bits(jnp.uint8)), (KEY, "b, s")),
+    draw("total_bits_16", by_total(_bits(jnp.uint16)), (KEY, "b, s")),
+    draw("total_normal", by_total(lambda k, x: random.normal(k, x.shape)), (KEY, "b, s")),
+    draw(
+        "total_bits_per_key",
+        by_total(lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k)),
+        (KEYS, "s"),
+    ),
+    draw(
+        "total_split",
+        by_total(lambda k, x: random.split(k, x.shape[0])),
+        (KEY, "b"),
+        ("random_split",),
+    ),
+    draw(
+        "total_split_both",
+        by_total(lambda k, x: random.split(k, x.shape)),
+        (KEY, "b, s"),
+        ("random_split",),
+    ),
+    draw(
+        "total_split_rbg",
+        by_total(lambda x: random.key_data(random.split(random.key(7, impl="rbg"), x.shape[0]))),
+        ("b",),
+        ("random_split",),
+    ),
+]
+
+SAMPLERS = [
+    sampler("uniform", random.uniform),
+    sampler("uniform_range", lambda k, shape: random.uniform(k, shape, minval=-3, maxval=5)),
+    sampler("uniform_bfloat16", lambda k, shape: random.uniform(k, shape, jnp.bfloat16)),
+    sampler("normal", random.normal),
+    sampler("normal_complex", lambda k, shape: random.normal(k, shape, jnp.complex64)),
+    sampler("bernoulli", random.bernoulli, 0.3),
+    sampler("randint", lambda k, shape: random.randint(k, shape, -4, 9)),
+    sampler("randint_uint8", lambda k, shape: random.randint(k, shape, 3, 200, jnp.uint8)),
+    sampler("gumbel", random.gumbel),
+    sampler("exponential", random.exponential),
+    sampler("laplace", random.laplace),
+    sampler("cauchy", random.cauchy),
+    sampler("logistic", random.logistic),
+    sampler("rademacher", random.rademacher),
+    sampler("truncated_normal", random.truncated_normal, -2.0, 1.5),
+    sampler("rayleigh", random.rayleigh, 1.5),
+    sampler("weibull_min", random.weibull_min, 1.5, 2.0),
+    sampler("maxwell", random.maxwell),
+    sampler("geometric", random.geometric, 0.3),
+    sampler("triangular", random.triangular, 0.0, 0.3, 1.0),
+    draw("uniform_limits", lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x), (KEY, "b, s")),
+    draw("randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), (KEY, "s"), ()),
+    draw("categorical", lambda k, x: random.categorical(k, x), (KEY, "b, s")),
+    draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), (KEY, "b, s")),
+    draw("choice", lambda k, x: random.choice(k, x, (5,)), (KEY, "s"), ()),
+    draw("choice_many", lambda k, x: random.choice(k, 7, x.shape), (KEY, "b, s")),
+    draw(
+        "choice_weights",
+        lambda k, x: random.choice(k, x.shape[0], (5,), p=jax.nn.softmax(x)),
+        (KEY, "s"),
+        (),
+    ),
+    draw(
+        "multivariate_normal",
+        lambda k, m: random.multivariate_normal(k, m, jnp.eye(3)),
+        (KEY, "b, 3"),
+        rtol=1e-4,
+    ),
+    draw("dropout", _dropout, (KEY, "b, s"), grad=True),
+    draw("layers", _layers, (KEY, "b, s"), grad=True),
+    draw("per_example", _per_example, (KEY, "b, s"), ("random_bits", "random_split")),
+    draw(
+        "reparameterised",
+        lambda k, m, s: (m + jnp.exp(s) * random.normal(k, m.shape)).mean(),
+        (KEY, "b, s", "b, s"),
+        grad=True,
+    ),
+]
+
+FEW = ({"b": 1, "s": 3}, {"b": 3, "s": 2}, {"b": 4, "s": 4})
+SMALL = {"sizes": FEW, "buckets": {"b": 4, "s": 4}}
+
+REJECTION = [
+    draw(
+        "gamma",
+        _positive(random.gamma),
+        (KEY, "b, s"),
+        ("random_gamma",),
+        grad=True,
+        rtol=1e-4,
+        **SMALL,
+    ),
+    draw(
+        "gamma_per_key",
+        lambda k, x: jax.vmap(random.gamma)(k, jnp.abs(x) + 0.5),
+        (KEYS, "b, s"),
+        ("random_gamma",),
+        **SMALL,
+    ),
+    draw("loggamma", _positive(random.loggamma), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
+    draw(
+        "beta",
+        lambda k, x: random.beta(k, jnp.abs(x) + 0.5, 2.0),
+        (KEY, "b"),
+        ("random_gamma",),
+        sizes=({"b": 3},),
+    ),
+    draw(
+        "dirichlet",
+        _positive(random.dirichlet),
+        (KEY, "b, s"),
+        ("random_gamma",),
+        **SMALL,
+    ),
+    draw("chisquare", _positive(random.chisquare), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
+    draw("t", lambda k, x: random.t(k, 3.0, x.shape), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
+    draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), (KEY, "b, s"), **SMALL),
+    draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), (KEY, "b, s"), **SMALL),
+    draw(
+        "binomial",
+        lambda k, x: random.binomial(k, 10.0, jax.nn.sigmoid(x)),
+        (KEY, "b, s"),
+        **SMALL,
+    ),
+    draw(
+        "double_sided_maxwell",
+        lambda k, x: random.double_sided_maxwell(k, x, 2.0),
+        (KEY, "b"),
+        sizes=({"b": 3},),
+    ),
+]
+
+CASES = BITS + BY_TOTAL + SAMPLERS + REJECTION

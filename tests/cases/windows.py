@@ -168,7 +168,9 @@ CASES = [
     _case("min_special", pool("min", W3), "b, s, 2", covers=MIN, domains=SPECIAL),
     _case("min_uint8", pool("min", W3, S2), Arg("b, s, 2", "uint8", low=3), covers=MIN),
     _case("sum_same_stride", pool("sum", W3, S2), "b, s, f", covers=SUM, grad=True),
-    _case("sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", covers=SUM, grad=True, sizes=FROM_3),
+    _case(
+        "sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", covers=SUM, grad=True, sizes=FROM_3
+    ),
     _case(
         "sum_dilated",
         pool("sum", W3, S2, base_dilation=(1, 2, 1), window_dilation=(1, 2, 1)),
@@ -215,9 +217,7 @@ CASES = [
     _case("product_int", pool("mul", W3, S2), Arg("b, s, 2", "int32"), covers=ANY),
     _case("own_reducer", most_negative, "b, s, 2", covers=ANY),
     _case("own_reducer_vmap", jax.vmap(most_negative), "b, 1, s, 2", covers=ANY),
-    _case(
-        "two_arrays", mean_and_count, "b, s", Arg("b, s", "int32"), covers=ANY, domains=SPECIAL
-    ),
+    _case("two_arrays", mean_and_count, "b, s", Arg("b, s", "int32"), covers=ANY, domains=SPECIAL),
     _case(
         "any",
         lambda x: lax.reduce_window(x, np.array(False), lax.bitwise_or, (1, 2), (1, 2), "SAME"),

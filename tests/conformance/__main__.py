@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.conformance import driver
 from tests.conformance.outcome import (
     BAD,
     FALLBACK,
@@ -48,6 +49,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes; 0 runs in this one")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     parser.add_argument("--refused", action="store_true", help="list what JAX refuses, too")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show them, in this process (implies --jobs 0)"
+    )
     return parser.parse_args(argv)
 
 
@@ -65,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the sweep; 1 if anything was wrong or failed."""
     given = _arguments(argv)
     parts = given.part or ["a", "b"]
+    if given.traceback:
+        given.jobs, driver.show_tracebacks = 0, True
     report: dict[str, list[Outcome]] = {}
     for part in parts:
         began = time.perf_counter()

@@ -25,21 +25,20 @@ TOLERANCE = {
 SMALL_FLOAT = 0.25  # eight bits and fewer
 
 # These only move, choose or compare values: every bit must agree, the sign of zero included.
-MOVES = frozenset(
-    """argmax argmin bitcast_convert_type broadcast_in_dim clamp concatenate cummax cummin
+_MOVES = """argmax argmin bitcast_convert_type broadcast_in_dim clamp concatenate cummax cummin
     dynamic_slice dynamic_update_slice eq gather ge gt iota is_finite le lt ne pad reduce_and
     reduce_max reduce_min reduce_or reduce_window_max reduce_window_min reshape rev scatter
     scatter_max scatter_min select_and_gather_add select_n slice sort squeeze stop_gradient
-    top_k transpose""".split()
-)
+    top_k transpose"""
+MOVES = frozenset(_MOVES.split())
 
 # These add up values of both signs.
-ACCUMULATES = frozenset(
-    """approx_top_k cholesky conv_general_dilated cumlogsumexp cumprod cumsum custom_linear_solve
+_ACCUMULATES = """approx_top_k cholesky conv_general_dilated cumlogsumexp cumprod cumsum
+    custom_linear_solve
     dot_general eig eigh fft lu qr reduce reduce_prod reduce_sum reduce_window_add
     reduce_window_mul scatter_add scatter_mul select_and_scatter_add svd triangular_solve
-    tridiagonal_solve""".split()
-)
+    tridiagonal_solve"""
+ACCUMULATES = frozenset(_ACCUMULATES.split())
 
 # By how much the tolerance is wider, and why.
 WIDER = {

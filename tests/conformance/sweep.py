@@ -112,9 +112,7 @@ def distinct(indices: Sequence[int], jobs: int) -> list[int]:
     for chunk, found in _in_processes(_fingerprints, _chunks(indices, 200), jobs):
         prints.update(zip(chunk, found or [None] * len(chunk), strict=True))
     first: dict[str | None, int] = {}
-    return [
-        i for i in indices if prints[i] is None or first.setdefault(prints[i], i) == i
-    ]
+    return [i for i in indices if prints[i] is None or first.setdefault(prints[i], i) == i]
 
 
 class _Part:

@@ -1,0 +1,50 @@
+"""Compare results in everything that `jax.jit` determines of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def assert_same(got: Any, want: Any, *, rtol: float = 2e-6) -> None:
+    """``got`` has the tree, types, shapes, dtypes, weak types, devices and values of ``want``."""
+    got_tree, want_tree = (jax.tree_util.tree_structure(x) for x in (got, want))
+    assert got_tree == want_tree, f"tree {got_tree}, exact {want_tree}"
+    wanted = jax.tree_util.tree_leaves(want)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), wanted, strict=True):
+        where = f"output{jax.tree_util.keystr(path)}"
+        assert isinstance(a, jax.Array), f"{where}: {type(a)}"
+        for attribute in ("shape", "dtype", "weak_type", "committed", "sharding"):
+            x, y = (getattr(value, attribute, None) for value in (a, b))
+            assert x == y, f"{where}: {attribute} {x}, exact {y}"
+        _assert_equal(a, b, where, rtol)
+
+
+def _assert_equal(a: Any, b: Any, where: str, rtol: float) -> None:
+    if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    if not jnp.issubdtype(b.dtype, jnp.inexact):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=where)
+        return
+    kind = np.complex128 if jnp.issubdtype(b.dtype, jnp.complexfloating) else np.float64
+    rtol = max(rtol, 4 * float(jnp.finfo(b.dtype).eps))
+    a, b = np.asarray(a).astype(kind), np.asarray(b).astype(kind)
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=where)
+
+
+def assert_like_jit(
+    executor: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Calls the executor and ``jax.jit(fn)`` with the same arguments; returns the result."""
+    got = executor(*args, **kwargs)
+    assert_same(got, jax.jit(fn)(*args, **kwargs))
+    return got
+
+
+def ramp(*shape: int, dtype: Any = np.float32, start: float = 1) -> np.ndarray:
+    """Distinct contents: start, start + 1, ..."""
+    return (np.arange(np.prod(shape, dtype=int)) + start).astype(dtype).reshape(shape)

@@ -1,0 +1,49 @@
+"""What every test relies on: fallbacks are errors, XLA compiles are counted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+
+# A call that quietly runs exact would pass every comparison with the exact run. A test that
+# expects a fallback says so with `pytest.warns(FallbackWarning)`.
+FILTERS = ("error::bucketjit.FallbackWarning",)
+
+_backend_compiles: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in FILTERS:
+        config.addinivalue_line("filterwarnings", line)
+
+
+def _record(event: str, duration: float, **details: object) -> None:
+    if "backend_compile" in event:
+        _backend_compiles.append(event)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _listen() -> None:
+    jax.monitoring.register_event_duration_secs_listener(_record)
+
+
+@pytest.fixture
+def xla_compiles() -> Callable[[], int]:
+    """Counts XLA compiles since the test began, whoever caused them."""
+    began = len(_backend_compiles)
+    return lambda: len(_backend_compiles) - began
+
+
+@pytest.fixture
+def live_executables() -> Iterator[Callable[[], int]]:
+    """Counts executables alive in the backend, relative to the start of the test."""
+
+    def count() -> int:
+        gc.collect()
+        return len(jax.devices()[0].client.live_executables())
+
+    began = count()
+    yield lambda: count() - began

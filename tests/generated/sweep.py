@@ -1,0 +1,58 @@
+"""Run random programs in batches, each in a process that can be thrown away."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import Any
+
+
+def drawn(count: int, seed: int) -> list[Any]:
+    """Programs drawn by Hypothesis, the same for the same seed."""
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as with_seed
+
+    from tests.generated.programs import Generated, programs
+
+    found: list[Generated] = []
+
+    @with_seed(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate,),
+    )
+    @given(programs())
+    def collect(program: Generated) -> None:
+        if program.lines:
+            found.append(program)
+
+    collect()
+    return found
+
+
+def run_batch(seed: int, count: int) -> tuple[Counter[str], Counter[str], list[str]]:
+    """One batch in this process: verdicts, reasons of refusals, failures with their source."""
+    import jax
+
+    from tests.generated.check import FAILED, REFUSED, verdict
+    from tests.generated.shrink import shrink
+
+    kinds: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    failures = []
+    for i, program in enumerate(drawn(count, seed)):
+        if i % 10 == 9:
+            jax.clear_caches()
+            gc.collect()
+        found = verdict(program)
+        kinds[found.kind] += 1
+        if found.kind == REFUSED:
+            reasons[found.message] += 1
+        if found.kind == FAILED:
+            kind = type(found.error)
+            small = shrink(program, lambda p, kind=kind: type(verdict(p).error) is kind)
+            failures.append(f"{small}\n  {verdict(small).message}")
+    return kinds, reasons, failures

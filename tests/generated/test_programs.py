@@ -1,0 +1,49 @@
+"""Random programs, padded with poison at every equation, against the plain run."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import jax
+import pytest
+from hypothesis import HealthCheck, Phase, assume, event, given, settings
+
+from tests.generated.check import INVALID, verdict
+from tests.generated.programs import Generated, programs
+
+FEW = settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.generate,),
+)
+MANY = settings(FEW, max_examples=400, derandomize=False, print_blob=True)
+_count = itertools.count(1)
+
+
+def check(program: Generated) -> None:
+    """Masked agrees with exact, or masking is refused with a reason."""
+    if next(_count) % 20 == 0:  # an executable holds about a hundred memory maps
+        jax.clear_caches()
+        gc.collect()
+    found = verdict(program)
+    assume(found.kind != INVALID)
+    event(f"{found.kind} {found.message}")
+    if found.error is not None:
+        raise AssertionError(repr(program)) from found.error
+
+
+@FEW
+@given(programs())
+def test_generated_programs(program: Generated) -> None:
+    check(program)
+
+
+@pytest.mark.slow
+@MANY
+@given(programs())
+def test_many_generated_programs(program: Generated) -> None:
+    check(program)

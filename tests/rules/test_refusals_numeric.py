@@ -1,0 +1,80 @@
+"""What reductions, contractions and orderings refuse, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from bucketjit._dims import BucketSizes
+from bucketjit._errors import MaskingError
+from bucketjit._interpret import interpret
+from bucketjit._trace import Leaf, trace
+from bucketjit.rules import default_rules
+
+
+def refusal(fn: Callable[..., Any], *leaves: Leaf, **bucket: int) -> MaskingError:
+    """The refusal of a function at a bucket; nothing is computed."""
+    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
+    program = trace(fn, tree, leaves, bucket)
+    sizes = BucketSizes(bucket, program.lower, bucket)
+    args = [
+        jax.ShapeDtypeStruct(sizes.padded_shape(shape), leaf.dtype)
+        for shape, leaf in zip(program.in_shapes, leaves, strict=True)
+    ]
+
+    def run(*args: Any) -> Any:
+        return interpret(program.jaxpr, program.consts, args, sizes, default_rules())
+
+    with pytest.raises(MaskingError) as caught:
+        jax.eval_shape(run, *args)
+    return caught.value
+
+
+def of(shape: tuple[int | str, ...], dtype: str = "float32") -> Leaf:
+    return Leaf("x", shape, jnp.dtype(dtype))
+
+
+@pytest.mark.parametrize("fn", [lax.cummax, lax.cummin])
+def test_complex_cumulative_order(fn: Callable[..., Any]) -> None:
+    error = refusal(fn, of(("s",), "complex64"), s=4)
+    assert error.reason.startswith(
+        f"{fn.__name__}: complex numbers have no order next to a NaN, so padding would change"
+    )
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_reduce_with_a_function_of_a_size(nested: bool) -> None:
+    def fn(x: Any) -> Any:
+        scaled = lambda a, b: a + b * x.shape[0]  # noqa: E731
+        return lax.reduce(x, 0.0, jax.jit(scaled) if nested else scaled, (0,))
+
+    error = refusal(fn, of(("s",)), s=4)
+    assert error.reason.startswith("reduce: its function reads a symbolic size")
+
+
+def test_scaled_dot_with_broken_blocks() -> None:
+    def fn(x: Any, y: Any, sx: Any, sy: Any) -> Any:
+        return lax.scaled_dot(x, y, lhs_scale=sx, rhs_scale=sy)
+
+    operands = [of((3, "2*s"), "bfloat16"), of(("2*s", 3), "bfloat16")]
+    error = refusal(fn, *operands, of((3, 2)), of((2, 3)), s=4)
+    assert "scaled_dot: a padded axis would not consist of whole blocks" in error.reason
+
+
+def test_approximate_search_on_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    error = refusal(lambda x: lax.approx_max_k(x, 1), of(("s",)), s=4)
+    assert "what an approximate search finds depends on the size of the axis" in error.reason
+    assert error.remedy == "use lax.top_k"
+
+
+def test_size_beyond_int32() -> None:
+    error = refusal(
+        lambda x, y: x.shape[0] * y.shape[0], of(("b",)), of(("s",)), b=1 << 16, s=1 << 16
+    )
+    assert "does not fit into int32 in this bucket" in error.reason

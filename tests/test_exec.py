@@ -1,0 +1,1344 @@
+"""A call of the executor returns what a call of `jax.jit` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from bucketjit import (
+    BucketedExec,
+    BucketStats,
+    CacheInfo,
+    Fallback,
+    FallbackError,
+    FallbackWarning,
+    MaskingError,
+    strategies,
+)
+from tests.comparison import assert_like_jit, assert_same, ramp
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 3, 4)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w", "n"], meta_fields=["name"])
+@dataclasses.dataclass
+class State:
+    w: Any
+    n: Any
+    name: str = "state"
+
+
+# --- outputs -----------------------------------------------------------------------------------
+
+OUTPUTS: dict[str, Callable[[Any], Any]] = {
+    "same shape": lambda x: x * 2,
+    "returned unchanged": lambda x: x,
+    "returned twice": lambda x: (x, x, x + 1),
+    "scalar": lambda x: x.sum(),
+    "static shape": lambda x: x[0] + x.max(),
+    "static array next to it": lambda x: (jnp.arange(3), x + 1),
+    "larger": lambda x: jnp.concatenate([x, x, jnp.ones(1)]),
+    "smaller": lambda x: x[: x.shape[0] // 2 + 1],
+    "product of sizes": lambda x: jnp.outer(x, x),
+    "its size": lambda x: x.shape[0],
+    "expression of its size": lambda x: (2 * x.shape[0] + 1, x.size),
+    "size as an array": lambda x: jnp.asarray(x.shape[0]) * x.dtype.type(0.5),
+    "mean": lambda x: jnp.mean(x),
+    "Python numbers": lambda x: (1, 2.5, True, x),
+    "NumPy arrays": lambda x: (np.arange(3), np.float64(2.0), x),
+    "nothing": lambda x: None,
+    "empty containers": lambda x: ((), [], {}, None),
+    "None leaves": lambda x: {"a": None, "b": (x, None)},
+    "named tuple": lambda x: Point(x, {"z": x.sum()}),
+    "dataclass": lambda x: State(x * 3, x.shape[0], "other"),
+    "booleans": lambda x: (x > 2, (x > 2).any()),
+    "integers": lambda x: (x.astype(jnp.int8), jnp.argmax(x)),
+    "weakly typed": lambda x: jnp.broadcast_to(1.5, x.shape),
+    "weakly typed scalar": lambda x: jnp.asarray(2.0) * 3,
+    "constant of its shape": lambda x: jnp.zeros(x.shape, jnp.bfloat16),
+    "complex": lambda x: x + 1j,
+    "typed keys": lambda x: jax.random.split(jax.random.key(3), 2),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs(name: str) -> None:
+    fn = OUTPUTS[name]
+    executor = BucketedExec(fn).with_pow2()
+    for n in SIZES:
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.cache_size() == 5
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_without_a_strategy(name: str) -> None:
+    fn = OUTPUTS[name]
+    executor = BucketedExec(fn)
+    for n in (1, 3, 4, 3):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.cache_size() == 3
+
+
+def test_nothing_leaks_from_padding_into_a_result() -> None:
+    executor = BucketedExec(lambda x: 1 / (x - x)).with_pow2()
+    result = executor(ramp(3))
+    assert result.shape == (3,) and np.asarray(result).base is None or result.shape == (3,)
+    np.testing.assert_array_equal(result + 0, np.full(3, np.inf))
+
+
+def test_results_can_be_used_as_any_other_array() -> None:
+    executor = BucketedExec(lambda x: (x * 2, x.T)).with_pow2()
+    a, b = executor(ramp(3, 2))
+    np.testing.assert_array_equal(a + 1, ramp(3, 2) * 2 + 1)
+    np.testing.assert_array_equal(b @ a, ramp(3, 2).T @ (2 * ramp(3, 2)))
+    np.testing.assert_array_equal(jax.jit(jnp.sum)(a), 42)
+    np.testing.assert_array_equal(a.at[0].set(0)[1:], 2 * ramp(3, 2)[1:])
+    assert a.is_deleted() is False
+    a.block_until_ready()
+
+
+def test_a_result_can_be_donated_to_another_function() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    first = executor(ramp(3))
+    held = executor(ramp(3))
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a view of a padded buffer may not be reusable
+        again = step(first)
+    np.testing.assert_array_equal(again, 2 * ramp(3) + 1)
+    np.testing.assert_array_equal(held, 2 * ramp(3))
+    np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+DTYPES = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+    "complex64 complex128 float8_e4m3fn"
+).split()
+
+
+def _double(x: Any) -> Any:
+    return x if x.dtype == bool else x + x
+
+
+@pytest.mark.parametrize("kind", ["numpy", "jax"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype: str, kind: str) -> None:
+    executor = BucketedExec(_double).with_pow2()
+    for n in (1, 3, 4, 3):
+        x = ramp(n, dtype=jnp.dtype(dtype))
+        assert_like_jit(executor, _double, x if kind == "numpy" else jnp.asarray(x))
+    assert executor.cache_size() == 2
+
+
+def test_numpy_and_jax_inputs_share_an_executable() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for make in (np.asarray, jnp.asarray, np.float64, np.asarray):
+        assert_like_jit(executor, executor.__wrapped__, make(ramp(3)))
+    assert executor.cache_size() == 1
+
+
+LAYOUTS: dict[str, Callable[[int], Any]] = {
+    "every second": lambda n: ramp(2 * n, 3)[::2],
+    "reversed": lambda n: ramp(n, 3)[::-1],
+    "inner step": lambda n: ramp(n, 6)[:, ::2],
+    "transposed": lambda n: ramp(3, n).T,
+    "Fortran order": lambda n: np.asfortranarray(ramp(n, 3)),
+    "broadcast": lambda n: np.broadcast_to(ramp(3), (n, 3)),
+    "offset": lambda n: ramp(n + 1, 3)[1:],
+    "unaligned": lambda n: np.frombuffer(b"\0" + ramp(n, 3).tobytes(), np.uint8)[1:]
+    .view(np.float32)
+    .reshape(n, 3),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_layouts(layout: str) -> None:
+    fn = lambda x: (x + 1, x.sum(0))  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for n in (1, 3, 4, 5):
+        x = LAYOUTS[layout](n)
+        before = np.array(x)
+        x.flags.writeable = False
+        assert_like_jit(executor, fn, x)
+        np.testing.assert_array_equal(x, before)
+
+
+def test_two_open_axes_of_one_array() -> None:
+    fn = lambda x: (x * 2, x.sum(1), x.T)  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes="b, s").with_pow2()
+    for b, s in ((3, 5), (4, 8), (1, 7), (3, 8), (4, 5)):
+        assert_like_jit(executor, fn, ramp(b, s))
+    assert executor.cache_size() == 2  # (4, 8) and (1, 8)
+
+
+def test_scalar_arrays_of_every_kind() -> None:
+    fn = lambda x, c: (x * c, c + 1)  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    scalars = [np.array(2.0), np.float32(2), np.float16(2), jnp.asarray(2.0), jnp.float32(2)]
+    for c in [*scalars, np.int64(2), np.bool_(True), np.array(2, np.uint8)]:
+        for n in (3, 4):
+            assert_like_jit(executor, fn, ramp(n), c)
+
+
+@pytest.mark.parametrize("scalar", [2, 2.5, True, 1 + 2j, -7])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "bool", "complex64"])
+def test_python_scalars_stay_weakly_typed(scalar: Any, dtype: str) -> None:
+    fn = lambda x, c: (x * c, c, c + 1)  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4, 3):
+        assert_like_jit(executor, fn, ramp(n, dtype=jnp.dtype(dtype)), scalar)
+
+
+def test_a_python_scalar_in_a_container_may_become_an_array() -> None:
+    """400 parameters are checked by jit's own C++ code, and weak types must not slip through."""
+    fn = lambda c, x: (x * c["scale"], x + c["shift"][0])  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    scales = [2, 2.0, np.float32(2), jnp.float32(2), jnp.asarray(2.0), np.float16(2), True, 2]
+    for n in (3, 4, 3):
+        for scale in scales:
+            x = ramp(n, dtype=jnp.bfloat16)
+            assert_like_jit(executor, fn, {"scale": scale, "shift": [scale]}, x)
+
+
+def test_weakly_typed_arrays_with_an_open_axis() -> None:
+    fn = lambda x, y: (x + y, x, x * 2)  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for weak in (True, False, True):
+        for n in (3, 4, 3, 4, 5):
+            one = jnp.asarray(2.0) if weak else jnp.float32(2)
+            x = jnp.broadcast_to(one, (n,))
+            assert x.weak_type is weak
+            assert_like_jit(executor, fn, x, ramp(n, dtype=jnp.bfloat16))
+
+
+def test_committed_arrays_give_committed_results() -> None:
+    fn = lambda x, c: (x * c, c + 1, x.sum())  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    device = jax.devices()[0]
+    for n in (3, 4):
+        for x in (ramp(n), jnp.asarray(ramp(n)), jax.device_put(ramp(n), device)):
+            for c in (np.float32(1), jax.device_put(np.float32(1), device)):
+                assert_like_jit(executor, fn, x, c)
+
+
+def test_size_zero() -> None:
+    fn = lambda x: (x * 2, x.sum(), jnp.concatenate([x, x]), x.shape[0])  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for n in (0, 3, 0, 4, 0):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.stats().fallback_calls == 0
+
+
+def test_size_zero_of_one_variable() -> None:
+    fn = lambda x, y: jnp.concatenate([x, y])  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=("b", "s")).with_pow2()
+    for b, s in ((3, 0), (0, 3), (3, 3), (0, 0), (4, 4)):
+        assert_like_jit(executor, fn, ramp(b), ramp(s))
+
+
+def test_arrays_without_elements_along_a_static_axis() -> None:
+    fn = lambda x: (x + 1, x.sum(1))  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4, 5):
+        assert_like_jit(executor, fn, ramp(n, 0))
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_one_key_as_an_argument(make: Callable[[int], Any]) -> None:
+    fn = lambda key, x: (jax.random.uniform(key), x, jax.random.fold_in(key, 3))  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=(None, "b")).with_pow2()
+    for n in (1, 3, 4):
+        assert_like_jit(executor, fn, make(n), ramp(n))
+    assert executor.cache_size() == 2
+
+
+@pytest.mark.parametrize("kind", ["typed", "raw", "raw on the host"])
+def test_a_batch_of_keys(kind: str) -> None:
+    fn = lambda keys, x: (keys, x)  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=("b, ...", "b")).with_pow2()
+    for n in (1, 3, 4, 5):
+        keys = jax.random.split(jax.random.key(n), n)
+        if kind != "typed":
+            keys = jax.random.key_data(keys)
+        assert_like_jit(executor, fn, np.asarray(keys) if "host" in kind else keys, ramp(n))
+    assert executor.cache_size() == 3
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_of_every_generator(impl: str) -> None:
+    fn = lambda keys: (keys, jnp.arange(3))  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4):
+        assert_like_jit(executor, fn, jax.random.split(jax.random.key(0, impl=impl), n))
+
+
+def test_keys_of_two_generators_do_not_share_an_executable() -> None:
+    fn = lambda keys: keys  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for impl in ("threefry2x32", "rbg", "threefry2x32"):
+        assert_like_jit(executor, fn, jax.random.split(jax.random.key(0, impl=impl), 3))
+
+
+# --- trees and keyword arguments ---------------------------------------------------------------
+
+
+def test_containers_as_arguments() -> None:
+    def fn(state: State, point: Point, extra: Any) -> Any:
+        return {"s": State(state.w * point.x, state.n, state.name), "p": point, "e": extra}
+
+    spec = ({"w": "_", "n": None}, "b", None)
+    executor = BucketedExec(fn, dynamic_axes=(None, "b", None)).with_pow2()
+    for n in (1, 3, 4, 5):
+        args = (
+            State(np.float32(3), jnp.arange(2), "a"),
+            Point(ramp(n), ramp(n, dtype=int)),
+            [None, {"k": (1, 2.0)}, ()],
+        )
+        assert_like_jit(executor, fn, *args)
+    assert executor.cache_size() == 3
+    assert spec is not None
+
+
+def test_static_fields_of_a_dataclass_are_part_of_the_signature() -> None:
+    fn = lambda s, x: x * len(s.name)  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4):
+        for name in ("a", "ab", "a"):
+            assert_like_jit(executor, fn, State(1, 2, name), ramp(n))
+    assert executor.cache_size() == 2
+
+
+def test_a_tree_that_changes() -> None:
+    fn = lambda trees, x: (jax.tree.map(lambda a: a + 1, trees), x)  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for trees in ((), (1.0,), {"a": 1.0}, {"b": 1.0}, None, [None, 1], {"a": 1.0}):
+        for n in (3, 4):
+            assert_like_jit(executor, fn, trees, ramp(n))
+
+
+def test_keyword_arguments() -> None:
+    def fn(x: Any, *, scale: Any = 2.0, shift: Any = None) -> Any:
+        return x * scale if shift is None else x * scale + shift
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4, 5):
+        x = ramp(n)
+        assert_like_jit(executor, fn, x)
+        assert_like_jit(executor, fn, x=x)
+        assert_like_jit(executor, fn, x, scale=3)
+        assert_like_jit(executor, fn, x, shift=ramp(n), scale=jnp.float32(2))
+        assert_like_jit(executor, fn, x, scale=jnp.float32(2), shift=ramp(n))
+    assert executor.cache_size() == 8  # four ways to call it, two buckets
+
+
+def test_defaults_and_variadic_parameters() -> None:
+    def fn(x: Any, *rest: Any, factor: Any = 2, **named: Any) -> Any:
+        return [factor * a for a in (x, *rest, *named.values())]
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4):
+        x = ramp(n)
+        assert_like_jit(executor, fn, x)
+        assert_like_jit(executor, fn, x, x + 1, 3.0)
+        assert_like_jit(executor, fn, x, b=x, a=x + 2)
+
+
+CALLABLES: dict[str, Callable[[], Callable[..., Any]]] = {
+    "partial": lambda: functools.partial(lambda a, x: x + a, 2.0),
+    "partial with a keyword": lambda: functools.partial(lambda x, a: x + a, a=2.0),
+    "jax.numpy function": lambda: jnp.exp,
+    "ufunc": lambda: jnp.negative,
+    "jitted": lambda: jax.jit(lambda x: x + 1),
+    "bound method": lambda: _Model(3.0).apply,
+    "object": lambda: _Model(3.0),
+    "builtin": lambda: operator.neg,
+    "gradient": lambda: jax.grad(lambda x: (x * x).sum()),
+    "vmapped": lambda: jax.vmap(lambda x: x * 2),
+    "checkpointed": lambda: jax.checkpoint(lambda x: x * 2),
+    "another executor": lambda: BucketedExec(lambda x: x * 2).with_linear(8),
+}
+
+
+class _Model:
+    """Has attributes that an executor might call its own."""
+
+    def __init__(self, factor: float) -> None:
+        self._config = self._cache = self._lock = self._routes = self._signer = factor
+        self._counters = self._refused = factor
+
+    def apply(self, x: Any) -> Any:
+        return x * self._config
+
+    __call__ = apply
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_everything_that_can_be_called(name: str) -> None:
+    fn = CALLABLES[name]()
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4, 5):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.cache_size() == 2
+    assert "BucketedExec" in repr(executor)
+
+
+def test_wrapping_an_executor_leaves_the_inner_one_alone() -> None:
+    inner = BucketedExec(lambda x: x * 2).with_linear(8)
+    outer = BucketedExec(inner).with_pow2()
+    outer(ramp(3))
+    assert inner.cache_size() == 0
+    inner(ramp(3))
+    inner(ramp(5))
+    assert (inner.cache_size(), outer.cache_size()) == (1, 1)
+    outer.cache_clear()
+    assert inner.cache_size() == 1
+
+
+def test_it_looks_like_the_function() -> None:
+    def mean_of_rows(x: Any) -> Any:
+        """Say so."""
+        return x.mean(0)
+
+    executor = BucketedExec(mean_of_rows).with_pow2()
+    assert executor.__name__ == "mean_of_rows"
+    assert executor.__doc__ == "Say so."
+    assert executor.__wrapped__ is mean_of_rows
+
+
+def test_as_a_decorator() -> None:
+    @BucketedExec
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    assert_like_jit(double, double.__wrapped__, ramp(3))
+
+
+def test_a_closure_over_arrays() -> None:
+    w, keys = jnp.asarray(ramp(3)), jax.random.key(1)
+    host = ramp(3)
+
+    def fn(x: Any) -> Any:
+        return x @ w + host.sum(), jax.random.uniform(keys)
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (1, 3, 4):
+        assert_like_jit(executor, fn, ramp(n, 3))
+
+
+# --- static arguments --------------------------------------------------------------------------
+
+
+def _static(x: Any, how: Any, power: Any = 1) -> Any:
+    return (x.sum() if how == "sum" else x.max()) * x**power
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_argnums": (1, 2)},
+        {"static_argnums": (-2, -1)},
+        {"static_argnames": ("how", "power")},
+        {"static_argnames": ("how",), "static_argnums": 2},
+    ],
+    ids=str,
+)
+def test_static_arguments(options: dict[str, Any]) -> None:
+    executor = BucketedExec(_static, **options).with_pow2()
+    jitted = jax.jit(_static, **options)
+    for n in (3, 4, 3):
+        for how in ("sum", "max"):
+            for power in (1, 2, 1):
+                x = ramp(n)
+                assert_same(executor(x, how, power), jitted(x, how, power))
+                assert_same(executor(x, how, power=power), jitted(x, how, power=power))
+                assert_same(executor(x, power=power, how=how), jitted(x, power=power, how=how))
+        assert_same(executor(x, "sum"), jitted(x, "sum"))
+
+
+def test_static_arguments_between_dynamic_ones() -> None:
+    def fn(n: int, x: Any, flag: bool, y: Any) -> Any:
+        return x[:n] if flag else y[:n]
+
+    executor = BucketedExec(fn, static_argnums=(0, 2), dynamic_axes=(None, "b", None, "b"))
+    executor = executor.with_pow2()
+    for b in (3, 4):
+        for n in (1, 2):
+            for flag in (True, False):
+                got = executor(n, ramp(b), flag, -ramp(b))
+                np.testing.assert_array_equal(got, ramp(n) if flag else -ramp(n))
+
+
+def test_static_values_that_are_equal_but_of_other_types_are_told_apart() -> None:
+    executor = BucketedExec(lambda x, s: x * (2 if type(s) is float else 3), static_argnums=1)
+    executor = executor.with_pow2()
+    for n in (3, 4, 3):
+        for static, factor in ((1, 3), (1.0, 2), (True, 3), (1, 3), (1.0, 2)):
+            np.testing.assert_array_equal(executor(ramp(n), static), factor * ramp(n))
+
+
+def test_static_arguments_may_be_anything_hashable() -> None:
+    executor = BucketedExec(lambda x, f: f(x), static_argnums=1).with_pow2()
+    for f in (jnp.exp, jnp.sin, len(SIZES).__mul__, jnp.exp):
+        assert_same(executor(ramp(3), f), jax.jit(f)(ramp(3)), rtol=1e-5)
+
+
+# --- donation ----------------------------------------------------------------------------------
+
+
+def _train(state: Any, x: Any) -> Any:
+    return {"w": state["w"] + x.sum(), "n": state["n"] + 1}, x * 2
+
+
+@pytest.mark.parametrize("strategy", [strategies.Pow2(), strategies.Exact()], ids=str)
+def test_donated_arguments_are_given_away(strategy: Any) -> None:
+    executor = BucketedExec(_train, donate_argnums=0, dynamic_axes=(None, "b"))
+    executor = executor.with_strategy(strategy)
+    state = {"w": jnp.zeros(8), "n": jnp.zeros((), int)}
+    total = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 4, 3, 5, 4):
+            given = state
+            state, doubled = executor(given, ramp(n))
+            total += float(ramp(n).sum())
+            assert given["w"].is_deleted() and given["n"].is_deleted()
+            np.testing.assert_array_equal(doubled, 2 * ramp(n))
+    np.testing.assert_array_equal(state["w"], np.full(8, total))
+    assert int(state["n"]) == 5
+
+
+def test_what_is_not_donated_is_kept() -> None:
+    executor = BucketedExec(_train, donate_argnums=(), dynamic_axes=(None, "b")).with_pow2()
+    state = {"w": jnp.zeros(8), "n": jnp.zeros((), int)}
+    for n in (3, 4, 3):
+        executor(state, ramp(n))
+        np.testing.assert_array_equal(state["w"], np.zeros(8))
+
+
+def test_donating_an_argument_with_an_open_axis() -> None:
+    executor = BucketedExec(lambda x, w: (x * 2, w + 1), donate_argnums=(0, 1)).with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 4, 3, 4):
+            w = jnp.ones((5,)) if n == 0 else jnp.float32(1)
+            x = jnp.asarray(ramp(n))
+            doubled, more = executor(x, w)
+            np.testing.assert_array_equal(doubled, 2 * ramp(n))
+            assert float(more) == 2
+
+
+def test_donating_after_a_static_argument() -> None:
+    executor = BucketedExec(
+        lambda how, w, x: (w + x.sum(), x),
+        static_argnums=0,
+        donate_argnums=1,
+        dynamic_axes=(None, None, "b"),
+    ).with_pow2()
+    for n in (3, 4, 3):
+        w = jnp.zeros(4)
+        executor("a", w, ramp(n))
+        assert w.is_deleted()
+
+
+def test_a_donated_array_used_again_is_refused_as_by_jit() -> None:
+    executor = BucketedExec(_train, donate_argnums=0, dynamic_axes=(None, "b")).with_pow2()
+    state = {"w": jnp.zeros(8), "n": jnp.zeros((), int)}
+    executor(state, ramp(3))
+    for n in (3, 4, 5):
+        with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+            executor(state, ramp(n))
+    state = {"w": jnp.zeros(8), "n": jnp.zeros((), int)}
+    executor(state, ramp(3))
+
+
+def test_a_fallback_donates_too() -> None:
+    fn = lambda w, x: (w + x.sum(), x * int(x.shape[0]))  # noqa: E731
+    executor = BucketedExec(fn, donate_argnums=0, dynamic_axes=(None, "b")).with_pow2()
+    with pytest.warns(FallbackWarning):
+        executor(jnp.zeros(4), ramp(3))
+    w = jnp.zeros(4)
+    executor(w, ramp(3))
+    assert w.is_deleted()
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _aligned(n: int, dtype: Any = np.float32) -> np.ndarray:
+    """A NumPy array that XLA may use in place: 64-byte aligned."""
+    raw = np.zeros(n * np.dtype(dtype).itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n * np.dtype(dtype).itemsize].view(dtype)
+
+
+@pytest.mark.parametrize("n", [1500, 4000])
+def test_a_caller_may_refill_a_buffer_after_the_call(n: int) -> None:
+    """Sizes below their bucket: the executor pads into memory of its own."""
+
+    def fn(x: Any) -> Any:
+        y = x
+        for _ in range(20):
+            y = jnp.sin(y) + x
+        return y, x
+
+    executor = BucketedExec(fn).with_pow2()
+    buffer = _aligned(n)
+    results, contents = [], []
+    for i in range(12):
+        buffer[:] = i + 1
+        contents.append(buffer.copy())
+        results.append(executor(buffer))
+        buffer[:] = -1000.0
+    for result, x in zip(results, contents, strict=True):
+        assert_same(result, jax.jit(fn)(x), rtol=1e-5)
+
+
+def test_refilling_a_buffer_right_at_the_bucket_is_no_worse_than_with_jit() -> None:
+    """NumPy arrays that need no padding are handed to jit as they are."""
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    buffer = _aligned(4096)
+    results = []
+    for i in range(8):
+        buffer[:] = i
+        result = executor(buffer)
+        result.block_until_ready()
+        results.append(result)
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.full(4096, 2.0 * i))
+
+
+def test_results_of_many_calls_do_not_share_memory() -> None:
+    executor = BucketedExec(lambda x: (x + 1, x.T)).with_pow2()
+    results = [executor(ramp(n, 3) * 100 * i) for i in range(20) for n in (3, 4, 5)]
+    expected = [ramp(n, 3) * 100 * i for i in range(20) for n in (3, 4, 5)]
+    for (a, b), x in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(a, x + 1)
+        np.testing.assert_array_equal(b, x.T)
+
+
+def test_results_outlive_the_executor() -> None:
+    executor = BucketedExec(lambda x: (x * 2, x[1:], x.sum())).with_pow2()
+    results = [executor(ramp(n)) for n in (3, 5, 9)]
+    del executor
+    gc.collect()
+    jnp.ones(1000).sum().block_until_ready()
+    for n, (a, b, c) in zip((3, 5, 9), results, strict=True):
+        np.testing.assert_array_equal(a, 2 * ramp(n))
+        np.testing.assert_array_equal(b, ramp(n)[1:])
+        np.testing.assert_array_equal(c, ramp(n).sum())
+
+
+def test_results_outlive_eviction() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1)
+    results = {n: executor(ramp(n)) for n in (3, 5, 9, 17, 33)}
+    executor.cache_clear()
+    gc.collect()
+    for n, result in results.items():
+        np.testing.assert_array_equal(result, 2 * ramp(n))
+
+
+def test_writing_into_an_input_does_not_change_a_result_that_returns_it() -> None:
+    executor = BucketedExec(lambda x: (x, x + 0)).with_pow2()
+    for n in (3, 1000):
+        x = _aligned(n)
+        x[:] = 7
+        same, copy = executor(x)
+        x[:] = 0
+        np.testing.assert_array_equal(same, np.full(n, 7.0))
+        np.testing.assert_array_equal(copy, np.full(n, 7.0))
+
+
+# --- inside transformations --------------------------------------------------------------------
+
+
+def _energy(x: Any) -> Any:
+    return (x**2).sum()
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[[Any], Any]]] = {
+    "jit": jax.jit,
+    "grad": jax.grad,
+    "value_and_grad": jax.value_and_grad,
+    "jacfwd": jax.jacfwd,
+    "hessian": jax.hessian,
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[1](jnp.float32(2)),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "eval_shape": lambda f: lambda x: jnp.zeros(jax.eval_shape(f, x).shape),
+    "scan": lambda f: lambda x: lax.scan(lambda c, y: (c + f(y), c), 0.0, jnp.stack([x, x])),
+    "fori_loop": lambda f: lambda x: lax.fori_loop(0, 3, lambda i, c: c + f(x), 0.0),
+    "cond": lambda f: lambda x: lax.cond(x[0] > 0, f, lambda y: 0.0, x),
+    "map": lambda f: lambda x: lax.map(f, jnp.stack([x, x])),
+    "jit of grad of vmap": lambda f: jax.jit(
+        jax.grad(lambda x: jax.vmap(f)(jnp.stack([x, x])).sum())
+    ),
+    "make_jaxpr": lambda f: lambda x: jax.core.eval_jaxpr(
+        (c := jax.make_jaxpr(f)(x)).jaxpr, c.consts, x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_inside_a_transformation(name: str) -> None:
+    executor = BucketedExec(_energy).with_pow2()
+    for n in (3, 4):
+        x = jnp.asarray(ramp(n))
+        want = TRANSFORMS[name](_energy)(x)
+        assert_same(TRANSFORMS[name](executor)(x), want)
+        executor(x)
+        assert_same(TRANSFORMS[name](executor)(x), want)
+    assert executor.cache_size() == 1
+
+
+def test_inside_a_transformation_with_static_and_keyword_arguments() -> None:
+    executor = BucketedExec(lambda x, how, *, s: x.sum() * s, static_argnums=1).with_pow2()
+    got = jax.grad(lambda x: executor(x, "sum", s=3.0))(jnp.ones(3))
+    np.testing.assert_array_equal(got, np.full(3, 3.0))
+
+
+def test_an_executor_inside_another_ones_function() -> None:
+    inner = BucketedExec(lambda x: x * 2).with_pow2()
+    outer = BucketedExec(lambda x: inner(x) + 1).with_pow2()
+    for n in (3, 4, 5):
+        np.testing.assert_array_equal(outer(ramp(n)), 2 * ramp(n) + 1)
+    assert (outer.cache_size(), inner.cache_size()) == (2, 0)
+
+
+def test_a_gradient_of_an_executor_and_an_executor_of_a_gradient() -> None:
+    loss = lambda w, x: jnp.mean((x @ w) ** 2)  # noqa: E731
+    masked = BucketedExec(jax.grad(loss), dynamic_axes=(None, "b, _")).with_pow2()
+    for n in (1, 3, 4, 7):
+        w, x = ramp(2), ramp(n, 2)
+        assert_same(masked(w, x), jax.jit(jax.grad(loss))(w, x), rtol=1e-5)
+        inside = jax.grad(BucketedExec(loss, dynamic_axes=(None, "b, _")).with_pow2())(w, x)
+        assert_same(inside, jax.grad(loss)(w, x), rtol=1e-5)
+
+
+def test_shape_structs_under_eval_shape() -> None:
+    executor = BucketedExec(lambda x: {"y": x * 2}).with_pow2()
+    got = jax.eval_shape(executor, jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert got["y"].shape == (3,) and got["y"].dtype == jnp.float32
+
+
+# --- configuration -----------------------------------------------------------------------------
+
+
+def test_x64_switched_between_calls() -> None:
+    fn = lambda x, n: (x * 2, x.shape[0], n + 1, jnp.arange(3.0), x.sum())  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    for enabled in (False, True, False, True, True, False):
+        with jax.enable_x64(enabled):
+            for n in (3, 4):
+                for dtype in (np.float64, np.float32, np.int64):
+                    assert_like_jit(executor, fn, ramp(n, dtype=dtype), 3)
+
+
+def test_x64_tells_numbers_apart_that_x32_does_not() -> None:
+    executor = BucketedExec(lambda x: x + 1e-12).with_pow2()
+    x = np.full(3, 1.0)
+    low = executor(x)
+    with jax.enable_x64(True):
+        high = executor(x)
+    again = executor(x)
+    assert (low.dtype, high.dtype, again.dtype) == (np.float32, np.float64, np.float32)
+    assert float(low[0]) == 1.0 and float(high[0]) > 1.0
+
+
+def test_matmul_precision_is_part_of_the_signature() -> None:
+    seen = []
+
+    def fn(x: Any) -> Any:
+        y = x @ x.T
+        seen.append(jax.config.jax_default_matmul_precision)
+        return y
+
+    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    for precision in (None, "float32", None, "float32"):
+        with jax.default_matmul_precision(precision) if precision else contextlib.nullcontext():
+            for n in (3, 4):
+                assert_same(executor(ramp(n, 2)), jnp.asarray(ramp(n, 2) @ ramp(n, 2).T))
+    assert set(seen) == {None, "float32"}
+    assert executor.cache_size() == 2
+
+
+def test_disabled_jit_runs_the_function_itself() -> None:
+    seen = []
+
+    def fn(x: Any) -> Any:
+        seen.append(isinstance(x, jax.core.Tracer))
+        return x * 2
+
+    executor = BucketedExec(fn).with_pow2()
+    with jax.disable_jit():
+        np.testing.assert_array_equal(executor(jnp.ones(3)), np.full(3, 2.0))
+    assert seen == [False]
+    assert executor.cache_size() == 0
+
+
+@contextlib.contextmanager
+def _flag(name: str, value: Any) -> Iterator[None]:
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def test_debug_nans_stays_quiet_where_exact_has_none() -> None:
+    def fn(x: Any) -> Any:
+        z = jnp.log(x) / x  # padding: log(0) / 0
+        return z, z.sum(), (1 / x).mean(), jnp.sqrt(x - 0.5)
+
+    executor = BucketedExec(fn).with_pow2()
+    with _flag("jax_debug_nans", True), _flag("jax_debug_infs", True):
+        for n in (1, 3, 4, 5):
+            got = executor(ramp(n))
+            assert_same(got, jax.jit(fn)(ramp(n)), rtol=1e-5)
+
+
+def test_debug_nans_still_finds_a_nan() -> None:
+    executor = BucketedExec(lambda x: jnp.log(x)).with_pow2()
+    executor(ramp(3))
+    with _flag("jax_debug_nans", True), pytest.raises(FloatingPointError):
+        executor(-ramp(3))
+    assert_same(executor(ramp(3)), jnp.log(ramp(3)), rtol=1e-5)
+
+
+def test_rank_promotion_is_checked_as_by_jit() -> None:
+    executor = BucketedExec(lambda x: x + np.ones((1, 3), np.float32), dynamic_axes="_").with_pow2()
+    fn = lambda x, y: x + y  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=("b, _", None)).with_pow2()
+    executor(ramp(3, 2), ramp(2))
+    with _flag("jax_numpy_rank_promotion", "raise"):
+        with pytest.raises(ValueError, match="rank_promotion"):
+            jax.jit(fn)(ramp(3, 2), ramp(2))
+        with pytest.raises(ValueError, match="rank_promotion"):
+            executor(ramp(3, 2), ramp(2))
+    executor(ramp(3, 2), ramp(2))
+
+
+# --- fallback ----------------------------------------------------------------------------------
+
+
+def _needs_an_int(x: Any) -> Any:
+    return x * int(x.shape[0])
+
+
+def test_a_fallback_is_exact_warns_once_and_counts() -> None:
+    executor = BucketedExec(_needs_an_int).with_pow2()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in (3, 4, 3, 3, 5):
+            assert_like_jit(executor, _needs_an_int, ramp(n))
+    (warning,) = caught
+    assert issubclass(warning.category, FallbackWarning)
+    assert warning.filename == __file__
+    assert "_needs_an_int" in str(warning.message)
+    assert "used as a Python int" in str(warning.message)
+    stats = executor.stats()
+    assert stats.fallback_calls == 5
+    (reason,) = stats.fallback_reasons
+    assert stats.fallback_reasons[reason] == 5
+    assert reason in str(warning.message)
+    assert stats.compiles == executor.cache_size() == 3
+    assert all(b.exact for b in stats.buckets)
+
+
+def test_each_reason_warns_once() -> None:
+    def fn(x: Any, how: str) -> Any:
+        return x * (int(x.shape[0]) if how == "int" else float(x.shape[0]))
+
+    executor = BucketedExec(fn, static_argnums=1).with_pow2()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in (3, 4, 3):
+            for how in ("int", "float"):
+                executor(ramp(n), how)
+    assert len(caught) == 2
+    assert sorted(executor.stats().fallback_reasons.values()) == [3, 3]
+
+
+def _ran(x: Any) -> Any:
+    jax.debug.callback(_ran.calls.append, x.sum())  # type: ignore[attr-defined]
+    return x * int(x.shape[0])
+
+
+def test_fallback_error_raises_before_anything_runs() -> None:
+    _ran.calls = []  # type: ignore[attr-defined]
+    executor = BucketedExec(_ran, fallback=Fallback.ERROR).with_pow2()
+    for n in (3, 4, 3):
+        with pytest.raises(FallbackError, match="used as a Python int") as raised:
+            executor(ramp(n))
+        assert raised.value.reason and raised.value.remedy
+        assert isinstance(raised.value, MaskingError)
+    jax.effects_barrier()
+    assert _ran.calls == []  # type: ignore[attr-defined]
+    assert executor.cache_size() == 0
+    assert executor.stats().fallback_calls == 0
+
+
+unmasked_p = jax.extend.core.Primitive("unmasked")
+unmasked_p.def_abstract_eval(lambda x: x)
+unmasked_p.def_impl(lambda x: x * 2)
+jax.interpreters.mlir.register_lowering(
+    unmasked_p, jax.interpreters.mlir.lower_fun(lambda x: x * 2, multiple_results=False)
+)
+
+
+def _unmasked(x: Any) -> Any:
+    return unmasked_p.bind(x) + 1
+
+
+def test_a_primitive_without_a_rule_falls_back_and_says_which() -> None:
+    executor = BucketedExec(_unmasked).with_pow2()
+    with pytest.warns(FallbackWarning, match="unmasked: no masking rule") as caught:
+        assert_like_jit(executor, _unmasked, ramp(3))
+    assert "with_rules" in str(caught[0].message)
+    assert "test_exec.py" in str(caught[0].message)
+    for n in (4, 3, 5):
+        assert_like_jit(executor, _unmasked, ramp(n))
+    assert executor.stats().fallback_calls == 4
+    strict = BucketedExec(_unmasked, fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError, match="unmasked: no masking rule"):
+        strict(ramp(3))
+
+
+def test_with_rules_teaches_a_primitive_of_ones_own() -> None:
+    executor = BucketedExec(_unmasked, fallback=Fallback.ERROR).with_pow2()
+    taught = executor.with_rules({unmasked_p: lambda ctx, x: ctx.bind(x)})
+    for n in (3, 4, 5):
+        assert_like_jit(taught, _unmasked, ramp(n))
+    assert taught.cache_size() == 2
+    with pytest.raises(FallbackError):
+        executor(ramp(3))
+
+
+def test_with_rules_replaces_a_rule() -> None:
+    seen = []
+
+    def total(ctx: Any, operand: Any) -> Any:
+        seen.append((ctx.primitive.name, operand.shape, str(ctx.in_shapes[0])))
+        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
+
+    executor = BucketedExec(lambda x: x.sum()).with_pow2().with_rules({lax.reduce_sum_p: total})
+    assert float(executor(ramp(3))) == 6
+    assert seen == [("reduce_sum", (4,), "(batch,)")]
+
+
+def test_a_rule_of_the_wrong_shape_is_never_used() -> None:
+    executor = BucketedExec(lambda x: x * 2, fallback=Fallback.ERROR).with_pow2()
+    wrong = executor.with_rules({lax.mul_p: lambda ctx, x, y: x[:1]})
+    with pytest.raises(FallbackError, match=r"mul: its rule gave shape \(1,\), expected \(4,\)"):
+        wrong(ramp(3))
+
+
+def test_a_rule_that_raises_is_not_hidden() -> None:
+    def broken(ctx: Any, x: Any, y: Any) -> Any:
+        raise ZeroDivisionError("in the rule")
+
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_rules({lax.mul_p: broken})
+    with pytest.raises(ZeroDivisionError, match="in the rule"):
+        executor(ramp(3))
+    assert executor.cache_size() == 0
+
+
+# --- functions that raise ----------------------------------------------------------------------
+
+
+def test_a_function_that_raises_while_traced_leaves_everything_usable() -> None:
+    broken = False
+
+    def fn(x: Any) -> Any:
+        if broken:
+            raise RuntimeError("not now")
+        return x * 2
+
+    executor = BucketedExec(fn).with_pow2()
+    executor(ramp(3))
+    broken = True
+    for n in (5, 9, 5):
+        # Buckets 8 and 16 are compiled from the program that is traced already.
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+    before = executor.stats().buckets
+    with pytest.raises(RuntimeError, match="not now"):
+        executor(ramp(3, dtype=int))
+    assert executor.stats().buckets == before
+    broken = False
+    np.testing.assert_array_equal(executor(ramp(3, dtype=int)), 2 * ramp(3, dtype=int))
+    np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+
+
+@pytest.mark.parametrize("spec", [None, "b"])
+def test_a_failed_first_call_leaves_no_trace(spec: Any) -> None:
+    """What failed for a reason that passes must not be taken for a property of the function."""
+    broken = True
+
+    def fn(x: Any) -> Any:
+        if broken:
+            raise RuntimeError("not yet")
+        return x * 2
+
+    executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not yet"):
+            executor(ramp(3))
+    assert executor.cache_size() == 0
+    broken = False
+    for n in (3, 4, 5):
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+    assert executor.stats().fallback_calls == 0
+    assert executor.cache_size() == 2
+
+
+def test_the_users_own_exception_comes_through_whatever_the_policy() -> None:
+    class Own(Exception):
+        pass
+
+    def fn(x: Any) -> Any:
+        raise Own("mine")
+
+    for fallback in Fallback:
+        executor = BucketedExec(fn, fallback=fallback).with_pow2()
+        for _ in range(2):
+            with pytest.raises((Own, FallbackError)) as raised:
+                executor(ramp(3))
+            if fallback is Fallback.EXACT:
+                assert raised.type is Own
+            else:
+                assert "mine" in str(raised.value)
+        assert executor.cache_size() == 0
+
+
+def test_a_condition_on_values_raises_what_jit_raises() -> None:
+    fn = lambda x: x if x[0] > 0 else -x  # noqa: E731
+    executor = BucketedExec(fn).with_pow2()
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        executor(ramp(3))
+    assert executor.cache_size() == 0
+
+
+def test_outputs_that_are_no_arrays_raise_what_jit_raises() -> None:
+    executor = BucketedExec(lambda x: (x, "text")).with_pow2()
+    with pytest.raises(TypeError, match="text|str"):
+        jax.jit(executor.__wrapped__)(ramp(3))
+    with pytest.raises(TypeError, match="text|str"):
+        executor(ramp(3))
+    assert executor.cache_size() == 0
+
+
+def test_missing_and_surplus_arguments_raise_what_python_raises() -> None:
+    executor = BucketedExec(lambda x, y: x + y).with_pow2()
+    for args in ((), (ramp(3),), (ramp(3),) * 3):
+        with pytest.raises(TypeError, match="argument"):
+            executor(*args)
+    with pytest.raises(TypeError, match="z"):
+        executor(ramp(3), z=ramp(3))
+    assert executor.cache_size() == 0
+    assert_like_jit(executor, executor.__wrapped__, ramp(3), ramp(3))
+
+
+lowering_p = jax.extend.core.Primitive("fails_to_lower")
+lowering_p.def_abstract_eval(lambda x: x)
+
+
+def _fail_lowering(ctx: Any, x: Any) -> Any:
+    raise RuntimeError("cannot lower")
+
+
+jax.interpreters.mlir.register_lowering(lowering_p, _fail_lowering)
+
+
+def test_a_function_that_fails_to_compile_leaves_everything_usable() -> None:
+    fn = lambda x, fail: lowering_p.bind(x) if fail else x * 2  # noqa: E731
+    executor = BucketedExec(fn, static_argnums=1).with_pow2()
+    executor = executor.with_rules({lowering_p: lambda ctx, x: ctx.bind(x)})
+    executor(ramp(3), False)
+    before = executor.stats().buckets
+    for n in (3, 5, 3):
+        with pytest.raises(RuntimeError, match="cannot lower"):
+            executor(ramp(n), True)
+    assert executor.stats().buckets == before
+    for n in (3, 5):
+        np.testing.assert_array_equal(executor(ramp(n), False), 2 * ramp(n))
+    assert executor.cache_size() == 2
+
+
+def test_an_interrupt_while_tracing_leaves_everything_usable() -> None:
+    stop = True
+
+    def fn(x: Any) -> Any:
+        if stop:
+            raise KeyboardInterrupt
+        return x * 2
+
+    executor = BucketedExec(fn).with_pow2()
+    with pytest.raises(KeyboardInterrupt):
+        executor(ramp(3))
+    stop = False
+    np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+
+
+# --- builders ----------------------------------------------------------------------------------
+
+BUILDERS: dict[str, Callable[[BucketedExec], BucketedExec]] = {
+    "with_pow2": lambda e: e.with_pow2(),
+    "with_pow2 of a dim": lambda e: e.with_pow2("b", min=4, max=64, multiple_of=2),
+    "with_linear": lambda e: e.with_linear(8),
+    "with_exponential": lambda e: e.with_exponential(1.5),
+    "with_buckets": lambda e: e.with_buckets([30, 60, 90]),
+    "with_strategy": lambda e: e.with_strategy(strategies.Linear(3)),
+    "with_exact": lambda e: e.with_exact(),
+    "with_dynamic_axes": lambda e: e.with_dynamic_axes("b"),
+    "with_rules": lambda e: e.with_rules({}),
+    "with_maxsize": lambda e: e.with_maxsize(3),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_builders_return_a_new_executor_with_a_cache_of_its_own(name: str) -> None:
+    first = BucketedExec(lambda x: x * 2, dynamic_axes="b")
+    first(ramp(3))
+    second = BUILDERS[name](first)
+    assert second is not first and isinstance(second, BucketedExec)
+    assert (first.cache_size(), second.cache_size()) == (1, 0)
+    second(ramp(3))
+    second(ramp(5))
+    assert first.cache_size() == 1 and first.stats().calls == 1
+    second.cache_clear()
+    assert first.cache_size() == 1
+    np.testing.assert_array_equal(first(ramp(3)), 2 * ramp(3))
+
+
+def test_builders_keep_what_was_set_before() -> None:
+    executor = (
+        BucketedExec(_train, donate_argnums=0, fallback=Fallback.ERROR)
+        .with_dynamic_axes((None, "b"))
+        .with_pow2(min=4)
+        .with_maxsize(2)
+        .with_rules({})
+    )
+    w = jnp.zeros(3)
+    executor({"w": w, "n": jnp.zeros((), int)}, ramp(1))
+    assert w.is_deleted()
+    assert executor.cache_info().maxsize == 2
+    (bucket,) = executor.stats().buckets
+    assert bucket.sizes == {"b": 4}
+
+
+def test_subclasses_stay_what_they_are() -> None:
+    class Mine(BucketedExec):
+        pass
+
+    assert type(Mine(jnp.exp).with_pow2()) is Mine
+
+
+# --- cache and statistics ----------------------------------------------------------------------
+
+
+def test_pow2_on_3_5_7_makes_two_executables() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for n in (3, 5, 7):
+        executor(ramp(n))
+    assert executor.cache_size() == 2
+    assert [b.sizes for b in executor.stats().buckets] == [{"batch": 4}, {"batch": 8}]
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (lambda e: e, 100),
+        (lambda e: e.with_pow2(), 8),
+        (lambda e: e.with_linear(8), 13),
+        (lambda e: e.with_buckets([30, 60, 100]), 3),
+        (lambda e: e.with_exponential(10), 3),
+    ],
+    ids=["exact", "pow2", "linear", "buckets", "exponential"],
+)
+def test_sizes_1_to_100(build: Callable[..., Any], count: int) -> None:
+    executor = build(BucketedExec(lambda x: x + 1))
+    for n in range(1, 101):
+        assert executor(ramp(n)).shape == (n,)
+    assert executor.cache_size() == executor.stats().compiles == count
+
+
+def test_cache_info_counts_like_functools() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    assert executor.cache_info() == CacheInfo(0, 0, 128, 0)
+    for n in (3, 4, 3, 5, 3):
+        executor(ramp(n))
+    assert executor.cache_info() == CacheInfo(hits=3, misses=2, maxsize=128, currsize=2)
+    executor.cache_clear()
+    assert executor.cache_info() == CacheInfo(0, 0, 128, 0)
+
+
+@pytest.mark.parametrize("call", ["positional", "keyword", "in a container"])
+def test_stats(call: str) -> None:
+    fn = lambda x: (x["a"] if isinstance(x, dict) else x) * 2  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    for n in (3, 4, 3, 5, 5):
+        x = ramp(n, 2)
+        if call == "positional":
+            executor(x)
+        elif call == "keyword":
+            executor(x=x)
+        else:
+            executor({"a": x})
+    stats = executor.stats()
+    assert (stats.calls, stats.hits, stats.misses, stats.compiles) == (5, 3, 2, 2)
+    assert (stats.evictions, stats.fallback_calls, dict(stats.fallback_reasons)) == (0, 0, {})
+    assert stats.padding_waste == pytest.approx((1 + 0 + 1 + 3 + 3) / (4 + 4 + 4 + 8 + 8))
+    assert [(dict(b.sizes), b.hits, b.exact) for b in stats.buckets] == [
+        ({"b": 4}, 2, False),
+        ({"b": 8}, 1, False),
+    ]
+    assert stats.compile_seconds == pytest.approx(sum(b.compile_seconds for b in stats.buckets))
+    assert all(b.compile_seconds > 0 for b in stats.buckets)
+
+
+def test_stats_are_a_frozen_snapshot() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ramp(3))
+    stats = executor.stats()
+    executor(ramp(5))
+    assert stats.calls == 1 and len(stats.buckets) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.calls = 2  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        stats.fallback_reasons["x"] = 1  # type: ignore[index]
+    assert isinstance(stats.buckets[0], BucketStats)
+    with pytest.raises(TypeError):
+        stats.buckets[0].sizes["batch"] = 1  # type: ignore[index]
+
+
+def test_every_call_is_a_hit_or_a_miss() -> None:
+    executor = BucketedExec(_needs_an_int).with_pow2()
+    with pytest.warns(FallbackWarning):
+        for n in (3, 4, 0, 3, 5, 3):
+            executor(ramp(n))
+    stats = executor.stats()
+    assert stats.hits + stats.misses == stats.calls == 6
+    assert stats.misses == stats.compiles
+
+
+def test_a_refused_program_counts_one_miss() -> None:
+    executor = BucketedExec(_unmasked).with_pow2()
+    with pytest.warns(FallbackWarning):
+        for n in (3, 3, 4):
+            executor(ramp(n))
+    stats = executor.stats()
+    assert (stats.calls, stats.compiles) == (3, 2)
+    assert (stats.hits, stats.misses) == (1, 2)
+
+
+def test_cache_clear_starts_again() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for n in (3, 5):
+        executor(ramp(n))
+    executor.cache_clear()
+    stats = executor.stats()
+    assert (stats.calls, stats.compiles, stats.buckets) == (0, 0, ())
+    assert executor.cache_size() == 0
+    np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+    assert executor.cache_size() == 1
+
+
+def test_maxsize_evicts_the_least_recently_used() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2)
+    for n in (1, 2, 1, 4, 1):
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+    assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 1}, {"batch": 4}]
+    assert executor.stats().evictions == 1
+    executor(ramp(2))
+    assert executor.stats().compiles == 4
+
+
+def test_the_default_bound_is_safe() -> None:
+    """Some 450 executables of a small transformer end the process."""
+    maxsize = BucketedExec(jnp.exp).cache_info().maxsize
+    assert maxsize is not None and maxsize <= 256
+
+
+def test_no_bound() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_maxsize(None)
+    for n in range(1, 6):
+        executor(ramp(n))
+    assert executor.cache_info() == CacheInfo(0, 5, None, 5)
+
+
+# --- strategies --------------------------------------------------------------------------------
+
+
+def test_a_strategy_per_dimension_and_one_for_the_others() -> None:
+    executor = (
+        BucketedExec(lambda x: x * 2, dynamic_axes="b, s, t")
+        .with_linear(10)
+        .with_pow2("b", min=4)
+        .with_buckets([6, 12], "s")
+    )
+    np.testing.assert_array_equal(executor(ramp(3, 7, 5)), 2 * ramp(3, 7, 5))
+    (bucket,) = executor.stats().buckets
+    assert bucket.sizes == {"b": 4, "s": 12, "t": 10}
+
+
+def test_without_a_default_strategy_the_other_dimensions_are_exact() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, s").with_pow2("b")
+    for b, s in ((3, 5), (4, 5), (3, 6)):
+        executor(ramp(b, s))
+    assert [dict(b.sizes) for b in executor.stats().buckets] == [
+        {"b": 4, "s": 5},
+        {"b": 4, "s": 6},
+    ]
+
+
+def test_one_dimension_may_be_exact() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, s").with_pow2().with_exact("s")
+    executor(ramp(3, 5))
+    assert executor.stats().buckets[0].sizes == {"b": 4, "s": 5}
+
+
+def test_the_last_strategy_for_a_dimension_counts() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b").with_pow2("b").with_linear(10, "b")
+    executor(ramp(3))
+    assert executor.stats().buckets[0].sizes == {"b": 10}
+
+
+def test_any_object_with_bucket_is_a_strategy() -> None:
+    class Tens:
+        def bucket(self, n: int) -> Any:
+            return np.int64(-(-n // 10) * 10)
+
+    executor = BucketedExec(lambda x: x * 2).with_strategy(Tens())
+    for n in (3, 9, 11):
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+    assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 10}, {"batch": 20}]
+
+
+def test_the_names_of_variables_follow_the_default_rule() -> None:
+    executor = BucketedExec(lambda x, y: x.sum() + y.sum()).with_pow2("batch")
+    executor(ramp(3), ramp(3))
+    assert executor.stats().buckets[0].sizes == {"batch": 4}
