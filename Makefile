@@ -3,6 +3,9 @@
 #   make test                     the tests, also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12
+#   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
+#   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
+#   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences      the examples, also as `make demo ARGS=--help`
 #   make bench                    the benchmarks
 #   make clean                    remove the virtual environments
@@ -20,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 demo demo-sentences bench lint types format clean
+.PHONY: test test-slow test-312 conformance fuzz coverage-page demo demo-sentences bench lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -40,6 +43,15 @@ test-312:
 	    fi; \
 	done; \
 	echo "lane python3.12/jax 0.12: skipped, no interpreter"
+
+conformance: $(STAMP)-test
+	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)
+
+fuzz: $(STAMP)-test
+	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)
+
+coverage-page: $(STAMP)-test
+	$(BIN)/python -m tests.coverage_page
 
 demo: $(STAMP)-examples
 	$(BIN)/python examples/train_digits.py $(ARGS)

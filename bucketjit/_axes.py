@@ -8,6 +8,7 @@ first call.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -234,6 +235,10 @@ def _split(text: str) -> list[str]:
 def _checked(token: str, path: str) -> str:
     if token == STATIC or token.isdigit():
         return token
+    if words := [w for w in re.findall(r"\w+", token) if keyword.iskeyword(w)]:
+        raise SpecError(
+            f"dynamic_axes of {path}: {words[0]!r} is a keyword of Python and cannot name a size"
+        )
     try:
         (dim,) = export.symbolic_shape(token)
     except Exception as error:

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
+from bucketjit import _jax
+
 Dim = Any  # int, or a symbolic dimension of jax.export
 Shape = tuple[Dim, ...]
 
@@ -249,7 +251,7 @@ def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
 
     Returns:
         The unknown variable and its size; empty if there is none, or more than one, or the
-        expression is not linear in it, or no whole size solves it.
+        expression is not linear in it, or no whole size (0 or more) solves it.
     """
     unknown = [v for v in variables_of(text) if v not in known]
     if len(unknown) != 1:
@@ -258,7 +260,8 @@ def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
     slope = at[1] - at[0]
     if slope == 0 or at[2] - at[1] != slope or (value - at[0]) % slope:
         return {}
-    return {unknown[0]: (value - at[0]) // slope}
+    size = (value - at[0]) // slope
+    return {unknown[0]: size} if size >= 0 else {}
 
 
 class BucketSizes:
@@ -276,6 +279,7 @@ class BucketSizes:
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
         self._padded: dict[str, int] = {}
+        self._made: dict[Any, Any] = {}
 
     def padded(self, dim: Dim) -> int:
         """The padded size of a dimension: an upper bound of it over the whole bucket."""
@@ -295,24 +299,55 @@ class BucketSizes:
         value = evaluate_traced(dim, self.values)
         return value if isinstance(value, int) else jnp.asarray(value, jnp.int32)
 
-    def in_bounds(self, shape: Shape, axes: Iterable[int] | None = None) -> Any | None:
+    def in_bounds(
+        self,
+        shape: Shape,
+        axes: Iterable[int] | None = None,
+        broadcast_to: tuple[int, ...] | None = None,
+    ) -> Any | None:
         """Where an array of this logical shape is real.
+
+        Masks are made once per trace and shape: most equations of a program share theirs.
 
         Args:
             shape: A logical (symbolic) shape.
             axes: Only these axes; all of them by default.
+            broadcast_to: Shape of the mask; by default it has size 1 along axes that play no
+                part, so that it broadcasts against the padded shape.
 
         Returns:
-            A boolean array that broadcasts against the padded shape (size 1 along axes that
-            play no part), or None if all of these axes are static.
+            A boolean array, or None if all of these axes are static.
         """
-        mask = None
         rank = len(shape)
-        for axis in sorted({a % rank for a in axes} if axes is not None else range(rank)):
-            if is_symbolic(shape[axis]):
-                dims = tuple(self.padded(shape[axis]) if i == axis else 1 for i in range(rank))
-                here = lax.broadcasted_iota(jnp.int32, dims, axis) < self.logical(shape[axis])
-                mask = here if mask is None else mask & here
+        every = range(rank) if axes is None else sorted({a % rank for a in axes})
+        parts = tuple((a, str(shape[a])) for a in every if is_symbolic(shape[a]))
+        if not parts:
+            return None
+        key = (_jax.current_trace(), rank, parts, broadcast_to)
+        mask = self._made.get(key)
+        if mask is None:
+            mask = self._make_mask(shape, [a for a, _ in parts])
+            if broadcast_to is not None:
+                mask = lax.broadcast_in_dim(mask, broadcast_to, range(rank))
+            self._made[key] = mask
+        return mask
+
+    def constant(self, shape: tuple[int, ...], dtype: Any, value: Any) -> Any:
+        """An array of this (padded) shape filled with a known scalar, made once per trace."""
+        scalar = np.asarray(value).astype(dtype)
+        key = (_jax.current_trace(), shape, str(dtype), scalar.tobytes())
+        if key not in self._made:
+            self._made[key] = lax.full(shape, scalar, dtype)
+        return self._made[key]
+
+    def _make_mask(self, shape: Shape, axes: Sequence[int]) -> Any:
+        mask = None
+        for axis in axes:
+            dims = [1] * len(shape)
+            dims[axis] = self.padded(shape[axis])
+            positions = lax.broadcasted_iota(jnp.int32, dims, axis)
+            here = lax.lt(positions, lax.broadcast(self.logical(shape[axis]), dims))
+            mask = here if mask is None else mask & here
         return mask
 
 

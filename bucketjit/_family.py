@@ -10,9 +10,12 @@ taken as static and then varies is opened.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import jax
 
 from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
@@ -82,11 +85,13 @@ class Family:
         self.constraints = tuple(constraints)
         self._named = not learns and not any(isinstance(s, Anonymous) for s in specs)
         self._learns = learns
+        self._declared = _names_in(specs)
         self._tokens: Tokens | None = None
         self._traced: dict[Any, _Traced] = {}
         self._last: Shapes = ()
         self._closed: set[tuple[int, int]] = set()
         self._refusal: TraceRefused | None = None
+        self._plain: tuple[tuple[int, ...], ...] = ()  # shapes last found to trace as they are
 
     @property
     def tokens(self) -> Tokens | None:
@@ -182,7 +187,7 @@ class Family:
         yield shared
         own: dict[tuple[int, int], str] = {}
         for leaf, axis in wanted:
-            own[leaf, axis] = bind_unique_names(_base_name(axis), own.values())
+            own[leaf, axis] = self._new_name(axis, own)
         if own != shared:
             yield own
         groups = list(dict.fromkeys(shared.values()))
@@ -206,7 +211,10 @@ class Family:
             if its_axis == axis and shapes[other][axis] == shapes[leaf][axis]:
                 names[leaf, axis] = name
                 return
-        names[leaf, axis] = bind_unique_names(_base_name(axis), names.values())
+        names[leaf, axis] = self._new_name(axis, names)
+
+    def _new_name(self, axis: int, names: Mapping[tuple[int, int], str]) -> str:
+        return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
 
     # --- learning ---
 
@@ -216,7 +224,11 @@ class Family:
         seen: dict[str, int] = {}
         rows = [list(row) for row in self._tokens]
         renamed: dict[tuple[str, int], str] = {}
-        for leaf, axis in self._anonymous_axes(shapes):
+        if self._learns:
+            unnamed = [(i, axis) for i, row in enumerate(rows) for axis in range(len(row))]
+        else:
+            unnamed = self._anonymous_axes(shapes)
+        for leaf, axis in unnamed:
             token, size = rows[leaf][axis], shapes[leaf][axis]
             if token == STATIC or seen.setdefault(token, size) == size:
                 continue
@@ -312,8 +324,28 @@ class Family:
                 self.fn, self.in_tree, self._leaves(tokens, shapes), sizes, self.constraints
             )
         except TraceRefused as refusal:
+            self._raise_what_exact_raises(shapes)
             return Call(tokens, sizes, None, refusal)
         return Call(tokens, sizes, program)
+
+    def _raise_what_exact_raises(self, shapes: Shapes) -> None:
+        """A function that fails by itself is no reason to fall back, now or later."""
+        if self._plain == tuple(shapes):
+            return
+        is_size = [kind.dtype is None for kind in self.types]
+        leaves = [
+            shape[0] if size else jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
+            for shape, kind, size in zip(shapes, self.types, is_size, strict=True)
+        ]
+
+        def flat(*arrays: Any) -> Any:
+            rest = iter(arrays)
+            given = [x if size else next(rest) for x, size in zip(leaves, is_size, strict=True)]
+            args, kwargs = jax.tree_util.tree_unflatten(self.in_tree, given)
+            return self.fn(*args, **kwargs)
+
+        jax.eval_shape(flat, *(x for x, size in zip(leaves, is_size, strict=True) if not size))
+        self._plain = tuple(shapes)
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Call:
         sizes = bind_sizes(tokens, shapes, self.paths)
@@ -354,6 +386,11 @@ def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
     for size in range(len(items) - 1, 0, -1):
         for kept in sorted(itertools.combinations(range(len(items)), size), reverse=True):
             yield [items[i] for i in kept]
+
+
+def _names_in(specs: Sequence[LeafSpec]) -> frozenset[str]:
+    """Every name that the user's own entries speak of (and words of theirs that are none)."""
+    return frozenset(re.findall(r"\w+", repr([s for s in specs if not isinstance(s, Anonymous)])))
 
 
 def _leaf_size(token: str, size: int) -> int | str:

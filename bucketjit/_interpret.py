@@ -5,7 +5,7 @@ The table of rules is an argument: the engine knows no primitive by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -65,15 +65,16 @@ class _Walk:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
 
+        ever_read = _jax.variables_read(jaxpr)
         for eqn in jaxpr.eqns:
             with _jax.equation_scope(eqn):
-                outs = self._equation(eqn, [read(v) for v in eqn.invars])
+                outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if self._after is not None:
                     outs = self._after(eqn, outs, self._sizes)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):
             return _jax.bind_equation(eqn, operands)
         name = eqn.primitive.name
@@ -84,7 +85,7 @@ class _Walk:
                 f"{name}: no masking rule{_where(eqn)}",
                 f"add one with .with_rules({{{name}_p: rule}}), or leave the axis static",
             )
-        ctx = RuleContext(eqn, self._sizes, self.run, operands)
+        ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read)
         try:
             out = rule(ctx, *operands)
         except MaskingError as error:

@@ -7,10 +7,11 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +49,15 @@ def at_top_level() -> bool:
     Non-public: the public way, looking for tracers among all leaves, costs a flatten per call.
     """
     return _core.trace_state_clean()
+
+
+def current_trace() -> Hashable:
+    """The trace that operations are recorded in now (``core.trace_ctx``, since 0.4.36).
+
+    Non-public because nobody else need tell them apart; a value made in one trace may be used
+    again in the same one, but never in another.
+    """
+    return _core.trace_ctx.trace
 
 
 def jit_disabled() -> bool:
@@ -170,9 +180,10 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPR_TYPES)
 
 
-def is_unused(var: Any) -> bool:
-    """True for an output of an equation that nothing reads (``core.DropVar``, since 0.1)."""
-    return isinstance(var, _core.DropVar)
+def variables_read(jaxpr: Any) -> Set[Any]:
+    """The variables of an open jaxpr that an equation of it, or its outputs, read."""
+    atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
+    return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}
 
 
 def without_dead_code(jaxpr: Any) -> Any:
@@ -229,8 +240,12 @@ def _caller_decides(depth: int) -> bool:
 
 
 def _caller_caches(depth: int) -> bool:
-    """True for libraries that look sizes up in a cache of their own, which decides nothing."""
-    return sys._getframe(depth).f_globals.get("__name__", "").startswith("einops.")
+    """True for libraries that look sizes up in a cache of their own, which decides nothing.
+
+    JAX is one: ``jit`` hashes static arguments if all others are concrete, as in
+    ``jax.random.normal(constant_key, x.shape)``.
+    """
+    return sys._getframe(depth).f_globals.get("__name__", "").startswith(("einops.", "jax."))
 
 
 _watching = threading.local()
@@ -325,7 +340,7 @@ def _install_hook() -> None:
 def _remove_hook() -> None:
     setattr(_shape_poly._DimExpr, "__eq__", _plain_eq)  # noqa: B010
     setattr(_shape_poly._DimExpr, "__ne__", _plain_ne)  # noqa: B010
-    delattr(_shape_poly._DimExpr, "__bool__")  # noqa: B043
+    delattr(_shape_poly._DimExpr, "__bool__")
     setattr(_shape_poly._DimExpr, "__hash__", _plain_hash)  # noqa: B010
 
 

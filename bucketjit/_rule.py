@@ -9,7 +9,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import jax
@@ -40,7 +40,12 @@ class RuleContext:
     """
 
     def __init__(
-        self, eqn: Any, sizes: BucketSizes, interpret: Interpreter, operands: Sequence[Any]
+        self,
+        eqn: Any,
+        sizes: BucketSizes,
+        interpret: Interpreter,
+        operands: Sequence[Any],
+        ever_read: Set[Any],
     ) -> None:
         self.eqn = eqn
         self.primitive = eqn.primitive
@@ -53,6 +58,11 @@ class RuleContext:
         self._sizes = sizes
         self._interpret = interpret
         self._operands = operands
+        self._ever_read = ever_read
+
+    def is_read(self, output: int) -> bool:
+        """Whether anything in the program reads this output."""
+        return self.eqn.outvars[output] in self._ever_read
 
     # --- sizes ---
 
@@ -110,9 +120,12 @@ class RuleContext:
         Returns:
             ``operand`` with its padding replaced; itself if these axes are all static.
         """
-        mask = self.in_bounds(self.shape_of(operand) if shape is None else shape, axes)
+        shape = self.shape_of(operand) if shape is None else shape
+        mask = self._sizes.in_bounds(shape, axes, tuple(operand.shape))
         if mask is None:
             return operand
+        if not isinstance(value, jax.Array) and not _is_key(operand):
+            value = self._sizes.constant(operand.shape, operand.dtype, value)
         return select(mask, operand, value)
 
     # --- evaluation ---
@@ -162,16 +175,23 @@ def _padded_param(value: Any, sizes: BucketSizes) -> Any:
 
 def select(mask: Any, array: Any, value: Any) -> Any:
     """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if _is_key(array):
         data = jax.random.key_data(array)
         wide = mask.reshape(*mask.shape, *(1,) * (data.ndim - mask.ndim))
         return jax.random.wrap_key_data(select(wide, data, value), impl=_jax.key_impl(array.dtype))
-    other = lax.full((), value, array.dtype) if not hasattr(value, "dtype") else value
-    if other.dtype != array.dtype:
-        other = lax.convert_element_type(other, array.dtype)
-    return lax.select_n(
-        jnp.broadcast_to(mask, array.shape), jnp.broadcast_to(other, array.shape), array
-    )
+    if not hasattr(value, "dtype") or value.ndim == 0:
+        value = lax.full(array.shape, value, array.dtype)
+    if value.dtype != array.dtype:
+        value = lax.convert_element_type(value, array.dtype)
+    return lax.select_n(_broadcast(mask, array.shape), _broadcast(value, array.shape), array)
+
+
+def _is_key(array: Any) -> bool:
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _broadcast(array: Any, shape: tuple[int, ...]) -> Any:
+    return array if array.shape == shape else jnp.broadcast_to(array, shape)
 
 
 def take(array: Any, index: Any, axis: int) -> Any:
@@ -193,7 +213,7 @@ def extend(array: Any, axis: int, low: int, high: int) -> Any:
     """Add zeros before and after ``axis``."""
     if low == 0 and high == 0:
         return array
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if _is_key(array):
         data = extend(jax.random.key_data(array), axis, low, high)
         return jax.random.wrap_key_data(data, impl=_jax.key_impl(array.dtype))
     config = [(low, high, 0) if i == axis else (0, 0, 0) for i in range(array.ndim)]

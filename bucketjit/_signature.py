@@ -57,13 +57,24 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
                     else ""
                 )
             )
-        return LeafType(jax.dtypes.canonicalize_dtype(value.dtype), False, value.ndim), value.shape
-    if (dtype := _SCALARS.get(type(value))) is not None:
-        return LeafType(jax.dtypes.canonicalize_dtype(dtype), type(value) is not bool, 0), ()
+        if isinstance(value, np.ma.MaskedArray):
+            raise ArgumentError(f"{path}: expected an array, got a NumPy masked array")
+        return LeafType(_canonical(value.dtype, path), False, value.ndim), value.shape
+    for kind in type(value).__mro__:  # an IntEnum is an int
+        if (dtype := _SCALARS.get(kind)) is not None:
+            return LeafType(jax.dtypes.canonicalize_dtype(dtype), kind is not bool, 0), ()
     raise ArgumentError(
         f"{path}: expected an array or a Python scalar, got {type(value).__name__}; pass other "
         "values as static arguments (static_argnums, static_argnames)"
     )
+
+
+def _canonical(dtype: np.dtype, path: str) -> Any:
+    if not dtype.isnative:
+        raise ArgumentError(f"{path}: expected native byte order, got a NumPy array of {dtype!r}")
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        raise ArgumentError(f"{path}: expected an array of a dtype that JAX has, got {dtype}")
+    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _is_extension(dtype: np.dtype) -> bool:

@@ -10,10 +10,11 @@ pass, `encode` below, is written as if all sentences had one length: softmax ove
 over all tokens. Sentences of equal length form a batch; so both the number of sentences and their
 length change from batch to batch, and
 
-    BucketedExec(encode, dynamic_axes=(None, "b, s")).with_pow2("b", min=4).with_pow2("s", min=16)
+    BucketedExec(encode, dynamic_axes=(None, "b, s")).with_pow2("b", min=2).with_pow2("s", min=16)
 
-runs every one of their shapes with a handful of executables. The floors (`min=`) pay: small
-buckets save little work and each costs a compile.
+runs every one of their shapes with a handful of executables. The floors (`min=`) spare the
+smallest buckets, each of which would cost a compile and save little work. The price of buckets is
+the padding: once everything is compiled, `jax.jit` is faster by the share of it printed below.
 
 The sentences come from Python's own manual, as shipped with `pydoc`. The script checks, and exits
 with status 1 if a check fails, that
@@ -277,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
     counter = CompileCounter()
     bucketed = (
         BucketedExec(encode, dynamic_axes=(None, "b, s"))
-        .with_pow2("b", min=4)
+        .with_pow2("b", min=2)
         .with_pow2("s", min=16)
     )
     count = len(sentences)

@@ -29,7 +29,7 @@ from bucketjit import (
 )
 from tests.comparison import assert_like_jit, assert_same, ramp
 
-SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 3, 4)
+SIZES = (1, 3, 4, 5, 3)
 
 
 class Point(NamedTuple):
@@ -84,7 +84,7 @@ def test_outputs(name: str) -> None:
     executor = BucketedExec(fn).with_pow2()
     for n in SIZES:
         assert_like_jit(executor, fn, ramp(n))
-    assert executor.cache_size() == 5
+    assert executor.cache_size() == 3
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -99,7 +99,6 @@ def test_outputs_without_a_strategy(name: str) -> None:
 def test_nothing_leaks_from_padding_into_a_result() -> None:
     executor = BucketedExec(lambda x: 1 / (x - x)).with_pow2()
     result = executor(ramp(3))
-    assert result.shape == (3,) and np.asarray(result).base is None or result.shape == (3,)
     np.testing.assert_array_equal(result + 0, np.full(3, np.inf))
 
 
@@ -308,7 +307,6 @@ def test_containers_as_arguments() -> None:
     def fn(state: State, point: Point, extra: Any) -> Any:
         return {"s": State(state.w * point.x, state.n, state.name), "p": point, "e": extra}
 
-    spec = ({"w": "_", "n": None}, "b", None)
     executor = BucketedExec(fn, dynamic_axes=(None, "b", None)).with_pow2()
     for n in (1, 3, 4, 5):
         args = (
@@ -318,7 +316,6 @@ def test_containers_as_arguments() -> None:
         )
         assert_like_jit(executor, fn, *args)
     assert executor.cache_size() == 3
-    assert spec is not None
 
 
 def test_static_fields_of_a_dataclass_are_part_of_the_signature() -> None:
@@ -402,6 +399,7 @@ def test_everything_that_can_be_called(name: str) -> None:
         assert_like_jit(executor, fn, ramp(n))
     assert executor.cache_size() == 2
     assert "BucketedExec" in repr(executor)
+    assert_like_jit(BucketedExec(fn), fn, ramp(3))
 
 
 def test_wrapping_an_executor_leaves_the_inner_one_alone() -> None:
@@ -414,6 +412,15 @@ def test_wrapping_an_executor_leaves_the_inner_one_alone() -> None:
     assert (inner.cache_size(), outer.cache_size()) == (1, 1)
     outer.cache_clear()
     assert inner.cache_size() == 1
+
+
+def test_wrapping_an_executor_does_not_share_its_cache() -> None:
+    inner = BucketedExec(lambda x: x * 2).with_linear(8)
+    outer = BucketedExec(inner)
+    for n in (3, 5):
+        outer(ramp(n))
+    assert (inner.cache_size(), outer.cache_size()) == (0, 2)
+    assert inner.stats().calls == 0
 
 
 def test_it_looks_like_the_function() -> None:
@@ -458,9 +465,7 @@ def _static(x: Any, how: Any, power: Any = 1) -> Any:
     "options",
     [
         {"static_argnums": (1, 2)},
-        {"static_argnums": (-2, -1)},
         {"static_argnames": ("how", "power")},
-        {"static_argnames": ("how",), "static_argnums": 2},
     ],
     ids=str,
 )
@@ -475,6 +480,12 @@ def test_static_arguments(options: dict[str, Any]) -> None:
                 assert_same(executor(x, how, power=power), jitted(x, how, power=power))
                 assert_same(executor(x, power=power, how=how), jitted(x, power=power, how=how))
         assert_same(executor(x, "sum"), jitted(x, "sum"))
+
+
+def test_negative_static_argnums() -> None:
+    executor = BucketedExec(_static, static_argnums=(-2, -1)).with_pow2()
+    for n in (3, 4):
+        assert_same(executor(ramp(n), "max", 2), jax.jit(lambda x: _static(x, "max", 2))(ramp(n)))
 
 
 def test_static_arguments_between_dynamic_ones() -> None:
@@ -500,7 +511,7 @@ def test_static_values_that_are_equal_but_of_other_types_are_told_apart() -> Non
 
 def test_static_arguments_may_be_anything_hashable() -> None:
     executor = BucketedExec(lambda x, f: f(x), static_argnums=1).with_pow2()
-    for f in (jnp.exp, jnp.sin, len(SIZES).__mul__, jnp.exp):
+    for f in (jnp.exp, jnp.sin, operator.neg, functools.partial(jnp.power, 2.0), jnp.exp):
         assert_same(executor(ramp(3), f), jax.jit(f)(ramp(3)), rtol=1e-5)
 
 
@@ -542,9 +553,7 @@ def test_donating_an_argument_with_an_open_axis() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for n in (3, 4, 3, 4):
-            w = jnp.ones((5,)) if n == 0 else jnp.float32(1)
-            x = jnp.asarray(ramp(n))
-            doubled, more = executor(x, w)
+            doubled, more = executor(jnp.asarray(ramp(n)), jnp.float32(1))
             np.testing.assert_array_equal(doubled, 2 * ramp(n))
             assert float(more) == 2
 
@@ -830,7 +839,6 @@ def test_debug_nans_still_finds_a_nan() -> None:
 
 
 def test_rank_promotion_is_checked_as_by_jit() -> None:
-    executor = BucketedExec(lambda x: x + np.ones((1, 3), np.float32), dynamic_axes="_").with_pow2()
     fn = lambda x, y: x + y  # noqa: E731
     executor = BucketedExec(fn, dynamic_axes=("b, _", None)).with_pow2()
     executor(ramp(3, 2), ramp(2))
@@ -854,7 +862,8 @@ def test_a_fallback_is_exact_warns_once_and_counts() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (3, 4, 3, 3, 5):
-            assert_like_jit(executor, _needs_an_int, ramp(n))
+            got = executor(ramp(n))
+            assert_same(got, jax.jit(_needs_an_int)(ramp(n)))
     (warning,) = caught
     assert issubclass(warning.category, FallbackWarning)
     assert warning.filename == __file__
@@ -961,10 +970,13 @@ def test_a_rule_that_raises_is_not_hidden() -> None:
     def broken(ctx: Any, x: Any, y: Any) -> Any:
         raise ZeroDivisionError("in the rule")
 
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_rules({lax.mul_p: broken})
-    with pytest.raises(ZeroDivisionError, match="in the rule"):
-        executor(ramp(3))
-    assert executor.cache_size() == 0
+    fn = lambda x: x * 2  # noqa: E731
+    executor = BucketedExec(fn).with_pow2().with_rules({lax.mul_p: broken})
+    with pytest.warns(FallbackWarning, match="mul: .*ZeroDivisionError: in the rule"):
+        assert_like_jit(executor, fn, ramp(3))
+    executor = BucketedExec(fn, fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError, match="ZeroDivisionError: in the rule"):
+        executor.with_rules({lax.mul_p: broken})(ramp(3))
 
 
 # --- functions that raise ----------------------------------------------------------------------
@@ -1025,12 +1037,8 @@ def test_the_users_own_exception_comes_through_whatever_the_policy() -> None:
     for fallback in Fallback:
         executor = BucketedExec(fn, fallback=fallback).with_pow2()
         for _ in range(2):
-            with pytest.raises((Own, FallbackError)) as raised:
+            with pytest.raises(Own, match="mine"):
                 executor(ramp(3))
-            if fallback is Fallback.EXACT:
-                assert raised.type is Own
-            else:
-                assert "mine" in str(raised.value)
         assert executor.cache_size() == 0
 
 
@@ -1251,8 +1259,8 @@ def test_a_refused_program_counts_one_miss() -> None:
         for n in (3, 3, 4):
             executor(ramp(n))
     stats = executor.stats()
-    assert (stats.calls, stats.compiles) == (3, 2)
-    assert (stats.hits, stats.misses) == (1, 2)
+    assert (stats.calls, stats.hits, stats.compiles) == (3, 1, 2)
+    assert stats.misses == 2
 
 
 def test_cache_clear_starts_again() -> None:

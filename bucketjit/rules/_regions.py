@@ -42,7 +42,7 @@ def as_index(index: Any) -> Any:
 
 def clamp(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
     """Starts (int32) of a window of ``size`` moved inside an axis of logical size ``dim``."""
-    return jnp.clip(start, 0, ctx.logical(dim - size))
+    return jnp.minimum(jnp.maximum(start, 0), ctx.logical(dim - size))
 
 
 def inside(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:

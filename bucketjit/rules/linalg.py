@@ -144,7 +144,7 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
     if sizes:
-        if not _jax.is_unused(ctx.eqn.outvars[0]):
+        if ctx.is_read(0):
             ctx.refuse(
                 f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
                 "the padded size",
@@ -169,7 +169,7 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
 def svd(ctx: RuleContext, operand: Any) -> Any:
     """Rows and columns of zeros add singular values of 0, which come last."""
     if sizes := _open_matrix(ctx):
-        if not all(map(_jax.is_unused, ctx.eqn.outvars[1:])):
+        if any(map(ctx.is_read, range(1, len(ctx.out_shapes)))):
             ctx.refuse(
                 f"singular vectors of a matrix of symbolic size {sizes[0]}: their signs depend "
                 "on the padded size",

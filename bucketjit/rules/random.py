@@ -21,6 +21,10 @@ from bucketjit._dims import symbolic_axes
 from bucketjit._rule import Rule, RuleContext
 
 _WORD = 1 << 32
+_HARDWARE = (
+    "its bits come from the hardware's generator, whose sequence depends on the padded shape",
+    "use keys of JAX's default generator (threefry2x32), or leave the axis static (None or _)",
+)
 
 
 def natural(ctx: RuleContext, *operands: Any) -> Any:
@@ -97,6 +101,8 @@ def random_bits(ctx: RuleContext, keys: Any) -> Any:
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         return _per_key(keys, lambda key: _total_bits(ctx, key, width, shape))
+    if _jax.key_impl(keys.dtype) in ("rbg", "unsafe_rbg"):
+        ctx.refuse(*_HARDWARE)
     generator = _jax.key_generator(keys.dtype)
     return _draw(ctx, keys, lambda key: generator.random_bits(key, width, shape))
 
@@ -106,6 +112,8 @@ def random_split(ctx: RuleContext, keys: Any) -> Any:
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         words = _per_key(keys, lambda key: _total_split(ctx, key, shape))
+    elif _jax.key_impl(keys.dtype) == "unsafe_rbg":
+        ctx.refuse(*_HARDWARE)
     else:
         generator = _jax.key_generator(keys.dtype)
         words = _draw(ctx, keys, lambda key: generator.split(key, shape))
@@ -125,12 +133,6 @@ def random_gamma(ctx: RuleContext, keys: Any, alpha: Any) -> Any:
 def random_gamma_grad(ctx: RuleContext, alpha: Any, sample: Any) -> Any:
     """Elementwise, by a series that runs until every element is done: padding holds 1."""
     return ctx.bind(ctx.fill(alpha, value=1), ctx.fill(sample, value=1))
-
-
-_HARDWARE = (
-    "its bits come from the hardware's generator, whose sequence depends on the padded shape",
-    "use keys of jax's default generator (threefry2x32), or leave the axis static (None or _)",
-)
 
 
 def _draw(ctx: RuleContext, keys: Any, draw: Callable[[Any], Any]) -> Any:
@@ -178,7 +180,9 @@ def _total(ctx: RuleContext, shape: Sequence[Any], bits: int) -> Any:
     total = jnp.uint32(1)
     for size in shape:
         total = total * jnp.asarray(ctx.logical(size), jnp.uint32)
-    return total * jnp.uint32(bits // 32) if bits >= 32 else -(-total // jnp.uint32(32 // bits))
+    if bits >= 32:
+        return total * jnp.uint32(bits // 32)
+    return (total + jnp.uint32(32 // bits - 1)) // jnp.uint32(32 // bits)
 
 
 def _word(key: Any, index: Any, total: Any) -> Any:

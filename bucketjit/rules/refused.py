@@ -68,7 +68,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("rng_bit_generator", "rng_uniform"),
         "its bits depend on the whole shape drawn, which is the padded one",
-        f"use keys of jax's default generator (threefry2x32), or {_LEAVE_STATIC}",
+        f"use keys of JAX's default generator (threefry2x32), or {_LEAVE_STATIC}",
     ),
 )
 

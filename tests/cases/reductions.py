@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tests.harness import Arg, Case
@@ -20,7 +21,8 @@ def every_axis(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fold(x: Any, start: Any, fn: Callable[..., Any], *axes: int) -> Any:
-    return lax.reduce(x, start, fn, axes)
+    starts = jax.tree.map(lambda value, array: np.asarray(value, array.dtype), start, x)
+    return lax.reduce(x, starts, fn, axes)
 
 
 def _absolute_max(a: Any, b: Any) -> Any:

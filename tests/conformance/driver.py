@@ -59,6 +59,10 @@ class Stop(Exception):
         self.reason = reason
 
 
+class _TooSlow(BaseException):
+    """Not an `Exception`, which tracing would take for a refusal."""
+
+
 @contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
@@ -66,7 +70,7 @@ def _time_limit(seconds: int) -> Iterator[None]:
         return
 
     def late(*_: Any) -> None:
-        raise Stop(ERROR, f"took more than {seconds} s")
+        raise _TooSlow
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
@@ -91,6 +95,11 @@ def _is_our_own(error: BaseException | None) -> bool:
     return bool(frames) and frames[-1].filename.startswith(ours)
 
 
+def is_defect(error: MaskingError) -> bool:
+    """True if a rule failed, rather than refused."""
+    return "defect of the rule" in error.remedy
+
+
 def decided_by(error: Exception) -> Stop:
     """What an exception of the masked run says about the case."""
     if isinstance(error, Stop):
@@ -101,8 +110,7 @@ def decided_by(error: Exception) -> Stop:
         kind = ERROR if _is_our_own(error.cause) else UNTRACEABLE
         return Stop(kind, error.reason)
     if isinstance(error, MaskingError):
-        kind = ERROR if "its rule gave shape" in error.reason else FALLBACK
-        return Stop(kind, error.reason)
+        return Stop(ERROR if is_defect(error) else FALLBACK, error.reason)
     frames = [
         f"{os.path.basename(f.filename)}:{f.lineno}"
         for f in traceback.extract_tb(error.__traceback__)
@@ -116,6 +124,8 @@ def _decide(run: Callable[[], None], limit: int) -> tuple[str, str]:
         with _time_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run()
+    except _TooSlow:
+        return ERROR, f"took more than {limit} s"
     except Exception as error:
         stop = decided_by(error)
         if show_tracebacks and stop.kind in (*BAD, FALLBACK):

@@ -1,32 +1,18 @@
-"""Run many cases in processes of their own, and survive one that dies.
-
-Each process compiles thousands of small programs. It drops them as it goes (an executable
-holds about a hundred memory maps, of which the system has 65,530) and optimises none.
-"""
+"""Run many cases, in processes that can be thrown away."""
 
 from __future__ import annotations
 
+import functools
 import gc
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tests.conformance.outcome import ERROR, Outcome
+from tests.processes import run_isolated
 
-CHUNK = 24
+CHUNK = 128
 CLEAR_EVERY = 8
-TASKS_PER_PROCESS = 16
-FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false"
 
 Progress = Callable[[int, int, Sequence[Outcome]], None]
-
-
-def _start_worker() -> None:
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def _fingerprints(indices: Sequence[int]) -> list[str | None]:
@@ -70,60 +56,17 @@ def _chunks(indices: Sequence[int], size: int) -> list[list[int]]:
     return [list(indices[k::count]) for k in range(count)]
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        max_tasks_per_child=TASKS_PER_PROCESS,
-    )
-
-
-def _in_processes(
-    task: Callable[..., Any], chunks: Sequence[list[int]], jobs: int
-) -> Iterator[tuple[list[int], Any]]:
-    """Results by chunk as they come; ``None`` for a chunk of one case that kills its process."""
-    waiting = list(chunks)
-    careful: list[list[int]] = []
-    with _pool(jobs) as pool:
-        futures: dict[Future[Any], list[int]] = {pool.submit(task, c): c for c in waiting}
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:
-                careful.append(futures[future])
-    while careful:
-        chunk = careful.pop()
-        try:
-            with _pool(1) as pool:
-                result = pool.submit(task, chunk).result()
-        except BrokenProcessPool:
-            if len(chunk) == 1:
-                yield chunk, None
-            half = len(chunk) // 2
-            careful += [c for c in (chunk[:half], chunk[half:]) if c and len(chunk) > 1]
-            continue
-        yield chunk, result
-
-
 def distinct(indices: Sequence[int], jobs: int) -> list[int]:
     """Leave out cases that are the same program on the same values as an earlier one."""
     prints: dict[int, str | None] = {}
-    for chunk, found in _in_processes(_fingerprints, _chunks(indices, 200), jobs):
+    for chunk, found in run_isolated(_fingerprints, _chunks(indices, 1000), jobs):
         prints.update(zip(chunk, found or [None] * len(chunk), strict=True))
     first: dict[str | None, int] = {}
     return [i for i in indices if prints[i] is None or first.setdefault(prints[i], i) == i]
 
 
-class _Part:
-    """`run_cases` of one part, as a task that another process can be sent."""
-
-    def __init__(self, part: str, only: str) -> None:
-        self.part = part
-        self.only = only
-
-    def __call__(self, indices: Sequence[int]) -> list[Outcome]:
-        return run_cases(self.part, indices, self.only)
+def _run_part(indices: Sequence[int], part: str, only: str) -> list[Outcome]:
+    return run_cases(part, indices, only)
 
 
 def sweep(
@@ -155,12 +98,13 @@ def sweep(
     indices = selection(contains=contains, sample=sample, seed=seed)
     if jobs == 0:
         return run_cases(part, indices, only)
-    if len(indices) > CHUNK:
+    if len(indices) > 2 * CHUNK:
         indices = distinct(indices, jobs)
     found: list[tuple[int, list[Outcome]]] = []
     done = 0
     flat: list[Outcome] = []
-    for chunk, outcomes in _in_processes(_Part(part, only), _chunks(indices, CHUNK), jobs):
+    task = functools.partial(_run_part, part=part, only=only)
+    for chunk, outcomes in run_isolated(task, _chunks(indices, CHUNK), jobs):
         if outcomes is None:
             name, primitive = _name(chunk[0])
             outcomes = [Outcome(name, primitive, part, "", ERROR, "the process died")]

@@ -10,14 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 
-from tests.generated.sweep import run_batch
-
-BATCH = 40
-TASKS_PER_PROCESS = 4  # an executable holds about a hundred memory maps until it is freed
+from tests.generated.sweep import BATCH, run_batch
+from tests.processes import run_isolated
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,27 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     failures: list[str] = []
-    batches = -(-given.examples // BATCH)
-    with ProcessPoolExecutor(
-        given.jobs, mp_context=get_context("spawn"), max_tasks_per_child=TASKS_PER_PROCESS
-    ) as pool:
-        futures = {
-            pool.submit(run_batch, given.seed * 100_000 + k, BATCH): k for k in range(batches)
-        }
-        for future in as_completed(futures):
-            try:
-                more, refused, failed = future.result()
-            except BrokenProcessPool:
-                failures.append(f"batch {futures[future]} of seed {given.seed}: the process died")
-                continue
-            kinds += more
-            reasons += refused
-            failures += failed
-            shown = ", ".join(f"{k} {n}" for k, n in sorted(kinds.items()))
-            seconds = time.perf_counter() - began
-            print(f"{shown}; {seconds:.0f} s", file=sys.stderr, flush=True)
-            for text in failed:
-                print(f"\n{text}", flush=True)
+    chunks = [[given.seed * 100_000 + k] for k in range(-(-given.examples // BATCH))]
+    for chunk, result in run_isolated(run_batch, chunks, given.jobs):
+        if result is None:
+            failures.append(f"batch {chunk[0]}: the process died")
+            continue
+        more, refused, failed = result
+        kinds += more
+        reasons += refused
+        failures += failed
+        shown = ", ".join(f"{k} {n}" for k, n in sorted(kinds.items()))
+        print(f"{shown}; {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        for text in failed:
+            print(f"\n{text}", flush=True)
     for reason, count in reasons.most_common():
         print(f"{count:5} refused: {reason}")
     print(f"{sum(kinds.values())} programs: {dict(kinds)}; {len(failures)} failures")

@@ -6,6 +6,8 @@ import gc
 from collections import Counter
 from typing import Any
 
+BATCH = 40
+
 
 def drawn(count: int, seed: int) -> list[Any]:
     """Programs drawn by Hypothesis, the same for the same seed."""
@@ -33,8 +35,8 @@ def drawn(count: int, seed: int) -> list[Any]:
     return found
 
 
-def run_batch(seed: int, count: int) -> tuple[Counter[str], Counter[str], list[str]]:
-    """One batch in this process: verdicts, reasons of refusals, failures with their source."""
+def run_batch(seeds: list[int]) -> tuple[Counter[str], Counter[str], list[str]]:
+    """A batch for each seed: verdicts, reasons of refusals, failures with their source."""
     import jax
 
     from tests.generated.check import FAILED, REFUSED, verdict
@@ -43,7 +45,8 @@ def run_batch(seed: int, count: int) -> tuple[Counter[str], Counter[str], list[s
     kinds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     failures = []
-    for i, program in enumerate(drawn(count, seed)):
+    drawn_programs = [p for seed in seeds for p in drawn(BATCH, seed)]
+    for i, program in enumerate(drawn_programs):
         if i % 10 == 9:
             jax.clear_caches()
             gc.collect()

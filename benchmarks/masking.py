@@ -1,0 +1,258 @@
+"""What derived masks cost beside the masks an expert writes by hand, at the same bucket.
+
+Run with ``python benchmarks/masking.py``. For each model both functions are compiled for one
+bucket and called in turn with the same padded arguments; the table has the median time of each
+and the median of the paired ratios. Results are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit._dims import BucketSizes
+from bucketjit._interpret import interpret
+from bucketjit._trace import Leaf, trace
+from bucketjit.rules import default_rules
+
+LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 128, 256
+
+
+@dataclass
+class Model:
+    """A function without masks, its hand-masked twin, and arguments at padded size.
+
+    Attributes:
+        name: Row of the table.
+        plain: ``plain(params, *arrays)``; knows nothing of padding.
+        by_hand: ``by_hand(params, *padded arrays, *sizes)``; masks what must be masked.
+        params: Parameters.
+        arrays: Arguments at padded size.
+        shapes: Their symbolic shapes.
+        sizes: Logical sizes.
+        bucket: Padded sizes.
+    """
+
+    name: str
+    plain: Callable[..., Any]
+    by_hand: Callable[..., Any]
+    params: Any
+    arrays: Sequence[Any]
+    shapes: Sequence[tuple[int | str, ...]]
+    sizes: dict[str, int]
+    bucket: dict[str, int]
+
+
+def _norm(x: Any) -> Any:
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+
+
+def _transformer(params: Any, tokens: Any, real: Any | None) -> Any:
+    x = params["embed"][tokens]
+    for layer in params["layers"]:
+        h = _norm(x) @ layer["qkv"]
+        q, k, v = (
+            h[..., i * WIDTH : (i + 1) * WIDTH].reshape(*x.shape[:2], HEADS, WIDTH // HEADS)
+            for i in range(3)
+        )
+        scores = jnp.einsum("bshd,bthd->bhst", q, k) / (WIDTH // HEADS) ** 0.5
+        if real is not None:
+            scores = jnp.where(real[:, None, None, :], scores, -1e30)
+        h = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores, axis=-1), v)
+        x = x + h.reshape(*x.shape[:2], WIDTH) @ layer["out"]
+        x = x + jax.nn.gelu(_norm(x) @ layer["up"]) @ layer["down"]
+    return _norm(x) @ params["embed"].T
+
+
+def _transformer_params(rng: np.random.Generator) -> Any:
+    def dense(*shape: int) -> Any:
+        return jnp.asarray(rng.standard_normal(shape) * shape[0] ** -0.5, jnp.float32)
+
+    layer = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH)}
+    layer |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    layers = [{k: dense(*s) for k, s in layer.items()} for _ in range(LAYERS)]
+    return {"embed": dense(VOCABULARY, WIDTH), "layers": layers}
+
+
+def _real(b: Any, s: Any, shape: tuple[int, int]) -> Any:
+    return (jnp.arange(shape[0])[:, None] < b) & (jnp.arange(shape[1])[None, :] < s)
+
+
+def transformer_forward(rng: np.random.Generator) -> Model:
+    """Logits of a 4-layer transformer over an open batch and sequence."""
+
+    def plain(params: Any, tokens: Any) -> Any:
+        return _transformer(params, tokens, None)
+
+    def by_hand(params: Any, tokens: Any, b: Any, s: Any) -> Any:
+        real = _real(b, s, tokens.shape)
+        logits = _transformer(params, tokens, real)
+        return jnp.where(real[..., None], logits, 0)
+
+    return _text_model("transformer, forward", plain, by_hand, rng)
+
+
+def transformer_step(rng: np.random.Generator) -> Model:
+    """A step of gradient descent on the next-token loss of the same transformer."""
+
+    def update(params: Any, grads: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+
+    def losses(logits: Any, tokens: Any) -> Any:
+        picked = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
+        return jax.nn.logsumexp(logits, -1) - picked
+
+    def plain(params: Any, tokens: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return losses(_transformer(params, tokens, None), tokens).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return update(params, grads), value
+
+    def by_hand(params: Any, tokens: Any, b: Any, s: Any) -> Any:
+        real = _real(b, s, tokens.shape)
+
+        def loss(params: Any) -> Any:
+            each = losses(_transformer(params, tokens, real), tokens)
+            return jnp.where(real, each, 0).sum() / (b * s)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return update(params, grads), value
+
+    return _text_model("transformer, training step", plain, by_hand, rng)
+
+
+def _text_model(
+    name: str, plain: Callable[..., Any], by_hand: Callable[..., Any], rng: np.random.Generator
+) -> Model:
+    tokens = np.zeros((8, 64), np.int32)
+    tokens[:7, :50] = rng.integers(0, VOCABULARY, (7, 50))
+    sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
+    return Model(
+        name, plain, by_hand, _transformer_params(rng), [tokens], [("b", "s")], sizes, bucket
+    )
+
+
+def cnn_step(rng: np.random.Generator) -> Model:
+    """A training step of a small CNN over an open batch."""
+
+    def logits(params: Any, images: Any) -> Any:
+        x = images
+        for kernel in params["convs"]:
+            x = jax.lax.conv_general_dilated(
+                x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = jax.nn.relu(x)
+        return x.mean((1, 2)) @ params["dense"]
+
+    def losses(params: Any, images: Any, labels: Any) -> Any:
+        out = logits(params, images)
+        picked = jnp.take_along_axis(out, labels[:, None], -1)[:, 0]
+        return jax.nn.logsumexp(out, -1) - picked
+
+    def update(params: Any, grads: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+
+    def plain(params: Any, images: Any, labels: Any) -> Any:
+        value, grads = jax.value_and_grad(lambda p: losses(p, images, labels).mean())(params)
+        return update(params, grads), value
+
+    def by_hand(params: Any, images: Any, labels: Any, b: Any) -> Any:
+        real = jnp.arange(images.shape[0]) < b
+
+        def loss(params: Any) -> Any:
+            return jnp.where(real, losses(params, images, labels), 0).sum() / b
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return update(params, grads), value
+
+    def dense(*shape: int) -> Any:
+        fan_in = int(np.prod(shape[:-1]))
+        return jnp.asarray(rng.standard_normal(shape) * fan_in**-0.5, jnp.float32)
+
+    params = {"convs": [dense(3, 3, 3, 32), dense(3, 3, 32, 64)], "dense": dense(64, 10)}
+    images = np.zeros((64, 32, 32, 3), np.float32)
+    images[:50] = rng.standard_normal((50, 32, 32, 3))
+    labels = np.zeros(64, np.int32)
+    labels[:50] = rng.integers(0, 10, 50)
+    return Model(
+        "CNN, training step",
+        plain,
+        by_hand,
+        params,
+        [images, labels],
+        [("b", 32, 32, 3), ("b",)],
+        {"b": 50},
+        {"b": 64},
+    )
+
+
+def derived(model: Model) -> Callable[..., Any]:
+    """The masked function that bucketjit makes of ``model.plain``, called like ``by_hand``."""
+    flat, tree = jax.tree_util.tree_flatten(((model.params, *model.arrays), {}))
+    shapes = [x.shape for x in flat[: len(flat) - len(model.arrays)]] + list(model.shapes)
+    leaves = [Leaf(f"arg{i}", s, x.dtype) for i, (s, x) in enumerate(zip(shapes, flat, strict=True))]
+    program = trace(model.plain, tree, leaves, model.sizes)
+
+    def run(*args: Any) -> Any:
+        arrays, sizes = args[: -len(model.sizes)], args[-len(model.sizes) :]
+        values = dict(zip(model.sizes, sizes, strict=True))
+        at = BucketSizes(model.bucket, program.lower, values)
+        flat = jax.tree_util.tree_leaves(arrays)
+        outs = interpret(program.jaxpr, program.consts, flat, at, default_rules())
+        return program.out_tree.unflatten(outs)
+
+    return run
+
+
+def measure(model: Model, rounds: int) -> tuple[float, float, float]:
+    """Median seconds by hand and derived, and the median of their paired ratios."""
+    sizes = [np.int32(n) for n in model.sizes.values()]
+    args = (model.params, *map(jnp.asarray, model.arrays), *sizes)
+    hand, ours = (jax.jit(f).lower(*args).compile() for f in (model.by_hand, derived(model)))
+    for a, b in zip(*(jax.tree_util.tree_leaves(f(*args)) for f in (hand, ours)), strict=True):
+        real = tuple(map(slice, _logical(model, a.shape)))
+        np.testing.assert_allclose(a[real], b[real], rtol=2e-3, atol=2e-4)
+    times: dict[str, list[float]] = {"hand": [], "ours": []}
+    for i in range(rounds + 3):
+        pair = [("hand", hand), ("ours", ours)]
+        for name, fn in pair if i % 2 else reversed(pair):
+            began = time.perf_counter()
+            jax.block_until_ready(fn(*args))
+            if i >= 3:
+                times[name].append(time.perf_counter() - began)
+    ratios = np.array(times["ours"]) / np.array(times["hand"])
+    hand_s, ours_s = (float(np.median(times[k])) for k in ("hand", "ours"))
+    return hand_s, ours_s, float(np.median(ratios))
+
+
+def _logical(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The logical part of the logits; every other output has no open axis."""
+    if model.name != "transformer, forward":
+        return shape
+    return (*model.sizes.values(), *shape[2:])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    rounds = parser.parse_args().rounds
+    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, {rounds} rounds")
+    print(f"{'model':28} {'by hand':>10} {'derived':>10} {'ratio':>7}")
+    for make in (transformer_forward, transformer_step, cnn_step):
+        model = make(np.random.default_rng(0))
+        hand, ours, ratio = measure(model, rounds)
+        print(f"{model.name:28} {hand * 1e3:8.2f}ms {ours * 1e3:8.2f}ms {ratio:7.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Write ``docs/coverage.md``: ``python -m tests.coverage_page``.
+
+The page is made from the rule tables, the docstrings and refusals of their rules, and the
+cases. It is the same whichever JAX is installed: primitives that this JAX lacks get a stand-in,
+so that the tables hold every name, and keep the row that a JAX which has them wrote.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import pkgutil
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+from unittest import mock
+
+from jax.extend.core import Primitive
+
+import tests.cases
+from bucketjit import _jax
+from bucketjit.rules import FAMILIES
+from bucketjit.rules.refused import REFUSED
+from tests.harness import Case
+
+PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
+SHOWN_CASES = 3
+
+#: Keys of the rule table that no case covers, and why.
+UNCOVERED: dict[str, str] = {}
+
+_HEAD = """\
+# What is masked
+
+Primitive by primitive: how bucketjit masks it, which axes may be open, and what it refuses. A
+call that meets a refusal runs at its exact shape, warns once with that reason and is counted
+(`Fallback.EXACT`), or raises it (`Fallback.ERROR`).
+
+*Open axes* are those that the tests open: *first* is axis 0 of an argument (the batch), *inner*
+any later axis (sequence, height, features), *both* two variables at once. Unless a refusal
+speaks of an axis, any axis may be open. Equations that meet no open axis run as they are,
+whatever their primitive. A primitive that stands nowhere here has no rule: it is refused, and
+`.with_rules({primitive: rule})` adds one.
+
+<!-- Made by `make coverage-page` from the rule tables and the test cases: do not edit. -->
+"""
+
+
+# --- rule tables ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One primitive of a family's table."""
+
+    name: str
+    family: str
+    rule: Callable[..., Any]
+
+
+@functools.cache
+def _stand_in(name: str) -> Any:
+    return Primitive(name)
+
+
+def entries(family: str) -> list[Entry]:
+    """Every primitive of a family, those that this JAX lacks included."""
+    module = importlib.import_module(f"bucketjit.rules.{family}")
+    lookup = _jax.primitive
+    with mock.patch.object(_jax, "primitive", lambda name: lookup(name) or _stand_in(name)):
+        table = runpy.run_path(str(module.__file__), run_name=module.__name__)["TABLE"]
+    return [
+        Entry(key if isinstance(key, str) else key.name, family, rule)
+        for key, rule in table.items()
+    ]
+
+
+@functools.cache
+def keys() -> frozenset[str]:
+    """Names of all primitives with a rule that may mask them."""
+    return frozenset(e.name for f in FAMILIES if f != "refused" for e in entries(f))
+
+
+def keys_here() -> set[str]:
+    """Those that this JAX has."""
+    return {name for name in keys() if _jax.primitive(name) is not None}
+
+
+# --- how a rule masks -------------------------------------------------------------------------
+
+
+def _paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def _closure(rule: Any) -> dict[str, Any]:
+    if isinstance(rule, functools.partial):
+        return {**_closure(rule.func), **rule.keywords}
+    names = rule.__code__.co_freevars
+    cells = [c.cell_contents for c in rule.__closure__ or ()]
+    return dict(zip(names, cells, strict=True))
+
+
+def _functions(values: Any) -> Iterator[FunctionType]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _functions(value)
+        elif isinstance(value, FunctionType):
+            yield value
+
+
+def _maker(rule: Any) -> FunctionType:
+    """The function at the top level of its module that a rule is, or was made by."""
+    if isinstance(rule, functools.partial):
+        return _maker(rule.func)
+    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
+
+
+def how(rule: Callable[..., Any]) -> str:
+    """What the docstrings say of a rule, and of the functions it was made with."""
+    text = _paragraph(rule.__doc__) or _paragraph(_maker(rule).__doc__)
+    made_with = [_paragraph(f.__doc__) for f in _functions(_closure(rule).values())]
+    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
+
+
+# --- what a rule refuses ----------------------------------------------------------------------
+
+
+@functools.cache
+def _definitions(module: ModuleType) -> dict[str, ast.AST]:
+    tree = ast.parse(inspect.getsource(module))
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return {node.name: node for node in tree.body if isinstance(node, kinds)}
+
+
+def _text(node: ast.expr, known: dict[str, Any]) -> str:
+    """The text of a message, what is known only later shown as an ellipsis."""
+    match node:
+        case ast.Constant(value=str() as value):
+            return value
+        case ast.JoinedStr(values=values):
+            return "".join(_text(v, known) for v in values)
+        case ast.FormattedValue(value=ast.Name(id=name)) | ast.Name(id=name):
+            return known[name] if isinstance(known.get(name), str) else "..."
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left, known) + _text(right, known)
+    return "..."
+
+
+def _reachable(module: ModuleType, name: str, seen: set[tuple[str, str]]) -> Iterator[ast.AST]:
+    """The definition of a name, and of every rule-side name it uses."""
+    node = _definitions(module).get(name)
+    if node is None or (module.__name__, name) in seen:
+        return
+    seen.add((module.__name__, name))
+    yield node
+    for used in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}:
+        value = getattr(module, used, None)
+        home = getattr(value, "__module__", None) or ""
+        if home.startswith("bucketjit.rules") and home in sys.modules:
+            yield from _reachable(sys.modules[home], getattr(value, "__name__", used), seen)
+
+
+def refusals(rule: Callable[..., Any]) -> list[str]:
+    """The reasons for which a rule refuses."""
+    maker, known = _maker(rule), _closure(rule)
+    makers = [maker, *_functions(known.values())]
+    found: dict[str, None] = {}
+    seen: set[tuple[str, str]] = set()
+    for function in makers:
+        module = sys.modules.get(function.__module__)
+        if module is None:
+            continue
+        for node in _reachable(module, function.__name__, seen):
+            for call in ast.walk(node):
+                match call:
+                    case ast.Call(func=ast.Attribute(attr="refuse"), args=[reason, *_]):
+                        found[_text(reason, known)] = None
+    return sorted(found)
+
+
+# --- cases ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def all_cases() -> tuple[Case, ...]:
+    """Every case, in the order of their names."""
+    found: list[Case] = []
+    for module in pkgutil.iter_modules(tests.cases.__path__):
+        found += importlib.import_module(f"tests.cases.{module.name}").CASES
+    return tuple(sorted(found, key=lambda c: c.name))
+
+
+@functools.cache
+def cases_of(primitive: str) -> tuple[Case, ...]:
+    """The cases that cover a primitive."""
+    return tuple(c for c in all_cases() if primitive in c.covers)
+
+
+def _opened(case: Case) -> set[str]:
+    found = set()
+    for arg in case.arguments:
+        first, inner = arg.sizes[:1], arg.sizes[1:]
+        found |= {"first"} if any(not t.isdigit() for t in first) else set()
+        found |= {"inner"} if any(not t.isdigit() for t in inner) else set()
+    return found | ({"both"} if len(case.variables) > 1 else set())
+
+
+def _row(primitive: str) -> str:
+    if _jax.primitive(primitive) is None and (row := _rows_as_written().get(primitive)):
+        return row  # made with a JAX that has it
+    axes, cases = _cells(primitive)
+    return f"| `{primitive}` | {axes} | {cases} |"
+
+
+@functools.cache
+def _rows_as_written() -> dict[str, str]:
+    lines = PAGE.read_text().splitlines() if PAGE.exists() else []
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
+def _cells(primitive: str) -> tuple[str, str]:
+    cases = cases_of(primitive)
+    if not cases:
+        return "", f"*{UNCOVERED.get(primitive, 'none')}*"
+    opened = set().union(*map(_opened, cases))
+    shown = ", ".join(f"`{c.name}`" for c in cases[:SHOWN_CASES])
+    more = len(cases) - SHOWN_CASES
+    axes = [k for k in ("first", "inner", "both") if k in opened]
+    return ", ".join(axes), shown + (f" and {more} more" if more > 0 else "")
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+def _family_section(family: str) -> Iterator[str]:
+    module = importlib.import_module(f"bucketjit.rules.{family}")
+    yield f"\n## {family.capitalize()}\n"
+    yield f"{_paragraph(module.__doc__)}\n"
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for entry in entries(family):
+        kind = how(entry.rule), tuple(refusals(entry.rule))
+        groups.setdefault(kind, []).append(entry.name)
+    for (text, refused), names in groups.items():
+        many = f"{len(names)} primitives, from `{min(names)}` to `{max(names)}`"
+        few = ", ".join(f"`{n}`" for n in sorted(names))
+        yield f"\n### {few if len(names) <= 8 else many}\n"
+        yield f"{text}\n"
+        if refused:
+            yield "Refused:\n"
+            yield from (f"* {reason}" for reason in refused)
+            yield ""
+        yield "| primitive | open axes | cases |\n| --- | --- | --- |"
+        yield from map(_row, sorted(names))
+
+
+def _refused_section() -> Iterator[str]:
+    yield "\n## Refused\n"
+    yield "These are never masked where they meet an open axis.\n"
+    yield "| primitives | why | what to do |\n| --- | --- | --- |"
+    for names, reason, remedy in REFUSED:
+        yield f"| {', '.join(f'`{n}`' for n in names)} | {reason} | {remedy} |"
+
+
+def page() -> str:
+    """The text of the page."""
+    lines = [_HEAD]
+    for family in FAMILIES:
+        if family != "refused":
+            lines += _family_section(family)
+    lines += _refused_section()
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())

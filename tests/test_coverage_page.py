@@ -1,0 +1,25 @@
+"""docs/coverage.md is up to date, and every rule has a case."""
+
+from __future__ import annotations
+
+from tests.coverage_page import PAGE, UNCOVERED, all_cases, cases_of, keys, keys_here, page
+
+
+def test_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run: make coverage-page"
+
+
+def test_every_rule_has_a_case() -> None:
+    missing = {name for name in keys_here() if not cases_of(name)} - UNCOVERED.keys()
+    assert not missing, f"no case covers {sorted(missing)}"
+
+
+def test_exceptions_are_needed() -> None:
+    stale = {name for name in UNCOVERED if name not in keys() or cases_of(name)}
+    assert not stale, f"not exceptions any more: {sorted(stale)}"
+
+
+def test_cases_cover_primitives_that_have_a_rule() -> None:
+    known = keys()
+    for case in all_cases():
+        assert set(case.covers) <= known, f"{case.name} covers {set(case.covers) - known}"
