@@ -202,6 +202,11 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
                 f"{path}: dynamic_axes {dict(spec.items)!r} names an axis that shape "
                 f"{tuple(shape)} does not have"
             )
+        if len(named) < len(spec.items):
+            raise SpecError(
+                f"dynamic_axes of {path}: {dict(spec.items)!r} names one axis of shape "
+                f"{tuple(shape)} twice"
+            )
         parts = [named.get(i, STATIC) for i in range(rank)]
     elif isinstance(spec, str):
         parts = _split(spec)

@@ -92,3 +92,8 @@ class FallbackError(MaskingError):
 
 class FallbackWarning(UserWarning):
     """A call ran at its exact shape; the message says why. Shown once per reason."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for use inside another one."""
+    return (str(error).strip().splitlines() or [""])[0]

@@ -18,6 +18,7 @@ from bucketjit import _jax
 from bucketjit._axes import STATIC
 from bucketjit._check import POISONS, pad_poisoned, poison_equations
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
+from bucketjit._errors import MaskingError, first_line
 from bucketjit._family import Call, Family
 from bucketjit._interpret import interpret
 from bucketjit._padding import unpad
@@ -155,7 +156,16 @@ def build_masked(
     donated = [i + 1 for i in signed.donate if not poisoned and not _touches(args, i, open_leaves)]
     function = jax.jit(masked, donate_argnums=tuple(donated))
     sizes = np.array([call.sizes[v] for v in variables] + [0] * poisoned, np.int32)
-    compiled = function.lower(sizes, *args, **kwargs).compile()
+    try:
+        lowered = function.lower(sizes, *args, **kwargs)
+    except MaskingError:
+        raise
+    except Exception as error:
+        raise MaskingError(
+            f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
+            "this is a defect of a masking rule; leave the axis static until it is mended",
+        ) from error
+    compiled = lowered.compile()
     outs = tuple(
         (i, shape_function(shape, variables), weak)
         for i, (shape, (_, weak)) in enumerate(

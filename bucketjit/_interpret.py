@@ -13,7 +13,7 @@ from jax.extend import core as jex_core
 
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
-from bucketjit._errors import MaskingError
+from bucketjit._errors import MaskingError, first_line
 from bucketjit._rule import RuleContext, RuleTable
 
 
@@ -95,7 +95,7 @@ class _Walk:
         except Exception as error:
             raise MaskingError(
                 f"{name}: its masking rule failed with {type(error).__name__}: "
-                f"{_first_line(error)}{_where(eqn)}",
+                f"{first_line(error)}{_where(eqn)}",
                 "this is a defect of the rule",
             ) from error
         outs = list(out) if eqn.primitive.multiple_results else [out]
@@ -139,7 +139,3 @@ class _Walk:
 def _where(eqn: Any) -> str:
     line = _jax.source_line(eqn)
     return f" [{line}]" if line else ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

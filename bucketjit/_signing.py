@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -158,11 +159,12 @@ class Signer:
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
         """Refuse a strategy for a variable that ``dynamic_axes`` does not have."""
-        if any(isinstance(s, Anonymous) for s in specs):
+        if self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs):
             return
         text = repr(self._config.dynamic_axes)
+        words = re.findall(r"\w+", text)
         for dim in self._config.per_dim:
-            if dim not in text:
+            if dim not in words:
                 raise SpecError(
                     f"there is a strategy for dimension {dim!r}, but dynamic_axes {text} has no "
                     "such variable"

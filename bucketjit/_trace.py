@@ -155,6 +155,7 @@ class TraceRefused(MaskingError):
 
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
+_DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
 
@@ -175,6 +176,8 @@ def _decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
                 return Guard(left, "<=", right)
     if (found := _DIVISION.search(message)) and evaluate_text(found[1], sizes) == 0:
         return Guard(found[1], "==", "0")
+    if (found := _DIVISOR.search(message)) and evaluate_text(found[1], sizes) >= 1:
+        return Guard(found[1], ">=", "1")
     return None
 
 
@@ -281,6 +284,9 @@ def trace(
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
         except (ValueError, NotImplementedError) as error:
+            if guards and (pinned := _pinned(guards[-1], sizes)) and pinned != guards[-1:]:
+                guards[-1:] = pinned
+                continue
             raise TraceRefused(
                 f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
                 f" {error}",
@@ -316,6 +322,11 @@ def trace(
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes", "leave the axis static"
     )
+
+
+def _pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
+    """What to assume where ``jax.export`` cannot hold a guard such as ``b - 1 == 0``."""
+    return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
 
 
 def _refusal(error: Exception) -> TraceRefused:

@@ -1179,19 +1179,25 @@ def test_pow2_on_3_5_7_makes_two_executables() -> None:
 @pytest.mark.parametrize(
     ("build", "count"),
     [
-        (lambda e: e, 100),
         (lambda e: e.with_pow2(), 8),
         (lambda e: e.with_linear(8), 13),
         (lambda e: e.with_buckets([30, 60, 100]), 3),
         (lambda e: e.with_exponential(10), 3),
     ],
-    ids=["exact", "pow2", "linear", "buckets", "exponential"],
+    ids=["pow2", "linear", "buckets", "exponential"],
 )
 def test_sizes_1_to_100(build: Callable[..., Any], count: int) -> None:
     executor = build(BucketedExec(lambda x: x + 1))
     for n in range(1, 101):
         assert executor(ramp(n)).shape == (n,)
     assert executor.cache_size() == executor.stats().compiles == count
+
+
+def test_without_a_strategy_every_size_is_compiled() -> None:
+    executor = BucketedExec(lambda x: x + 1)
+    for n in (*range(1, 13), *range(1, 13)):
+        assert executor(ramp(n)).shape == (n,)
+    assert executor.cache_size() == executor.stats().compiles == 12
 
 
 def test_cache_info_counts_like_functools() -> None:

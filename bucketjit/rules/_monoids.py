@@ -24,7 +24,7 @@ def one(dtype: Any) -> Any:
 
 def all_ones(dtype: Any) -> Any:
     """The neutral element of bitwise and (True for bool)."""
-    return np.array(True) if dtype == bool else np.array(-1).astype(dtype)
+    return np.array(True) if dtypes.issubdtype(dtype, np.bool_) else np.array(-1).astype(dtype)
 
 
 def lowest(dtype: Any) -> Any:
@@ -49,7 +49,7 @@ def last(dtype: Any) -> Any:
 
 
 def _extreme(dtype: Any, sign: int) -> Any:
-    if dtype == bool:
+    if dtypes.issubdtype(dtype, np.bool_):
         return np.array(sign > 0)
     if dtypes.issubdtype(dtype, np.integer):
         info = jnp.iinfo(dtype)

@@ -34,8 +34,8 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
     if changed:
         indices = _judged(ctx, indices)
-        for axis in mapped:
-            operand = with_room(ctx, operand, axis, shape[axis], sizes[axis])
+    for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
+        operand = with_room(ctx, operand, axis, dim, size)
     ragged = any(map(is_symbolic, ctx.in_shapes[1]))
     flags = ctx.params
     return ctx.bind(

@@ -74,7 +74,7 @@ def approx_top_k(ctx: RuleContext, operand: Any) -> list[Any]:
     pair = [keys, lax.broadcasted_iota(jnp.int32, keys.shape, axis)]
     if largest:  # equals keep their order when everything is sorted back to front
         pair = [lax.rev(x, (axis,)) for x in pair]
-    pair = lax.sort(pair, dimension=axis, num_keys=1)
+    pair = list(lax.sort(pair, dimension=axis, num_keys=1))
     if largest:
         pair = [lax.rev(x, (axis,)) for x in pair]
     return [crop(x, axis, k) for x in pair]

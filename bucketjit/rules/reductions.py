@@ -42,7 +42,10 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
             return plain(ctx, operand)
         start = identity(operand.dtype)
-        fold = lambda a, b: [choose(a[0], b[0])]  # noqa: E731
+
+        def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+            return [choose(a[0], b[0])]
+
         return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
 
     return rule

@@ -24,19 +24,18 @@ Group = tuple[Shape, Shape]
 
 def reshape(ctx: RuleContext, operand: Any) -> Any:
     """Each group of axes is reshaped by itself, plainly or by computed index."""
-    if ctx.params.get("dimensions") is not None:
-        ctx.refuse("a reshape that permutes its dimensions first")
-    before = _without_ones(ctx.in_shapes[0])
-    after = _without_ones(ctx.out_shapes[0])
-    padded = ctx.padded_shape(ctx.out_shapes[0])
-    if 0 in padded or 0 in operand.shape:
-        return jnp.zeros(padded, operand.dtype)
+    if ctx.params.get("sharding") is not None:
+        ctx.refuse("a reshape with an explicit sharding")
+    shape = ctx.in_shapes[0]
+    if (order := ctx.params.get("dimensions")) is not None:
+        operand, shape = lax.transpose(operand, order), tuple(shape[a] for a in order)
+    before, after = _without_ones(shape), _without_ones(ctx.out_shapes[0])
     out = lax.reshape(operand, ctx.padded_shape(before))
     axis = 0
     for old, new in groups(before, after):
         out = _regroup(ctx, out, axis, old, new)
         axis += len(new)
-    return lax.reshape(out, padded)
+    return lax.reshape(out, ctx.padded_shape(ctx.out_shapes[0]))
 
 
 def groups(before: Shape, after: Shape) -> list[Group]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
-from bucketjit._rule import Rule, RuleContext, window
+from bucketjit._rule import Rule, RuleContext, select, take, window
 from bucketjit.rules._regions import read_window, saturate, write_window
 
 
@@ -18,9 +19,11 @@ def slice_(ctx: RuleContext, operand: Any) -> Any:
     strides = params["strides"] or (1,) * operand.ndim
     out = operand
     for axis, (start, stride) in enumerate(zip(params["start_indices"], strides, strict=True)):
-        if is_symbolic(stride):
-            ctx.refuse(f"the stride {stride} depends on a size")
         size = ctx.padded(ctx.out_shapes[0][axis])
+        if is_symbolic(stride):
+            positions = ctx.logical(start) + lax.iota(jnp.int32, size) * ctx.logical(stride)
+            out = take(out, positions, axis)
+            continue
         span = max(size - 1, 0) * stride + 1 if size else 0
         out = window(out, axis, ctx.logical(start), span, last=ctx.padded(start))
         if stride != 1 and size:
@@ -49,20 +52,27 @@ def pad(ctx: RuleContext, operand: Any, value: Any) -> Any:
     followed = [i for i, (_, high, _) in enumerate(config) if is_symbolic(high) or high > 0]
     out = ctx.fill(operand, axes=followed, value=value)
     for axis, (low, _, interior) in enumerate(config):
-        if is_symbolic(interior):
-            ctx.refuse(f"the interior padding {interior} depends on a size")
         size = ctx.padded(ctx.out_shapes[0][axis])
-        before, after = (ctx.padded(low), ctx.padded(-low)) if is_symbolic(low) else (low, 0)
+        if is_symbolic(low) or is_symbolic(interior):
+            out = _spread(ctx, out, axis, value)
+            continue
         length = out.shape[axis] + max(out.shape[axis] - 1, 0) * interior
-        # A symbolic low is padded to its largest, then cut; `after` covers a negative one.
-        total = before + after + size if is_symbolic(low) else size
-        edges = [(0, 0, 0)] * out.ndim
-        edges[axis] = (int(before), int(total - before - length), int(interior))
-        if edges[axis] != (0, 0, 0):
-            out = lax.pad(out, value, edges)
-        if is_symbolic(low):
-            out = window(out, axis, before - ctx.logical(low), size, last=before + after)
+        edges = (int(low), int(size - low - length), int(interior))
+        if edges != (0, 0, 0):
+            out = lax.pad(out, value, [edges if i == axis else (0, 0, 0) for i in range(out.ndim)])
     return out
+
+
+def _spread(ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
+    """Pad one axis by amounts known at run time: each position computes what stands there."""
+    low, _, interior = ctx.symbolic_params["padding_config"][axis]
+    count = ctx.in_shapes[0][axis]
+    step = ctx.logical(interior) + 1
+    place = lax.iota(jnp.int32, ctx.padded(ctx.out_shapes[0][axis])) - ctx.logical(low)
+    source = place // step
+    real = (place >= 0) & (place % step == 0) & (source < ctx.logical(count))
+    real = lax.expand_dims(real, [i for i in range(array.ndim) if i != axis])
+    return select(real, take(array, source, axis), value)
 
 
 def dynamic_slice(ctx: RuleContext, operand: Any, *starts: Any) -> Any:

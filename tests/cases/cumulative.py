@@ -81,14 +81,14 @@ CASES = [
     ),
     *(
         Case(
-            f"{name}_gradient",
-            lambda x, fn=getattr(lax, name): [fn(x, axis=1), fn(x, axis=1, reverse=True)],
+            f"{fn.__name__}_gradient",
+            lambda x, fn=fn: [fn(x, axis=1), fn(x, axis=1, reverse=True)],
             ("b, 4",),
             grad=True,
             rtol=1e-3,
             atol=1e-4,
         )
-        for name in ("cumprod", "cummax", "cummin", "cumlogsumexp")
+        for fn in (lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
     ),
     Case(
         "jnp_cumulative",

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bucketjit import _jax
@@ -318,7 +319,11 @@ CASES = [
     ),
     Case(
         "clamp",
-        lambda x, low: [lax.clamp(-0.5, x, 0.5), lax.clamp(low, x, low + 1), jnp.clip(x, 0, None)],
+        lambda x, low: [
+            lax.clamp(np.float32(-0.5), x, np.float32(0.5)),
+            lax.clamp(low, x, low + 1),
+            jnp.clip(x, 0, None),
+        ],
         ("b, s", "b, s"),
         ("clamp",),
         domains=ALL,

@@ -200,13 +200,13 @@ CASES = [
     ),
     Case(
         "reduce_two_operands",
-        lambda x, y: _fold((x, y), (jnp.float32(5), jnp.int32(0)), _first_and_sum, 1),
+        lambda x, y: _fold((x, y), (5, 0), _first_and_sum, 1),
         ("b, s", Arg("b, s", "int32")),
         ("reduce",),
     ),
     Case(
         "reduce_in_order",
-        lambda m, c: _fold((m, c), (jnp.float32(1), jnp.float32(0)), _affine, 0),
+        lambda m, c: _fold((m, c), (1, 0), _affine, 0),
         ("s, b", "s, b"),
         ("reduce",),
         rtol=1e-4,

@@ -62,6 +62,7 @@ SPLITS = [
     Case("swap_sizes", lambda x: x.reshape(x.shape[::-1]), ("b, s",), RESHAPE, grad=True),
     Case("swap_sizes_static", lambda x: x.reshape(x.shape[::-1]), ("3, s",), RESHAPE),
     Case("reshape_middle", lambda x: x.reshape(x.shape[0], 2, -1, 3), ("b, s, 6",), RESHAPE),
+    Case("reshape_permuted", lambda x: lax.reshape(x, (x.size,), (1, 0)), ("b, s",), RESHAPE),
     Case("reshape_halves", lambda x: x.reshape(2, -1), (Arg("s", "int32"),), RESHAPE, sizes=EVEN),
 ]
 

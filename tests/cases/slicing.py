@@ -55,6 +55,12 @@ def _stride_windows(x):
 
 SLICES = [
     Case("lax_slices", _lax_slices, ("b, s",), ("slice",), grad=True, sizes=ATLEAST2),
+    Case(
+        "lax_slice_by_size",
+        lambda x: lax.slice(x, (1, 0), x.shape, (x.shape[1], (x.shape[0] + 1) // 2)),
+        ("b, s",),
+        ("slice",),
+    ),
     Case("lax_slices_keys", lambda k: lax.slice_in_dim(k, k.shape[0] // 2, k.shape[0]), (KEYS,)),
     Case("jnp_slices", _jnp_slices, ("b, s",), ("gather",), grad=True, sizes=ATLEAST2),
     Case("slice_to_nothing", lambda x: (x[:, 1:], x[:, 1:].sum()), ("b, s",)),
@@ -116,6 +122,21 @@ PADS = [
         lambda x: lax.pad(x, True, ((0, 10 - x.shape[0], 0),)),
         (Arg("s", "bool"),),
         ("pad",),
+    ),
+    Case(
+        "pad_interior_by_size",
+        lambda x: lax.pad(x, x[0], ((x.shape[0] - 2, 1, x.shape[0] - 1),)),
+        ("s",),
+        ("pad",),
+        grad=True,
+    ),
+    Case(
+        "pad_left_to_static",
+        lambda x: jnp.pad(x, ((0, 0), (10 - x.shape[1], 0))),
+        ("b, s",),
+        ("pad",),
+        grad=True,
+        constraints=("s <= 10",),
     ),
     Case("jnp_pad", lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3), ("b, s",)),
     Case("jnp_pad_edge", lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge"), ("b, s",)),

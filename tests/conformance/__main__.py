@@ -20,6 +20,7 @@ from tests.conformance.outcome import (
     UNTRACEABLE,
     Outcome,
     causes,
+    markdown,
     share_masked,
     table,
 )
@@ -45,9 +46,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--filter", action="append", default=[], help="cases whose name contains this"
     )
+    parser.add_argument(
+        "--any-dtype", action="store_true", help="leave out cases that differ in dtypes only"
+    )
     parser.add_argument("--open", default="", help="only these axes, such as 'arg0[1]' (part b)")
     parser.add_argument("--jobs", type=int, default=2, help="processes; 0 runs in this one")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this page")
     parser.add_argument("--refused", action="store_true", help="list what JAX refuses, too")
     parser.add_argument(
         "--traceback", action="store_true", help="show them, in this process (implies --jobs 0)"
@@ -61,8 +66,28 @@ def _summary(part: str, outcomes: Sequence[Outcome]) -> str:
     totals = ", ".join(f"{k} {counts[k]}" for k in KINDS)
     return (
         f"part {part} ({PARTS[part]}): {len(outcomes)} cases: {totals}; "
-        f"masked {share_masked(outcomes):.2%} of what JAX runs; {seconds:.0f} s of work"
+        f"masked {share_masked(outcomes):.2%} of what JAX lets be open; {seconds:.0f} s of work"
     )
+
+
+class _Progress:
+    """A line for every chunk of cases, and each wrong or failed case as it comes."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._began = time.perf_counter()
+        self._shown = 0
+
+    def __call__(self, done: int, total: int, found: Sequence[Outcome]) -> None:
+        counts = Counter(o.kind for o in found)
+        shown = ", ".join(f"{k} {counts[k]}" for k in KINDS if counts[k])
+        seconds = time.perf_counter() - self._began
+        print(f"[{self._part} {done}/{total}] {shown}; {seconds:.0f} s", file=sys.stderr)
+        for o in found[self._shown :]:
+            if o.kind in BAD:
+                print(f"    {o.kind}: {o.reason}\n        {o.command}", file=sys.stderr)
+        sys.stderr.flush()
+        self._shown = len(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,24 +98,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.jobs, driver.show_tracebacks = 0, True
     report: dict[str, list[Outcome]] = {}
     for part in parts:
-        began = time.perf_counter()
-
-        def progress(
-            done: int, total: int, found: Sequence[Outcome], part: str = part, t: float = began
-        ) -> None:
-            counts = Counter(o.kind for o in found)
-            shown = ", ".join(f"{k} {counts[k]}" for k in KINDS if counts[k])
-            line = f"[{part} {done}/{total}] {shown}; {time.perf_counter() - t:.0f} s"
-            print(line, file=sys.stderr, flush=True)
-
         report[part] = sweep(
             part,
             contains=given.filter,
             sample=given.sample,
             seed=given.seed,
             only=given.open,
+            any_dtype=given.any_dtype,
             jobs=given.jobs,
-            progress=progress,
+            progress=_Progress(part),
         )
     for part, outcomes in report.items():
         print(f"\n{table(outcomes)}\n")
@@ -99,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if listed := causes(outcomes, kind):
                 print(f"{kind}:\n{listed}\n")
         print(_summary(part, outcomes))
+    if given.markdown:
+        given.markdown.write_text(markdown(report, PARTS))
     if given.json:
         rows = [dataclasses.asdict(o) for outcomes in report.values() for o in outcomes]
         given.json.write_text(json.dumps(rows, indent=1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +65,19 @@ def harness(index: int) -> Harness:
     return Harness(index, own.fullname, own.group_name, fn, make, own.filter(DEVICE))
 
 
-def fingerprint(index: int) -> str | None:
+_DTYPES = re.compile(
+    r"\b(bool|pred|key|((bf|f|i|u|c)|bfloat|float|int|uint|complex)(\d+)(_\w+)?)(?=\W)"
+)
+
+
+def fingerprint(index: int, *, any_dtype: bool = False) -> str | None:
     """Equal for two cases that are the same program on the same values; None if it has none.
 
     Without 64-bit types, the cases of float64 are those of float32 once more.
+
+    Args:
+        index: Which case.
+        any_dtype: Equal also for programs that differ in dtypes and values only.
     """
     case = harness(index)
     if not case.supported:
@@ -77,9 +87,13 @@ def fingerprint(index: int) -> str | None:
         text = str(jax.make_jaxpr(case.fn)(*args))
     except Exception:  # the driver meets it again and says so
         return None
+    if any_dtype:
+        text = _DTYPES.sub("", text)
     digest = hashlib.sha256(f"{case.primitive}\n{text}".encode())
     for x in args:
-        digest.update(f"{x.shape}{x.dtype}".encode() + x.tobytes())
+        digest.update(f"{x.shape}".encode())
+        if not any_dtype:
+            digest.update(f"{x.dtype}".encode() + x.tobytes())
     return digest.hexdigest()
 
 

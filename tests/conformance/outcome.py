@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MASKED = "masked"
@@ -56,28 +56,35 @@ class Outcome:
 def cause(reason: str) -> str:
     """A reason without what differs from case to case: source lines, numbers, values."""
     text = re.sub(r" \[[^\]]*:\d+[^\]]*\]", "", reason.splitlines()[0] if reason else "")
+    text = re.sub(r"[(\[][^()\[\]]*[)\]]", "(...)", text)
     text = re.sub(r"(?<![\w.])-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
     return re.sub(r"(#,? ?)+#", "#", text)[:160]
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Primitive by primitive, the number of cases of each kind, and the totals."""
+def _counted(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
     rows: dict[str, Counter[str]] = {}
     for o in outcomes:
         rows.setdefault(o.primitive, Counter())[o.kind] += 1
-    total = sum(rows.values(), Counter())
+    return {**dict(sorted(rows.items())), "total": sum(rows.values(), Counter())}
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Primitive by primitive, the number of cases of each kind, and the totals."""
+    rows = _counted(outcomes)
     width = max([len("primitive"), *map(len, rows)])
     lines = [f"{'primitive':{width}}" + "".join(f"{k:>13}" for k in KINDS)]
-    for name in [*sorted(rows), "total"]:
-        counts = total if name == "total" else rows[name]
+    for name, counts in rows.items():
         cells = "".join(f"{counts[k] or '.':>13}" for k in KINDS)
         lines.append(f"{name:{width}}{cells}")
     return "\n".join(lines)
 
 
 def share_masked(outcomes: Iterable[Outcome]) -> float:
-    """Masked among all that JAX runs and bucketjit is asked to mask."""
-    counts = Counter(o.kind for o in outcomes)
+    """Masked among all that bucketjit is asked to mask.
+
+    Mapped over a batch axis, that is whatever JAX runs. A single axis it need not let be open.
+    """
+    counts = Counter(o.kind for o in outcomes if o.part != "b" or o.kind != UNTRACEABLE)
     asked = sum(counts[k] for k in (MASKED, FALLBACK, UNTRACEABLE, WRONG, ERROR))
     return counts[MASKED] / asked if asked else 1.0
 
@@ -94,3 +101,46 @@ def causes(outcomes: Iterable[Outcome], kind: str, most: int = 3) -> str:
         lines.append(f"{len(members):5} {primitive}: {first[0][:300]}")
         lines += [f"        {o.command}" for o in members[:most]]
     return "\n".join(lines)
+
+
+_PAGE = """\
+# JAX's own primitive cases, with open axes
+
+JAX {version} ships a few thousand cases, each a function, its arguments and where JAX itself does
+not support it (`jax._src.internal_test_util.test_harnesses`). `make conformance` runs all of them
+with open axes on the CPU, padding poisoned at every equation, and compares with the plain run.
+
+* **masked**: padded and exact agree.
+* **fallback**: a masking rule refuses, with the reason below; the call runs at its exact shape.
+* **untraceable**: JAX cannot trace it with this axis symbolic, or only at one size (a static size
+  elsewhere must equal it, say); the call runs at its exact shape.
+* **unsupported**: JAX cannot run the case here, or it has no axis to open.
+* **wrong**, **error**: there should be none.
+
+<!-- Made by `make conformance ARGS='--markdown docs/conformance.md'`: do not edit. -->
+"""
+
+
+def markdown(report: Mapping[str, Sequence[Outcome]], titles: Mapping[str, str]) -> str:
+    """The tables of all parts, with every reason for which a case was not masked."""
+    import jax
+
+    lines = [_PAGE.format(version=jax.__version__)]
+    for part, outcomes in report.items():
+        lines.append(f"## {titles[part][0].upper()}{titles[part][1:]}\n")
+        lines.append(f"Masked: {share_masked(outcomes):.2%} of what JAX lets be open.\n")
+        rows = _counted(outcomes)
+        lines.append(f"| primitive | {' | '.join(KINDS)} |\n| --- |{' ---: |' * len(KINDS)}")
+        for name, counts in rows.items():
+            lines.append(f"| {name} | {' | '.join(str(counts[k] or '') for k in KINDS)} |")
+        for kind in (*BAD, FALLBACK, UNTRACEABLE):
+            reasons = Counter((o.primitive, cause(o.reason)) for o in outcomes if o.kind == kind)
+            if reasons:
+                lines.append(f"\n{kind.capitalize()}, by primitive and reason:\n")
+                lines += [f"* {p} ({n}): {_escaped(r)}" for (p, r), n in sorted(reasons.items())]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*_<>|])", r"\\\1", text)

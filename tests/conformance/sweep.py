@@ -15,10 +15,10 @@ CLEAR_EVERY = 8
 Progress = Callable[[int, int, Sequence[Outcome]], None]
 
 
-def _fingerprints(indices: Sequence[int]) -> list[str | None]:
+def _fingerprints(indices: Sequence[int], any_dtype: bool) -> list[str | None]:
     from tests.conformance.harnesses import fingerprint
 
-    return [fingerprint(i) for i in indices]
+    return [fingerprint(i, any_dtype=any_dtype) for i in indices]
 
 
 def _name(index: int) -> tuple[str, str]:
@@ -52,14 +52,15 @@ def run_cases(part: str, indices: Sequence[int], only: str = "") -> list[Outcome
 
 def _chunks(indices: Sequence[int], size: int) -> list[list[int]]:
     """Chunks of cases from all over the list, so that each takes about as long."""
-    count = max(1, -(-len(indices) // size))
+    count = -(-len(indices) // size)
     return [list(indices[k::count]) for k in range(count)]
 
 
-def distinct(indices: Sequence[int], jobs: int) -> list[int]:
+def distinct(indices: Sequence[int], jobs: int, any_dtype: bool) -> list[int]:
     """Leave out cases that are the same program on the same values as an earlier one."""
     prints: dict[int, str | None] = {}
-    for chunk, found in run_isolated(_fingerprints, _chunks(indices, 1000), jobs):
+    task = functools.partial(_fingerprints, any_dtype=any_dtype)
+    for chunk, found in run_isolated(task, _chunks(indices, 1000), jobs):
         prints.update(zip(chunk, found or [None] * len(chunk), strict=True))
     first: dict[str | None, int] = {}
     return [i for i in indices if prints[i] is None or first.setdefault(prints[i], i) == i]
@@ -76,6 +77,7 @@ def sweep(
     sample: int | None = None,
     seed: int = 0,
     only: str = "",
+    any_dtype: bool = False,
     jobs: int = 2,
     progress: Progress | None = None,
 ) -> list[Outcome]:
@@ -87,6 +89,7 @@ def sweep(
         sample: Only this many.
         seed: Of the sample.
         only: Open only these axes.
+        any_dtype: Leave out cases that differ from an earlier one in dtypes only.
         jobs: How many processes; 0 runs in this one.
         progress: Told how many cases are done, of how many, and all outcomes so far.
 
@@ -98,8 +101,8 @@ def sweep(
     indices = selection(contains=contains, sample=sample, seed=seed)
     if jobs == 0:
         return run_cases(part, indices, only)
-    if len(indices) > 2 * CHUNK:
-        indices = distinct(indices, jobs)
+    if any_dtype or len(indices) > 2 * CHUNK:
+        indices = distinct(indices, jobs, any_dtype)
     found: list[tuple[int, list[Outcome]]] = []
     done = 0
     flat: list[Outcome] = []

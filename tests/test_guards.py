@@ -1,0 +1,393 @@
+"""Functions that look at sizes: every call takes the branch that exact takes."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, FallbackWarning, ShapeCheckError
+from bucketjit._trace import Guard, Leaf, TraceRefused, parse_constraint, trace
+from tests.comparison import assert_like_jit, assert_same, ramp
+
+SIZES = (3, 1, 2, 4, 5, 6, 8, 3, 5)
+
+
+def _branch(test: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that tells by its result which branch it took."""
+
+    def fn(x: Any) -> Any:
+        return (x * 2, "yes" and jnp.ones(2)) if test(x.shape[0]) else (x + 100, jnp.zeros(2))
+
+    return fn
+
+
+BRANCHES: dict[str, Callable[[Any], Any]] = {
+    ">": lambda n: n > 4,
+    ">=": lambda n: n >= 4,
+    "<": lambda n: n < 4,
+    "<=": lambda n: n <= 4,
+    "reflected": lambda n: 4 < n,
+    "chain": lambda n: 2 < n <= 6,
+    "==": lambda n: n == 3,
+    "!=": lambda n: n != 3,
+    "== reflected": lambda n: 3 == n,  # noqa: SIM300
+    "== 1": lambda n: n == 1,
+    "== 0": lambda n: n == 0,
+    "== of an expression and 0": lambda n: n - 1 == 0,
+    "== negative": lambda n: 2 - n == -1,
+    "== a float": lambda n: n == 3.0,
+    "== a NumPy integer": lambda n: n == np.int64(3),
+    "NumPy integer ==": lambda n: np.int64(3) == n,
+    "== text": lambda n: n == "3",
+    "== None": lambda n: n == None,  # noqa: E711
+    "is None": lambda n: n is None,
+    "operator.eq": lambda n: operator.eq(n, 3),
+    "not": lambda n: not n > 4,
+    "and": lambda n: n > 2 and n < 6,
+    "or": lambda n: n == 3 or n == 5,  # noqa: PLR1714
+    "in a tuple": lambda n: n in (3, 5),
+    "in a list": lambda n: n in [1, 8],
+    "not in": lambda n: n not in (3, 5),
+    "in a set": lambda n: n in {3, 5},
+    "in a frozenset": lambda n: n in frozenset((1, 2)),
+    "in a dict": lambda n: n in {3: 1},
+    "in a range": lambda n: n in range(2, 6),
+    "dict.get": lambda n: {3: True, 8: True}.get(n, False),
+    "dict by subscript": lambda n: collections.defaultdict(bool, {3: True})[n],
+    "list.index": lambda n: [3, 5, n].index(n) == 0,
+    "list.count": lambda n: [3, 5].count(n),
+    "even": lambda n: n % 2 == 0,
+    "odd": lambda n: n % 2 == 1,
+    "truth of a remainder": lambda n: n % 2,
+    "not a remainder": lambda n: not n % 4,
+    "truth of the size": lambda n: n,
+    "truth of a difference": lambda n: n - 1,
+    "bool()": lambda n: bool(n - 3),
+    "any": lambda n: any([n - 3]),
+    "quotient": lambda n: n // 2 == 1,
+    "quotient >": lambda n: n // 4 >= 1,
+    "divmod": lambda n: divmod(n, 3)[1] == 0,
+    "product": lambda n: n * n > 20,
+    "sum": lambda n: 2 * n + 1 > 9,
+    "min": lambda n: min(n, 4) == 4,
+    "max": lambda n: max(n, 4) > 4,
+    "sorted": lambda n: sorted([4, n])[0] == 4,
+    "power of two": lambda n: n in (1, 2, 4, 8, 16),
+    "shape ==": lambda n: (n, 2) == (3, 2),
+    "nested tuples ==": lambda n: ((n,), 1) == ((5,), 1),
+    "two in one": lambda n: n > 3 and n % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches(name: str) -> None:
+    fn = _branch(BRANCHES[name])
+    executor = BucketedExec(fn).with_pow2()
+    for n in SIZES:
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("first", [1, 3, 4, 8])
+@pytest.mark.parametrize("name", ["==", "in a set", "dict.get", "truth of a remainder", "chain"])
+def test_branches_whatever_comes_first(name: str, first: int) -> None:
+    fn = _branch(BRANCHES[name])
+    executor = BucketedExec(fn).with_pow2()
+    for n in (first, 2, 3, 5, 8, 4, 7, 1):
+        assert_like_jit(executor, fn, ramp(n))
+
+
+TWO_SIZES: dict[str, Callable[[Any, Any], Any]] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    ">": lambda a, b: a > b,
+    "shapes": lambda a, b: (a, 1) == (b, 1),
+    "multiple": lambda a, b: a % b == 0,
+    "same key": lambda a, b: len({a: 1, b: 2}) == 1,
+    "set": lambda a, b: len({a, b, 3}) == 2,
+    "max": lambda a, b: max(a, b) == b,
+}
+
+
+@pytest.mark.parametrize("name", TWO_SIZES)
+def test_branches_on_two_sizes(name: str) -> None:
+    test = TWO_SIZES[name]
+
+    def fn(x: Any, y: Any) -> Any:
+        return (x * 2, y) if test(x.shape[0], y.shape[0]) else (x + 100, y)
+
+    executor = BucketedExec(fn, dynamic_axes=("a", "b")).with_pow2()
+    for a, b in ((3, 3), (3, 5), (4, 2), (4, 4), (6, 3), (1, 1), (2, 3), (5, 5), (3, 3)):
+        assert_like_jit(executor, fn, ramp(a), ramp(b))
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "slice by min": lambda x: x[: min(x.shape[0], 3)],
+    "slice by max": lambda x: x[: max(x.shape[0] - 2, 1)],
+    "static slice": lambda x: x[:3] if x.shape[0] >= 3 else x,
+    "loop until": lambda x: _halve(x),
+    "pad to a multiple": lambda x: jnp.pad(x, (0, -x.shape[0] % 4)),
+    "pad if odd": lambda x: jnp.concatenate([x, x[:1]]) if x.shape[0] % 2 else x,
+    "repeat to at least 4": lambda x: jnp.concatenate([x, jnp.zeros(max(4 - x.shape[0], 0))]),
+    "array_equal": lambda x: jnp.array_equal(x, x[: x.shape[0] - 1]),
+    "first or last": lambda x: x[0] if x.shape[0] == 1 else x[-1],
+    "math": lambda x: x * math.prod((2, x.shape[0])),
+    "reduce": lambda x: functools.reduce(operator.mul, (x.shape[0], 2)) * x,
+}
+
+
+def _halve(x: Any) -> Any:
+    while x.shape[0] > 2:
+        x = x[: x.shape[0] // 2] * 2
+    return x
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_look_at_sizes(name: str) -> None:
+    fn = FUNCTIONS[name]
+    executor = BucketedExec(fn).with_pow2()
+    for n in SIZES:
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.stats().fallback_calls == 0
+
+
+def test_guards_cost_executables_not_sizes() -> None:
+    executor = BucketedExec(_branch(lambda n: n > 4)).with_pow2()
+    for n in range(1, 33):
+        executor(ramp(n))
+    assert [dict(b.sizes) for b in executor.stats().buckets] == [
+        {"batch": n} for n in (1, 2, 4, 8, 16, 32)
+    ]
+
+
+def test_what_is_ruled_out_does_not_make_programs() -> None:
+    """A size is at least 1: ``n == 0`` and ``n == -1`` decide nothing."""
+    seen = []
+
+    def fn(x: Any) -> Any:
+        seen.append(x.shape)
+        return x * 2 if x.shape[0] not in (0, -1, None, "n") else x
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 4, 5, 7):
+        executor(ramp(n))
+    assert len(seen) == 1
+    assert executor.cache_size() == 2
+
+
+def test_an_unequal_size_keeps_its_bucket() -> None:
+    executor = BucketedExec(_branch(lambda n: n == 4)).with_pow2()
+    for n in (3, 2, 4, 3):
+        assert_like_jit(executor, executor.__wrapped__, ramp(n))
+    sizes = [dict(b.sizes) for b in executor.stats().buckets]
+    assert sizes == [{"batch": 2}, {"batch": 4}, {"batch": 4}] or sizes == [
+        {"batch": 4},
+        {"batch": 2},
+        {"batch": 4},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fn", "holds"),
+    [
+        (lambda x: x.reshape(-1, 4), lambda n: n % 4 == 0),
+        (lambda x: x.reshape(2, -1).sum(0), lambda n: n % 2 == 0),
+        (lambda x: x * 2 if x.shape[0] % 3 == 0 else x, lambda n: n % 3 == 0),
+    ],
+    ids=["minus one", "leading", "branch"],
+)
+@pytest.mark.parametrize("strategy", ["pow2", "linear", "buckets"])
+def test_buckets_satisfy_guards(fn: Any, holds: Any, strategy: str) -> None:
+    executor = BucketedExec(fn)
+    executor = {
+        "pow2": lambda: executor.with_pow2(),
+        "linear": lambda: executor.with_linear(5),
+        "buckets": lambda: executor.with_buckets([9, 13, 21]),
+    }[strategy]()
+    for n in (n for n in range(1, 13) if holds(n)):
+        assert_like_jit(executor, fn, ramp(n))
+    assert all(b.exact or holds(b.sizes["batch"]) for b in executor.stats().buckets)
+    assert executor.cache_size() <= 4
+
+
+RESHAPES: dict[str, Callable[[Any], Any]] = {
+    "minus one": lambda x: x.reshape(-1, 4),
+    "floordiv": lambda x: x.reshape(x.shape[0] // 2, 2),
+    "static": lambda x: x.reshape(8),
+    "static next to a size": lambda x: (x.reshape(4, 2), x.shape[0]),
+    "in a jit": lambda x: jax.jit(lambda y: y.reshape(y.shape[0] // 2, 2))(x),
+    "in a scan": lambda x: jax.lax.scan(
+        lambda c, _: (c, x.reshape(x.shape[0] // 2, 2).sum()), 0.0, None, length=2
+    )[1],
+    "split": lambda x: jnp.split(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_a_reshape_raises_where_exact_raises(name: str) -> None:
+    fn = RESHAPES[name]
+    executor = BucketedExec(fn).with_pow2()
+    for n in (8, 4, 7, 6, 16, 5, 8):
+        try:
+            want = jax.jit(fn)(ramp(n))
+        except (TypeError, ValueError) as error:
+            before = executor.cache_size()
+            with pytest.raises((type(error), ShapeCheckError)):
+                executor(ramp(n))
+            assert executor.cache_size() == before
+        else:
+            assert_same(executor(ramp(n)), want)
+
+
+def test_a_reshape_error_says_what_exact_says() -> None:
+    executor = BucketedExec(lambda x: x.reshape(x.shape[0] // 2, 2)).with_pow2()
+    executor(ramp(4))
+    with pytest.raises(ShapeCheckError) as raised:
+        executor(ramp(5))
+    for part in ("(5,)", "(2, 2)", "size 5", "size 4"):
+        assert part in str(raised.value)
+    assert isinstance(raised.value, TypeError)
+
+
+def test_sizes_in_messages_and_names_do_no_harm() -> None:
+    def fn(x: Any) -> Any:
+        assert x.shape[0] >= 1, f"bad {x.shape}"
+        return x * 2
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 5):
+        assert_like_jit(executor, fn, ramp(n))
+
+
+def test_a_failing_assertion_about_sizes_is_raised() -> None:
+    def fn(x: Any) -> Any:
+        assert x.shape[0] % 2 == 0, "even sizes only"
+        return x * 2
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (4, 3, 6, 5, 4):
+        if n % 2:
+            with pytest.raises(AssertionError, match="even sizes only"):
+                executor(ramp(n))
+        else:
+            assert_like_jit(executor, fn, ramp(n))
+
+
+def test_a_size_used_as_a_python_int_falls_back() -> None:
+    for fn in (
+        lambda x: sum(x[i] for i in range(x.shape[0])),
+        lambda x: x * np.ones(x.shape[0], np.float32),
+        lambda x: x * math.sqrt(x.shape[0]),
+        lambda x: [x] * x.shape[0],
+        lambda x: list(x),
+    ):
+        executor = BucketedExec(fn).with_pow2()
+        with pytest.warns(FallbackWarning):
+            for n in (3, 4):
+                assert_like_jit(executor, fn, ramp(n))
+        assert executor.stats().fallback_calls == 2
+
+
+def test_the_comparison_of_sizes_is_restored_after_tracing() -> None:
+    (before,) = jax.export.symbolic_shape("b")
+    methods = [getattr(type(before), m, None) for m in ("__eq__", "__ne__", "__hash__")]
+    assert "__bool__" not in vars(type(before))
+    executor = BucketedExec(_branch(lambda n: n == 3)).with_pow2()
+    executor(ramp(3))
+    with pytest.raises(ZeroDivisionError):
+        BucketedExec(lambda x: 1 // 0).with_pow2()(ramp(3))
+    assert [getattr(type(before), m, None) for m in ("__eq__", "__ne__", "__hash__")] == methods
+    assert "__bool__" not in vars(type(before))
+
+
+# --- the tracer --------------------------------------------------------------------------------
+
+
+def _trace(fn: Callable[..., Any], sizes: dict[str, int], *constraints: str) -> Any:
+    leaves = [Leaf(f"x{i}", (name,), np.dtype(np.float32)) for i, name in enumerate(sizes)]
+    tree = jax.tree_util.tree_structure((tuple(range(len(sizes))), {}))
+    return trace(fn, tree, leaves, sizes, constraints)
+
+
+@pytest.mark.parametrize(
+    ("test", "n", "admitted"),
+    [
+        (lambda n: n > 4, 7, range(5, 10)),
+        (lambda n: n > 4, 4, range(1, 5)),
+        (lambda n: n >= 4, 3, range(1, 4)),
+        (lambda n: n < 4, 3, range(1, 4)),
+        (lambda n: n <= 4, 5, range(5, 10)),
+        (lambda n: n == 3, 3, [3]),
+        (lambda n: n == 3, 4, [1, 2, *range(4, 10)]),
+        (lambda n: n - 3, 3, [3]),
+        (lambda n: n - 3, 4, [1, 2, *range(4, 10)]),
+        (lambda n: n % 2, 3, [1, 3, 5, 7, 9]),
+        (lambda n: n % 2, 4, [2, 4, 6, 8]),
+        (lambda n: n in {7}, 5, [5]),
+        (lambda n: n * n + n == 12, 3, [3]),
+        (lambda n: n * n + n == 12, 4, [1, 2, *range(4, 10)]),
+    ],
+)
+def test_guards(test: Any, n: int, admitted: Any) -> None:
+    program = _trace(_branch(test), {"b": n})
+    assert [m for m in range(1, 10) if program.admits({"b": m})] == list(admitted)
+
+
+def test_guards_admit_and_refuse() -> None:
+    program = _trace(_branch(lambda n: 2 < n <= 6 and n % 2 == 0), {"b": 4})
+    assert [n for n in range(1, 10) if program.admits({"b": n})] == [4, 6]
+    assert program.lower["b"] == 3
+
+
+def test_a_program_without_comparisons_admits_everything() -> None:
+    program = _trace(lambda x: x * 2, {"b": 4})
+    assert program.guards == ()
+    assert program.admits({"b": 1}) and program.fits({"b": 1 << 20})
+
+
+def test_the_output_shapes_are_expressions() -> None:
+    program = _trace(lambda x: (jnp.concatenate([x, x]), x[1:], x.sum()), {"b": 4}, "b >= 2")
+    assert [str(s) for s in program.out_shapes] == ["(2*b,)", "(b - 1,)", "()"]
+
+
+def test_a_refusal_names_its_cause() -> None:
+    with pytest.raises(TraceRefused, match="size 'b' is used as a Python int") as raised:
+        _trace(lambda x: x * int(x.shape[0]), {"b": 4})
+    assert isinstance(raised.value.cause, jax.errors.InconclusiveDimensionOperation)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "holds"),
+    [
+        ("b >= 4", {"b": 4}, True),
+        ("b <= 3", {"b": 4}, False),
+        ("mod(s, 2) == 0", {"s": 6}, True),
+        ("b*s >= t + 1", {"b": 2, "s": 3, "t": 6}, False),
+        (" floordiv(b, 2)==max(b, 3) - 1 ", {"b": 4}, False),
+    ],
+)
+def test_parse_constraint(text: str, sizes: dict[str, int], holds: bool) -> None:
+    guard = parse_constraint(text)
+    assert guard.variables == frozenset(sizes)
+    assert guard.holds(sizes) is holds
+
+
+@pytest.mark.parametrize("text", ["b", "b > 3", "b != 3", "", "b = 3", ">= 3", "b >="])
+def test_constraints_of_another_form(text: str) -> None:
+    with pytest.raises((ValueError, SyntaxError)):
+        parse_constraint(text)
+
+
+def test_guard_text_is_a_constraint_again() -> None:
+    guard = Guard("2*b", ">=", "s + 1")
+    assert parse_constraint(str(guard)) == guard
