@@ -119,6 +119,8 @@ class Builders:
             >>> float(total(np.full(3, 2.0, np.float32)))
             8.0
         """
+        if not isinstance(rules, Mapping) or not all(map(callable, rules.values())):
+            raise SpecError(f"rules must map primitives to functions, got {rules!r}")
         return self._with(rules=MappingProxyType({**self._config.rules, **rules}))
 
     def with_maxsize(self, maxsize: int | None) -> Self:
@@ -131,6 +133,7 @@ class Builders:
         Returns:
             A new executor.
         """
-        if maxsize is not None and (not isinstance(maxsize, int) or maxsize < 1):
+        wrong = isinstance(maxsize, bool) or not isinstance(maxsize, int | None)
+        if wrong or (maxsize is not None and maxsize < 1):
             raise SpecError(f"maxsize must be a positive int or None, got {maxsize!r}")
         return self._with(maxsize=maxsize)

@@ -23,6 +23,8 @@ same situation, so code that already handles ``TypeError`` or ``ValueError`` kee
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class BucketJitError(Exception):
     """Base of every exception that bucketjit raises on purpose."""
@@ -62,6 +64,9 @@ class BucketOverflowError(StrategyError):
             f"{what} has size {size}, beyond the largest bucket {largest}; raise the strategy's "
             f"max (or add a boundary of at least {size}), or split the input"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.size, self.largest, self.dim)
 
 
 class StrategyContractError(StrategyError):

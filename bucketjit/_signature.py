@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ class Parameters:
             raise SpecError(f"arguments {sorted(both)} are both static and donated")
 
     def _numbers(self, given: int | Sequence[int], option: str) -> set[int]:
-        numbers = (given,) if isinstance(given, int) else tuple(given)
+        numbers = tuple(given) if isinstance(given, Iterable) else (given,)
         count = len(self.positional)
         found = set()
         for n in numbers:

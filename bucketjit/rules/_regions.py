@@ -76,9 +76,7 @@ def read_window(
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
         operand = with_room(ctx, operand, axis, dim, size)
-    return lax.dynamic_slice(
-        operand, begin, ctx.padded_shape(sizes), allow_negative_indices=False
-    )
+    return lax.dynamic_slice(operand, begin, ctx.padded_shape(sizes), allow_negative_indices=False)
 
 
 def write_window(

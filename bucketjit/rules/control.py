@@ -6,12 +6,15 @@ custom derivatives or batching rules are evaluated in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
 from bucketjit._rule import Rule, RuleContext
@@ -114,7 +117,10 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
 
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
-        return ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
+        predicate = ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
+        for running in _enclosing.get():
+            predicate = _and_running(predicate, running)
+        return predicate
 
     def step(carry: Sequence[Any]) -> tuple[Any, ...]:
         return evaluate_strong(ctx, body_jaxpr, *body_consts, *carry)
@@ -128,6 +134,34 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
         return holds(new), new
 
     return lax.while_loop(lambda state: jnp.any(state[0]), step_rows, (holds(init), init))[1]
+
+
+# A scan whose vmapped rows have lengths of their own goes on for the longest. What its body
+# computes for a row that is done is thrown away, but a loop in it must not run for ever on that.
+_enclosing: ContextVar[tuple[Any, ...]] = ContextVar("_enclosing", default=())
+
+
+@contextmanager
+def loops_only_while(running: Any) -> Iterator[None]:
+    """Loops that are masked inside run in those vmapped rows only where ``running`` holds."""
+    token = _enclosing.set((*_enclosing.get(), running))
+    try:
+        yield
+    finally:
+        _enclosing.reset(token)
+
+
+@custom_vmap
+def _and_running(predicate: Any, running: Any) -> Any:
+    return predicate  # without vmap the body is not run at all where ``running`` is False
+
+
+@_and_running.def_vmap
+def _(axis_size: int, batched: Sequence[bool], predicate: Any, running: Any) -> Any:
+    if not batched[1]:
+        return _and_running(predicate, running), batched[0]
+    in_axes = [0 if b else None for b in batched]
+    return jax.vmap(jnp.logical_and, in_axes, axis_size=axis_size)(predicate, running), True
 
 
 def _keep(running: Any, new: Any, old: Any) -> Any:

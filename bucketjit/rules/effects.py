@@ -76,13 +76,13 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
 
 def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:
     """Run the primitive's own host function (print, log or call) on the logical arrays."""
-    host, operands = _prepare(ctx, operands)
+    host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
 
-    def callback(sizes: Sequence[Any], *arrays: Any) -> None:
-        run(*host.cut(sizes, arrays), **params)
+    def callback(sizes: Sequence[Any], *values: Any) -> None:
+        run(*host.cut(sizes, values), **params)
 
-    jax.debug.callback(callback, host.sizes, *operands)
+    jax.debug.callback(callback, host.sizes, *arrays)
     return []
 
 
@@ -91,20 +91,18 @@ def callback_with_results(ctx: RuleContext, *operands: Any) -> list[Any]:
 
     Under a later `vmap` each row has sizes of its own, hence one call for each row.
     """
-    host, operands = _prepare(ctx, operands)
+    host, arrays = _prepare(ctx, operands)
     function = ctx.params["callback"]
 
-    def callback(sizes: Sequence[Any], *arrays: Any) -> list[Any]:
-        return host.pad(sizes, function(*jax.device_put(host.cut(sizes, arrays))))
+    def callback(sizes: Sequence[Any], *values: Any) -> list[Any]:
+        return host.pad(sizes, function(*jax.device_put(host.cut(sizes, values))))
 
-    structs = [
-        jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals
-    ]
+    structs = [jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals]
     sharding = ctx.params["sharding"]
     if ctx.primitive.name == "io_callback":
-        return jax_io_callback(callback, structs, host.sizes, *operands, sharding=sharding)
+        return jax_io_callback(callback, structs, host.sizes, *arrays, sharding=sharding)
     return jax.pure_callback(
-        callback, structs, host.sizes, *operands, sharding=sharding, vmap_method="sequential"
+        callback, structs, host.sizes, *arrays, sharding=sharding, vmap_method="sequential"
     )
 
 

@@ -35,22 +35,28 @@ def sort(ctx: RuleContext, *operands: Any) -> list[Any]:
 
 
 def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
-    """Padding holds what is below everything in the total order, -NaN included.
+    """Padding holds what nothing is below; ties go by index, so it is taken last.
 
-    Equal values go by index, and ``k`` is at most the logical size, so padding is never taken.
+    ``k`` is at most the logical size, so it is never taken. On CPU floats are in total order,
+    where -NaN is below -inf. Other backends may compare with ``>``, where NaN has no place.
     """
     axis = ctx.params.get("axis", operand.ndim - 1)
     k = ctx.params["k"]
     if not is_symbolic(ctx.in_shapes[0][axis]):
         return list(ctx.bind(operand))
-    filled = ctx.fill(operand, axes=(axis,), value=_below_all(operand.dtype))
+    dtype = operand.dtype
+    least = lax.platform_dependent(
+        cpu=lambda: jnp.asarray(_first_in_total_order(dtype)),
+        default=lambda: jnp.asarray(lowest(dtype)),
+    )
+    filled = ctx.fill(operand, axes=(axis,), value=least)
     stable = {"is_stable": True} if "is_stable" in ctx.params else {}
     out = ctx.bind(filled, k=min(k, operand.shape[axis]), **stable)
     return [crop(x, axis, k) for x in out]
 
 
-def _below_all(dtype: Any) -> Any:
-    """The first value of the total order of a dtype: for floats the sign and every bit set."""
+def _first_in_total_order(dtype: Any) -> Any:
+    """The first value of the total order of a dtype: for floats -NaN, every bit set."""
     if dtypes.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits >= 8:
         bits = jnp.finfo(dtype).bits
         return np.array(-1, f"int{bits}").view(dtype)

@@ -162,9 +162,7 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Any) -
 
 
 def _counts_by_total(keys: Any) -> bool:
-    return (
-        _jax.key_impl(keys.dtype) == "threefry2x32" and not jax.config.jax_threefry_partitionable
-    )
+    return _jax.key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
 
 
 def _per_key(keys: Any, draw: Callable[[Any], Any]) -> Any:
@@ -215,13 +213,9 @@ def _total_split(ctx: RuleContext, key: Any, shape: Sequence[Any]) -> Any:
 
 
 def _table() -> dict[Any, Rule]:
-    rules = {
-        **dict.fromkeys(
-            ("random_seed", "random_wrap", "random_unwrap", "random_clone"), natural
-        ),
-        **dict.fromkeys(
-            ("threefry2x32", "threefry4x32", "philox2x32", "philox4x32"), natural
-        ),
+    rules: dict[str, Rule] = {
+        **dict.fromkeys(("random_seed", "random_wrap", "random_unwrap", "random_clone"), natural),
+        **dict.fromkeys(("threefry2x32", "threefry4x32", "philox2x32", "philox4x32"), natural),
         "random_fold_in": random_fold_in,
         "random_bits": random_bits,
         "random_split": random_split,

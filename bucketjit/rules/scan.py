@@ -13,7 +13,7 @@ from jax.custom_batching import custom_vmap
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext
-from bucketjit.rules.control import evaluate_strong, strong
+from bucketjit.rules.control import evaluate_strong, loops_only_while, strong
 
 
 def scan(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
@@ -59,8 +59,9 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
         i, carry, ys = state
         running = i < logical
         at = logical - 1 - i if reverse else i
-        read = jnp.clip(at, 0, size - 1)
-        new, y = step(carry, [lax.dynamic_index_in_dim(x, read, keepdims=False) for x in xs])
+        read = jnp.clip(at, 0, jnp.maximum(logical - 1, 0))
+        with loops_only_while(running):
+            new, y = step(carry, [lax.dynamic_index_in_dim(x, read, keepdims=False) for x in xs])
         write = jnp.where(running, at, i) if reverse else i
         ys = tuple(
             lax.dynamic_update_index_in_dim(all_, one, write, 0)

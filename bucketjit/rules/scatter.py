@@ -142,9 +142,7 @@ def _taken_apart(
     return numbers, columns, good, updates
 
 
-def _bind(
-    ctx: RuleContext, *operands: Any, keep_flags: bool = False, **overrides: Any
-) -> Any:
+def _bind(ctx: RuleContext, *operands: Any, keep_flags: bool = False, **overrides: Any) -> Any:
     """Run the scatter; its promises on the indices do not hold once those were rewritten."""
     if not keep_flags:
         overrides |= {"unique_indices": False, "indices_are_sorted": False}

@@ -87,7 +87,7 @@ def dynamic_update_slice(ctx: RuleContext, operand: Any, update: Any, *starts: A
     return write_window(ctx, operand, shape, update, sizes, [*map(saturate, starts)])
 
 
-_RULES = {
+_RULES: dict[str, Rule] = {
     "slice": slice_,
     "rev": rev,
     "pad": pad,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from tests.harness import Arg, Case
 
+SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t": 1})
+ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
+moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
+
 MODE = lax.GatherScatterMode
 AT = Arg("t", "int32", "-b", "b")  # valid, negative ones too
 WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
-ATLEAST2 = ({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
 
 
 def _get(mode, fill_value=None):
@@ -41,9 +46,7 @@ def _batched(mode):
 
 def _one_window(mode):
     numbers = lax.GatherDimensionNumbers((0,), (0,), (0, 1))
-    return lambda x, i: lax.gather(
-        x, i, numbers, (1, x.shape[1] - 1), mode=mode, fill_value=3
-    )
+    return lambda x, i: lax.gather(x, i, numbers, (1, x.shape[1] - 1), mode=mode, fill_value=3)
 
 
 def _context_windows(x, i):
@@ -60,17 +63,17 @@ def _permute(x, i):
 
 
 READS = [
-    Case("take_rows", lambda x, i: x[i], ("b, s", AT), ("gather",), grad=True),
-    Case("take_columns", lambda x, i: x[:, i], ("s, b", AT), ("gather",), grad=True),
-    Case("take_elements", lambda x, i: x[i, -1], (Arg("b, s", "int32"), AT), ("gather",)),
-    Case("take_pairs", lambda x, i: x[i, i % x.shape[1]], ("b, s", AT), ("gather",), grad=True),
-    Case("take_grid", lambda x, i: x[i[:, None], i[None, :]], ("b, b", AT), ("gather",)),
-    Case("take_keys", lambda k, i: k[i], (Arg("b", "key"), AT), ("gather",)),
-    Case("take_scalar", lambda x, i: x[i], ("b, s", Arg("", "int32", "-b", "b")), grad=True),
-    Case("take_permuted", _permute, ("b, 2", Arg("2", "int32", 0, 9)), grad=True),
-    Case("newaxis_ellipsis", lambda x, i: x[..., None, i], ("2, s, b", AT)),
-    Case("embedding", lambda w, i: w[i], ("7, 3", Arg("b, s", "int32", 0, 7)), grad=True),
-    Case(
+    moves("take_rows", lambda x, i: x[i], ("b, s", AT), ("gather",), grad=True),
+    moves("take_columns", lambda x, i: x[:, i], ("s, b", AT), ("gather",), grad=True),
+    moves("take_elements", lambda x, i: x[i, -1], (Arg("b, s", "int32"), AT), ("gather",)),
+    moves("take_pairs", lambda x, i: x[i, i % x.shape[1]], ("b, s", AT), ("gather",), grad=True),
+    moves("take_grid", lambda x, i: x[i[:, None], i[None, :]], ("b, b", AT), ("gather",)),
+    moves("take_keys", lambda k, i: k[i], (Arg("b", "key"), AT), ("gather",)),
+    moves("take_scalar", lambda x, i: x[i], ("b, s", Arg("", "int32", "-b", "b")), grad=True),
+    moves("take_permuted", _permute, ("b, 2", Arg("2", "int32", 0, 9)), grad=True),
+    moves("newaxis_ellipsis", lambda x, i: x[..., None, i], ("2, s, b", AT)),
+    moves("embedding", lambda w, i: w[i], ("7, 3", Arg("b, s", "int32", 0, 7)), grad=True),
+    moves(
         "position_embedding",
         lambda w, x: x + w[: x.shape[1]],
         ("9, 3", "b, s, 3"),
@@ -80,29 +83,29 @@ READS = [
 ]
 
 MODES = [
-    Case(f"get_{mode}", _get(mode), ("b, s", WILD), ("gather",), grad=mode != "promise_in_bounds")
+    moves(f"get_{mode}", _get(mode), ("b, s", WILD), ("gather",), grad=mode != "promise_in_bounds")
     for mode in ("fill", "clip", "promise_in_bounds")
 ]
 MODES += [
-    Case("get_fill_value", _get("fill", 4), ("b, s", WILD), ("gather",), grad=True),
-    Case("get_fill_int", _get("fill"), (Arg("b, s", "int32"), WILD), ("gather",)),
-    Case("get_fill_uint", _get("fill"), (Arg("b", "uint8"), WILD), ("gather",)),
-    Case("get_fill_bool", _get("fill", True), (Arg("b", "bool"), WILD), ("gather",)),
-    Case("get_fill_complex", _get("fill"), (Arg("b", "complex64"), WILD), ("gather",)),
-    Case("get_fill_scalar", _get("fill", 2), ("b, s", Arg("", "int32", -9, 9)), grad=True),
-    Case(
+    moves("get_fill_value", _get("fill", 4), ("b, s", WILD), ("gather",), grad=True),
+    moves("get_fill_int", _get("fill"), (Arg("b, s", "int32"), WILD), ("gather",)),
+    moves("get_fill_uint", _get("fill"), (Arg("b", "uint8"), WILD), ("gather",)),
+    moves("get_fill_bool", _get("fill", True), (Arg("b", "bool"), WILD), ("gather",)),
+    moves("get_fill_complex", _get("fill"), (Arg("b", "complex64"), WILD), ("gather",)),
+    moves("get_fill_scalar", _get("fill", 2), ("b, s", Arg("", "int32", -9, 9)), grad=True),
+    moves(
         "get_narrow_index",
         lambda x, i: (x.at[jnp.uint8(i)].get(mode="clip"), x.at[jnp.int8(i)].get(mode="fill")),
         ("b, s", WILD),
     ),
-    Case("get_wide_index", lambda x, i: x.at[jnp.uint32(i)].get(mode="clip"), ("b, s", WILD)),
-    Case("take_default", lambda x, i: jnp.take(x, i, axis=0), ("b, s", WILD), grad=True),
-    Case("take_clip", lambda x, i: jnp.take(x, i, axis=1, mode="clip"), ("s, b", WILD), grad=True),
-    Case("take_flat", lambda x, i: jnp.take(x, i, mode="fill"), ("b, s", WILD)),
+    moves("get_wide_index", lambda x, i: x.at[jnp.uint32(i)].get(mode="clip"), ("b, s", WILD)),
+    moves("take_default", lambda x, i: jnp.take(x, i, axis=0), ("b, s", WILD), grad=True),
+    moves("take_clip", lambda x, i: jnp.take(x, i, axis=1, mode="clip"), ("s, b", WILD), grad=True),
+    moves("take_flat", lambda x, i: jnp.take(x, i, mode="fill"), ("b, s", WILD)),
 ]
 
 WINDOWS = [
-    Case(
+    moves(
         f"windows_{mode}_{name}",
         _gather(mode, sizes),
         ("b, s", Arg("t", "int32", -3, 12)),
@@ -123,15 +126,15 @@ WINDOWS = [
     }.items()
 ]
 WINDOWS += [
-    Case(f"one_window_{mode}", _one_window(mode), ("b, s", Arg("2", "int32", -2, 5)), ("gather",))
+    moves(f"one_window_{mode}", _one_window(mode), ("b, s", Arg("2", "int32", -2, 5)), ("gather",))
     for mode in ("fill", "clip", "promise_in_bounds")
 ]
 WINDOWS += [
-    Case("windows_of_rows", _context_windows, ("b, s", Arg("b", "int32", -3, 9)), sizes=ATLEAST2),
+    moves("windows_of_rows", _context_windows, ("b, s", Arg("b", "int32", -3, 9)), sizes=ATLEAST2),
 ]
 
 BATCHED = [
-    Case(
+    moves(
         f"batched_{mode}",
         _batched(mode),
         ("b, s", Arg("b, 3", "int32", -9, 10)),
@@ -141,21 +144,26 @@ BATCHED = [
     for mode in ("fill", "clip", "promise_in_bounds")
 ]
 BATCHED += [
-    Case(
+    moves(
         "take_along_axis",
         _grouped,
         ("b, s", Arg("b, t", "int32", "-s", "s")),
         ("gather",),
         grad=True,
     ),
-    Case(
+    moves(
         "take_along_short_axis",
         lambda x, i: jnp.take_along_axis(x, i, axis=0),
         ("b, s", Arg("1, s", "int32", "-b", "b")),
         ("gather",),
     ),
-    Case("vmapped_rows", jax.vmap(lambda x, i: x[i]), ("b, s", Arg("b", "int32", "-s", "s")), grad=True),
-    Case(
+    moves(
+        "vmapped_rows",
+        jax.vmap(lambda x, i: x[i]),
+        ("b, s", Arg("b", "int32", "-s", "s")),
+        grad=True,
+    ),
+    moves(
         "cross_entropy",
         lambda x, y: -jnp.take_along_axis(jax.nn.log_softmax(x), y[..., None], -1)[..., 0],
         ("b, s, 5", Arg("b, s", "int32", 0, 5)),
@@ -164,14 +172,16 @@ BATCHED += [
 ]
 
 OTHERS = [
-    Case("one_hot", lambda i: jax.nn.one_hot(i, 5), (Arg("b, s", "int32", -2, 7),)),
-    Case("one_hot_of_size", lambda i, x: jax.nn.one_hot(i, x.shape[0]), (WILD, "b")),
-    Case("select", lambda x: jnp.select([x > 1, x > 0], [x * 2, x * 3], -1.0), ("b, s",), grad=True),
-    Case("where_select", lambda x: jnp.where(x > 0, x, 0), ("b, s",), grad=True),
-    Case("nonzero", lambda x: jnp.nonzero(x > 0, size=5, fill_value=-1), ("b, s",)),
-    Case("argwhere", lambda x: jnp.argwhere(x > 0, size=3), ("s",)),
-    Case("extract_masked", lambda x: x[jnp.nonzero(x > 0, size=4, fill_value=0)], ("s",)),
-    Case("digitize", lambda x: jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), ("b, s",)),
+    moves("one_hot", lambda i: jax.nn.one_hot(i, 5), (Arg("b, s", "int32", -2, 7),)),
+    moves("one_hot_of_size", lambda i, x: jax.nn.one_hot(i, x.shape[0]), (WILD, "b")),
+    moves(
+        "select", lambda x: jnp.select([x > 1, x > 0], [x * 2, x * 3], -1.0), ("b, s",), grad=True
+    ),
+    moves("where_select", lambda x: jnp.where(x > 0, x, 0), ("b, s",), grad=True),
+    moves("nonzero", lambda x: jnp.nonzero(x > 0, size=5, fill_value=-1), ("b, s",)),
+    moves("argwhere", lambda x: jnp.argwhere(x > 0, size=3), ("s",)),
+    moves("extract_masked", lambda x: x[jnp.nonzero(x > 0, size=4, fill_value=0)], ("s",)),
+    moves("digitize", lambda x: jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), ("b, s",)),
 ]
 
 CASES = [*READS, *MODES, *WINDOWS, *BATCHED, *OTHERS]

@@ -197,7 +197,11 @@ SAMPLERS = [
     sampler("maxwell", random.maxwell),
     sampler("geometric", random.geometric, 0.3),
     sampler("triangular", random.triangular, 0.0, 0.3, 1.0),
-    draw("uniform_limits", lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x), (KEY, "b, s")),
+    draw(
+        "uniform_limits",
+        lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x),
+        (KEY, "b, s"),
+    ),
     draw("randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), (KEY, "s"), ()),
     draw("categorical", lambda k, x: random.categorical(k, x), (KEY, "b, s")),
     draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), (KEY, "b, s")),
@@ -255,8 +259,16 @@ REJECTION = [
         ("random_gamma",),
         **SMALL,
     ),
-    draw("chisquare", _positive(random.chisquare), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
-    draw("t", lambda k, x: random.t(k, 3.0, x.shape), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
+    draw(
+        "chisquare", _positive(random.chisquare), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)
+    ),
+    draw(
+        "t",
+        lambda k, x: random.t(k, 3.0, x.shape),
+        (KEY, "b"),
+        ("random_gamma",),
+        sizes=({"b": 3},),
+    ),
     draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), (KEY, "b, s"), **SMALL),
     draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), (KEY, "b, s"), **SMALL),
     draw(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from tests.harness import Arg, Case
 
+SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t": 1})
+ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
+moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
+
 WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
 VALID = Arg("t", "int32", "-b", "b")
 SORTED = Arg("t", "int32", 0, "b", make=lambda a, _: a * 0 + sorted(a))
-ATLEAST2 = ({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
-ATLEAST2T = tuple({**sizes, "t": t} for sizes, t in zip(ATLEAST2, (4, 1, 3, 2), strict=True))
 FLOATS = ("add", "mul", "min", "max", "set")
 
 
@@ -78,7 +82,7 @@ def _cache_rows(cache, new, at):
 
 
 ROWS = [
-    Case(
+    moves(
         f"{method}_rows_{mode}",
         _at(method, mode),
         ("b, s", WILD, "t, s"),
@@ -90,8 +94,8 @@ ROWS = [
     if method != "set" or mode == "drop"
 ]
 ROWS += [
-    Case("subtract_rows", _at("subtract"), ("b, s", WILD, "t, s"), grad=True),
-    Case(
+    moves("subtract_rows", _at("subtract"), ("b, s", WILD, "t, s"), grad=True),
+    moves(
         "scatter_sub_rows",
         lambda x, i, y: lax.scatter_sub(
             x, i[:, None], y, lax.ScatterDimensionNumbers((1,), (0,), (0,))
@@ -100,30 +104,32 @@ ROWS += [
         ("scatter-sub",),
         grad=True,
     ),
-    Case("set_rows_scalar", _at("set", value=lambda y: 2.0), ("b, s", WILD, ""), grad=True),
-    Case("add_columns", lambda x, i, y: x.at[:, i].add(y), ("s, b", WILD, "s, t"), grad=True),
-    Case("add_pairs", lambda x, i, y: x.at[i, i].add(y), ("b, b", WILD, "t"), grad=True),
-    Case("add_int", _at("add"), (Arg("b", "int32"), WILD, Arg("t", "int32")), ("scatter-add",)),
-    Case("max_uint", _at("max"), (Arg("b", "uint8"), WILD, Arg("t", "uint8", 0, 200))),
-    Case("set_bool", _at("set", value=lambda y: True), (Arg("b", "bool"), WILD, "")),
-    Case("add_complex", _at("add"), (Arg("b", "complex64"), WILD, Arg("t", "complex64"))),
-    Case("mul_bfloat16", _at("mul"), (Arg("b", "bfloat16"), VALID, Arg("t", "bfloat16")), rtol=0.05),
-    Case("max_special", _at("max"), ("b, s", WILD, "t, s"), domains=("special",)),
-    Case("apply", _apply, ("b, s", WILD), ("scatter",)),
-    Case(
+    moves("set_rows_scalar", _at("set", value=lambda y: 2.0), ("b, s", WILD, ""), grad=True),
+    moves("add_columns", lambda x, i, y: x.at[:, i].add(y), ("s, b", WILD, "s, t"), grad=True),
+    moves("add_pairs", lambda x, i, y: x.at[i, i].add(y), ("b, b", WILD, "t"), grad=True),
+    moves("add_int", _at("add"), (Arg("b", "int32"), WILD, Arg("t", "int32")), ("scatter-add",)),
+    moves("max_uint", _at("max"), (Arg("b", "uint8"), WILD, Arg("t", "uint8", 0, 200))),
+    moves("set_bool", _at("set", value=lambda y: True), (Arg("b", "bool"), WILD, "")),
+    moves("add_complex", _at("add"), (Arg("b", "complex64"), WILD, Arg("t", "complex64"))),
+    moves(
+        "mul_bfloat16", _at("mul"), (Arg("b", "bfloat16"), VALID, Arg("t", "bfloat16")), rtol=0.05
+    ),
+    moves("max_special", _at("max"), ("b, s", WILD, "t, s"), domains=("special",)),
+    moves("apply", _apply, ("b, s", WILD), ("scatter",)),
+    moves(
         "set_unique",
         lambda x, y: x.at[jnp.arange(y.shape[0]) * 2].set(y, unique_indices=True, mode="drop"),
         ("b, s", "b, s"),
         grad=True,
     ),
-    Case(
+    moves(
         "mul_unique",
         lambda x, y: x.at[jnp.arange(y.shape[0]) + 1].mul(y, unique_indices=True, mode="drop"),
         ("b, s", "b, s"),
         grad=True,
     ),
-    Case("set_keys", _at("set"), (Arg("b", "key"), Arg("", "int32", "-b", "b"), Arg("", "key"))),
-    Case(
+    moves("set_keys", _at("set"), (Arg("b", "key"), Arg("", "int32", "-b", "b"), Arg("", "key"))),
+    moves(
         "set_key_rows",
         lambda k, i, j: k.at[i].set(j[0]),
         (Arg("b", "key"), VALID, Arg("t", "key")),
@@ -131,12 +137,12 @@ ROWS += [
 ]
 
 WINDOWS = [
-    Case(
+    moves(
         f"scatter_windows_{name}_{mode}",
         _windows(op, mode, halved=name == "symbolic"),
         ("b, s", Arg("t", "int32", -3, 12), shape),
         grad=op is lax.scatter_add and mode != "promise_in_bounds",
-        sizes=ATLEAST2T,
+        sizes=ATLEAST2,
     )
     for mode in ("drop", "clip", "promise_in_bounds")
     for op, name, shape in (
@@ -147,7 +153,7 @@ WINDOWS = [
     )
 ]
 WINDOWS += [
-    Case(
+    moves(
         f"scatter_batched_{mode}",
         _batched(lax.scatter_add, mode),
         ("b, s", Arg("b, 3", "int32", -9, 10), "b, 3"),
@@ -157,9 +163,9 @@ WINDOWS += [
     for mode in ("drop", "clip", "promise_in_bounds")
 ]
 WINDOWS += [
-    Case("sliced_writes", _sliced_writes, ("b, s", "b, s"), grad=True, sizes=ATLEAST2),
-    Case("cache_rows", _cache_rows, ("b, 6, 2", "b, 2", Arg("b", "int32", 0, 6)), grad=True),
-    Case(
+    moves("sliced_writes", _sliced_writes, ("b, s", "b, s"), grad=True, sizes=ATLEAST2),
+    moves("cache_rows", _cache_rows, ("b, 6, 2", "b, 2", Arg("b", "int32", 0, 6)), grad=True),
+    moves(
         "set_block",
         lambda x, y: x.at[:2, :2].set(y),
         ("s, s", "2, 2"),
@@ -169,19 +175,23 @@ WINDOWS += [
 ]
 
 SEGMENTS = [
-    Case("segment_sum", _segments(jax.ops.segment_sum), ("t, s", Arg("t", "int32", -1, 5)), grad=True),
-    Case(
+    moves(
+        "segment_sum", _segments(jax.ops.segment_sum), ("t, s", Arg("t", "int32", -1, 5)), grad=True
+    ),
+    moves(
         "segment_sum_sorted",
         lambda x, i: jax.ops.segment_sum(x, i, x.shape[1], indices_are_sorted=True),
         ("t, b", SORTED),
         grad=True,
     ),
-    Case("segment_max", _segments(jax.ops.segment_max), ("t, s", Arg("t", "int32", 0, 3)), grad=True),
-    Case("segment_min", _segments(jax.ops.segment_min), ("t", Arg("t", "int32", 0, 3))),
-    Case("segment_prod", _segments(jax.ops.segment_prod), ("t", Arg("t", "int32", 0, 3))),
-    Case("graph", _graph, ("b, s", VALID, VALID), grad=True),
-    Case("histogram", _histogram, (Arg("s", "int32", 0, 6),)),
-    Case("histogram_2d", lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), ("s",)),
+    moves(
+        "segment_max", _segments(jax.ops.segment_max), ("t, s", Arg("t", "int32", 0, 3)), grad=True
+    ),
+    moves("segment_min", _segments(jax.ops.segment_min), ("t", Arg("t", "int32", 0, 3))),
+    moves("segment_prod", _segments(jax.ops.segment_prod), ("t", Arg("t", "int32", 0, 3))),
+    moves("graph", _graph, ("b, s", VALID, VALID), grad=True),
+    moves("histogram", _histogram, (Arg("s", "int32", 0, 6),)),
+    moves("histogram_2d", lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), ("s",)),
 ]
 
 CASES = [*ROWS, *WINDOWS, *SEGMENTS]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from tests.harness import Arg, Case
 
-ATLEAST2 = ({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
-ATLEAST3 = ({"b": 1, "s": 3}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 2, "s": 4})
+SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t": 1})
+ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
+ATLEAST3 = ({"b": 1, "s": 8}, {"b": 4, "s": 3}, {"b": 3, "s": 7})
+moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
+
 START = Arg("", "int32", -10, 11)
 KEYS = Arg("s", "key")
 
@@ -54,43 +59,48 @@ def _stride_windows(x):
 
 
 SLICES = [
-    Case("lax_slices", _lax_slices, ("b, s",), ("slice",), grad=True, sizes=ATLEAST2),
-    Case(
+    moves("lax_slices", _lax_slices, ("b, s",), ("slice",), grad=True, sizes=ATLEAST2),
+    moves(
         "lax_slice_by_size",
         lambda x: lax.slice(x, (1, 0), x.shape, (x.shape[1], (x.shape[0] + 1) // 2)),
         ("b, s",),
         ("slice",),
     ),
-    Case("lax_slices_keys", lambda k: lax.slice_in_dim(k, k.shape[0] // 2, k.shape[0]), (KEYS,)),
-    Case("jnp_slices", _jnp_slices, ("b, s",), ("gather",), grad=True, sizes=ATLEAST2),
-    Case("slice_to_nothing", lambda x: (x[:, 1:], x[:, 1:].sum()), ("b, s",)),
-    Case("jnp_strides", _strided, ("b, s",), ("rev",), grad=True, sizes=ATLEAST2),
-    Case("strides_int", _strided, (Arg("b, s", "int32"),), ("rev",), sizes=ATLEAST2),
-    Case("one_element", lambda x: x[0, 0] + x[-1, -1], ("b, s",), grad=True),
-    Case("diff", jnp.diff, ("b, s",), grad=True, sizes=ATLEAST2),
-    Case("trapezoid", jnp.trapezoid, ("b, s",), grad=True, sizes=ATLEAST2),
-    Case("windows", _windows, ("b, s",), grad=True, sizes=ATLEAST3),
-    Case("windows_vmapped", _stride_windows, ("b, s",), grad=True, sizes=ATLEAST3),
+    moves("lax_slices_keys", lambda k: lax.slice_in_dim(k, k.shape[0] // 2, k.shape[0]), (KEYS,)),
+    moves("jnp_slices", _jnp_slices, ("b, s",), ("gather",), grad=True, sizes=ATLEAST2),
+    moves("slice_to_nothing", lambda x: (x[:, 1:], x[:, 1:].sum()), ("b, s",)),
+    moves("jnp_strides", _strided, ("b, s",), ("rev",), grad=True, sizes=ATLEAST2),
+    moves("strides_int", _strided, (Arg("b, s", "int32"),), ("rev",), sizes=ATLEAST2),
+    moves("one_element", lambda x: x[0, 0] + x[-1, -1], ("b, s",), grad=True),
+    moves("diff", jnp.diff, ("b, s",), grad=True, sizes=ATLEAST2),
+    moves("trapezoid", jnp.trapezoid, ("b, s",), grad=True, sizes=ATLEAST2),
+    moves("windows", _windows, ("b, s",), grad=True, sizes=ATLEAST3),
+    moves("windows_vmapped", _stride_windows, ("b, s",), grad=True, sizes=ATLEAST3),
 ]
 
 REVERSALS = [
-    Case("rev", lambda x: lax.rev(x, (0, 2)), ("b, 2, s",), ("rev",), grad=True),
-    Case("flip", jnp.flip, (Arg("b, s", "uint8"),), ("rev",)),
-    Case("flip_bool", lambda x: jnp.flip(x, 1), (Arg("b, s", "bool"),), ("rev",)),
-    Case("rot90", jnp.rot90, (Arg("b, s", "bfloat16"),), ("rev",)),
-    Case("rev_keys", lambda k: lax.rev(k, (0,)), (KEYS,), ("rev",)),
+    moves("rev", lambda x: lax.rev(x, (0, 2)), ("b, 2, s",), ("rev",), grad=True),
+    moves("flip", jnp.flip, (Arg("b, s", "uint8"),), ("rev",)),
+    moves("flip_bool", lambda x: jnp.flip(x, 1), (Arg("b, s", "bool"),), ("rev",)),
+    moves("rot90", jnp.rot90, (Arg("b, s", "bfloat16"),), ("rev",)),
+    moves("rev_keys", lambda k: lax.rev(k, (0,)), (KEYS,), ("rev",)),
 ]
 
 PADS = [
-    Case(
+    moves(
         "pad",
         lambda x: lax.pad(x, x[0, 0], ((1, 2, 0), (-1, 3, 2))),
         ("b, s",),
         ("pad",),
         grad=True,
     ),
-    Case("pad_low", lambda x: lax.pad(x, x.dtype.type(2), ((3, 0, 0), (0, 0, 1))), ("b, s",), ("pad",)),
-    Case(
+    moves(
+        "pad_low",
+        lambda x: lax.pad(x, x.dtype.type(2), ((3, 0, 0), (0, 0, 1))),
+        ("b, s",),
+        ("pad",),
+    ),
+    moves(
         "pad_negative",
         lambda x: lax.pad(x, x.dtype.type(2), ((1, -1, 0), (-1, -1, 1))),
         ("b, s",),
@@ -98,39 +108,38 @@ PADS = [
         grad=True,
         sizes=ATLEAST2,
     ),
-    Case(
+    moves(
         "pad_to_double",
         lambda x: lax.pad(x, x.dtype.type(0.5), ((x.shape[0], x.shape[0], 0), (0, x.shape[1], 0))),
         ("b, s",),
         ("pad",),
         grad=True,
     ),
-    Case(
+    moves(
         "pad_by_shrinking",
         lambda x: lax.pad(x, x.dtype.type(1), ((10 - x.shape[0], 0, 0),)),
         (Arg("s", "int32"),),
         ("pad",),
     ),
-    Case(
+    moves(
         "pad_by_unknown_sign",
         lambda x: lax.pad(x, x.dtype.type(1), ((x.shape[0] - 3, 2, 1),)),
         (Arg("s", "int32"),),
         ("pad",),
     ),
-    Case(
+    moves(
         "pad_to_static",
         lambda x: lax.pad(x, True, ((0, 10 - x.shape[0], 0),)),
         (Arg("s", "bool"),),
         ("pad",),
     ),
-    Case(
+    moves(
         "pad_interior_by_size",
         lambda x: lax.pad(x, x[0], ((x.shape[0] - 2, 1, x.shape[0] - 1),)),
         ("s",),
         ("pad",),
-        grad=True,
     ),
-    Case(
+    moves(
         "pad_left_to_static",
         lambda x: jnp.pad(x, ((0, 0), (10 - x.shape[1], 0))),
         ("b, s",),
@@ -138,13 +147,13 @@ PADS = [
         grad=True,
         constraints=("s <= 10",),
     ),
-    Case("jnp_pad", lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3), ("b, s",)),
-    Case("jnp_pad_edge", lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge"), ("b, s",)),
-    Case("jnp_pad_special", lambda x: jnp.pad(x, 1), ("b, s",), domains=("special",)),
+    moves("jnp_pad", lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3), ("b, s",)),
+    moves("jnp_pad_edge", lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge"), ("b, s",)),
+    moves("jnp_pad_special", lambda x: jnp.pad(x, 1), ("b, s",), domains=("special",)),
 ]
 
 DYNAMIC = [
-    Case(
+    moves(
         "dynamic_slices",
         _dynamic_slices,
         ("b, s", START),
@@ -152,23 +161,21 @@ DYNAMIC = [
         grad=True,
         sizes=ATLEAST2,
     ),
-    Case(
+    moves(
         "dynamic_slice_of_static",
         lambda x, y, i: lax.dynamic_slice_in_dim(y, i, x.shape[0]),
         ("s", "20", START),
         ("dynamic_slice",),
         constraints=("s <= 20",),
     ),
-    Case(
+    moves(
         "dynamic_slice_narrow_index",
         lambda x, i, j: lax.dynamic_slice(x, (jnp.uint8(i), jnp.uint8(j)), (1, 2)),
         ("b, s", START, START),
         sizes=ATLEAST2,
     ),
-    Case(
-        "dynamic_slice_keys", lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), (KEYS, START)
-    ),
-    Case(
+    moves("dynamic_slice_keys", lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), (KEYS, START)),
+    moves(
         "dynamic_update",
         lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
         ("b, s", "1, 2", START),
@@ -176,21 +183,21 @@ DYNAMIC = [
         grad=True,
         sizes=ATLEAST2,
     ),
-    Case(
+    moves(
         "dynamic_update_whole_axis",
         lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
         ("b, s", "1, s", START),
         ("dynamic_update_slice",),
         grad=True,
     ),
-    Case(
+    moves(
         "dynamic_update_partial",
         lambda x, y, i: lax.dynamic_update_slice(x, y[:, 1:], (i, i)),
         ("b, s", "b, s", START),
         ("dynamic_update_slice",),
         grad=True,
     ),
-    Case(
+    moves(
         "kv_cache",
         lambda cache, new, i: lax.dynamic_update_slice_in_dim(cache, new, i, axis=1),
         ("b, 12, 2", "b, s, 2", START),
@@ -198,7 +205,7 @@ DYNAMIC = [
         grad=True,
         constraints=("s <= 12",),
     ),
-    Case(
+    moves(
         "kv_cache_per_row",
         lambda cache, new, at: jax.vmap(
             lambda c, n, i: lax.dynamic_update_slice_in_dim(c, n, i, axis=0)
@@ -207,7 +214,7 @@ DYNAMIC = [
         ("scatter",),
         constraints=("s <= 12",),
     ),
-    Case(
+    moves(
         "dynamic_update_keys",
         lambda k, j, i: lax.dynamic_update_slice_in_dim(k, j, i, axis=0),
         (KEYS, Arg("1", "key"), START),
@@ -215,10 +222,10 @@ DYNAMIC = [
 ]
 
 ROLLS = [
-    Case("roll", lambda x: jnp.roll(x, 2, 1), ("b, s",), grad=True),
-    Case("roll_back", lambda x: jnp.roll(x, (-1, 3), (0, 1)), (Arg("b, s", "int32"),)),
-    Case("roll_flat", lambda x: jnp.roll(x, 5), ("b, s",)),
-    Case("roll_traced", lambda x, i: jnp.roll(x, i, 1), ("b, s", START), grad=True),
+    moves("roll", lambda x: jnp.roll(x, 2, 1), ("b, s",), grad=True),
+    moves("roll_back", lambda x: jnp.roll(x, (-1, 3), (0, 1)), (Arg("b, s", "int32"),)),
+    moves("roll_flat", lambda x: jnp.roll(x, 5), ("b, s",)),
+    moves("roll_traced", lambda x, i: jnp.roll(x, i, 1), ("b, s", START), grad=True),
 ]
 
 CASES = [*SLICES, *REVERSALS, *PADS, *DYNAMIC, *ROLLS]

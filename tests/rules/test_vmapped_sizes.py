@@ -19,6 +19,9 @@ NAMES = {
     "control": (
         *("jit", "custom_vjp", "remat", "conjugate_gradient", "cond", "switch", "cond_vmapped"),
         *("while", "while_vmapped_ints", "fori_symbolic", "fori_update", "while_in_scan"),
+        "while_in_scan_of_none",
+    ),
+    "scan": (
         *("scan_both", "scan_reverse", "scan_static_reverse", "scan_special", "scan_keys"),
         *("scan_length_expression", "scan_nested", "scan_rnn", "map", "per_example_gradients"),
     ),

@@ -1,0 +1,301 @@
+"""Dimension variables: evaluation, bounds over a bucket, and solving, against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from bucketjit._dims import (
+    BucketSizes,
+    bind_unique_names,
+    evaluate,
+    evaluate_text,
+    evaluate_traced,
+    is_symbolic,
+    shape_function,
+    solve,
+    symbolic_axes,
+    upper_bound,
+    upper_bound_text,
+    variables_of,
+)
+
+VARIABLES = ("b", "s", "t")
+
+
+def leaves() -> Any:
+    return st.one_of(st.integers(0, 6).map(str), st.sampled_from(VARIABLES))
+
+
+def expressions(monotone: bool = False) -> Any:
+    """Texts of sizes as `jax.export` prints them; with ``monotone`` only such as grow."""
+
+    def extend(children: Any) -> Any:
+        pair = st.tuples(children, children)
+        positive = st.integers(1, 5)
+        grown = [
+            pair.map(lambda p: f"({p[0]} + {p[1]})"),
+            pair.map(lambda p: f"({p[0]} * {p[1]})"),
+            pair.map(lambda p: f"max({p[0]}, {p[1]})"),
+            pair.map(lambda p: f"min({p[0]}, {p[1]})"),
+            st.tuples(children, positive).map(lambda p: f"floordiv({p[0]}, {p[1]})"),
+        ]
+        other = [
+            pair.map(lambda p: f"({p[0]} - {p[1]})"),
+            st.tuples(children, positive).map(lambda p: f"mod({p[0]}, {p[1]})"),
+            st.tuples(children, st.integers(0, 2)).map(lambda p: f"({p[0]})^{p[1]}"),
+            children.map(lambda c: f"(-{c})"),
+        ]
+        return st.one_of(*grown) if monotone else st.one_of(*grown, *other)
+
+    return st.recursive(leaves(), extend, max_leaves=6)
+
+
+def boxes(largest: int = 5) -> Any:
+    bounds = st.tuples(st.integers(1, 4), st.integers(0, largest)).map(lambda p: (p[0], sum(p)))
+    return st.fixed_dictionaries({v: bounds for v in VARIABLES})
+
+
+def values_over(text: str, box: Mapping[str, tuple[int, int]]) -> list[int]:
+    names = variables_of(text)
+    ranges = [range(box[v][0], box[v][1] + 1) for v in names]
+    return [
+        evaluate_text(text, dict(zip(names, point, strict=True)))
+        for point in itertools.product(*ranges)
+    ]
+
+
+def python_value(text: str, sizes: Mapping[str, int]) -> int:
+    functions = {
+        "floordiv": lambda a, b: math.floor(a / b),
+        "mod": lambda a, b: a - b * math.floor(a / b),
+        "max": max,
+        "min": min,
+    }
+    return eval(text.replace("^", "**"), {**functions, **sizes})
+
+
+@hypothesis.given(expressions(), st.lists(st.integers(1, 40), min_size=3, max_size=3))
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_evaluate(text: str, numbers: list[int]) -> None:
+    sizes = dict(zip(VARIABLES, numbers, strict=True))
+    assert evaluate_text(text, sizes) == python_value(text, sizes)
+
+
+@hypothesis.given(expressions(), st.lists(st.integers(1, 20), min_size=3, max_size=3))
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_evaluate_traced_is_evaluate(text: str, numbers: list[int]) -> None:
+    sizes = dict(zip(VARIABLES, numbers, strict=True))
+    want = evaluate_text(text, sizes)
+    hypothesis.assume(abs(want) < 2**31)
+    at = BucketSizes(sizes, {}, {v: jnp.int32(n) for v, n in sizes.items()})
+
+    class Dim:
+        """Stands for a symbolic dimension: its text is all that is used."""
+
+        def __str__(self) -> str:
+            return text
+
+    assert int(evaluate_traced(Dim(), at.values)) == want
+
+
+@hypothesis.given(expressions(), boxes())
+@hypothesis.settings(deadline=None, max_examples=300)
+def test_upper_bound_is_an_upper_bound(text: str, box: dict[str, tuple[int, int]]) -> None:
+    lo, hi = ({v: r[i] for v, r in box.items()} for i in (0, 1))
+    bound = upper_bound_text(text, lo, hi)
+    assert bound >= max(values_over(text, box))
+    assert bound >= 0
+
+
+@hypothesis.given(expressions(monotone=True), boxes())
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_upper_bound_is_tight_where_the_expression_grows(
+    text: str, box: dict[str, tuple[int, int]]
+) -> None:
+    lo, hi = ({v: r[i] for v, r in box.items()} for i in (0, 1))
+    assert upper_bound_text(text, lo, hi) == evaluate_text(text, hi)
+
+
+@hypothesis.given(expressions(), boxes(largest=4000))
+@hypothesis.settings(deadline=None, max_examples=100)
+def test_upper_bound_of_a_large_box(text: str, box: dict[str, tuple[int, int]]) -> None:
+    """Beyond a million points nothing is enumerated, and the bound still holds."""
+    lo, hi = ({v: r[i] for v, r in box.items()} for i in (0, 1))
+    try:
+        bound = upper_bound_text(text, lo, hi)
+    except ValueError:
+        return  # refused, not assumed
+    rng = np.random.default_rng(0)
+    names = variables_of(text)
+    points = [
+        [lo[v] for v in names],
+        [hi[v] for v in names],
+        *([int(rng.integers(lo[v], hi[v] + 1)) for v in names] for _ in range(50)),
+        *([int(rng.choice([lo[v], hi[v]])) for v in names] for _ in range(8)),
+    ]
+    for point in points:
+        assert bound >= evaluate_text(text, dict(zip(names, point, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "lo", "hi", "bound"),
+    [
+        ("b", 1, 8, 8),
+        ("2*b + 1", 1, 8, 17),
+        ("b - 1", 1, 8, 7),
+        ("10 - b", 1, 8, 9),
+        ("10 - b", 3, 8, 7),
+        ("3 - b", 4, 8, 0),
+        ("mod(b, 4)", 1, 8, 3),
+        ("mod(b, 16)", 1, 8, 8),
+        ("mod(b, 16)", 17, 18, 2),
+        ("b - 2*floordiv(b, 2)", 1, 8, 1),
+        ("floordiv(b + 3, 4)*4 - b", 1, 8, 3),
+        ("max(4 - b, 0)", 1, 8, 3),
+        ("min(b, 3)", 1, 8, 3),
+        ("b*b - 6*b + 9", 1, 4, 4),
+        ("(b - 5)^2", 1, 8, 16),
+        ("b*(9 - b)", 1, 8, 20),
+    ],
+)
+def test_upper_bounds_of_expressions_that_shrink(text: str, lo: int, hi: int, bound: int) -> None:
+    assert upper_bound_text(text, {"b": lo}, {"b": hi}) == bound
+
+
+def test_upper_bound_of_jax_dimensions() -> None:
+    b, s = export.symbolic_shape("b, s")
+    lo, hi = {"b": 1, "s": 1}, {"b": 4, "s": 8}
+    assert upper_bound(7, lo, hi) == 7
+    assert upper_bound(2 * b + 1, lo, hi) == 9
+    assert upper_bound(b * s, lo, hi) == 32
+    assert upper_bound(s - b, lo, hi) == 7
+    assert upper_bound(s // 2 * 2, lo, hi) == 8
+    assert upper_bound(s % 3, lo, hi) == 2
+    assert upper_bound(b**2 - b, lo, hi) == 12
+
+
+def test_an_expression_that_cannot_be_bounded_is_refused() -> None:
+    lo, hi = dict.fromkeys("bst", 1), dict.fromkeys("bst", 10**6)
+    with pytest.raises(ValueError, match="cannot bound"):
+        upper_bound_text("mod(b, s - t)", lo, hi)
+
+
+@hypothesis.given(
+    st.integers(1, 6), st.integers(-6, 6), st.integers(0, 50), st.sampled_from(["", "s", "2*s"])
+)
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_solve(slope: int, offset: int, size: int, other: str) -> None:
+    text = f"{slope}*b + {offset}" + (f" + {other}" if other else "")
+    known = {"s": 3} if other else {}
+    value = evaluate_text(text, {"b": size, **known})
+    assert solve(text, value, known) == {"b": size}
+    if slope > 1:
+        assert solve(text, value + 1, known) == {}
+
+
+@hypothesis.given(expressions(), st.integers(-5, 60))
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_what_solve_finds_is_a_solution(text: str, value: int) -> None:
+    found = solve(text, value, {"s": 3, "t": 2})
+    for size in found.values():
+        assert size >= 0
+        # Linear at 0, 1 and 2 is not linear everywhere: binding checks what it found.
+        assert isinstance(size, int)
+    hypothesis.assume("(" not in text)
+    if found:
+        assert evaluate_text(text, {"s": 3, "t": 2, **found}) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "known", "found"),
+    [
+        ("b", 7, {}, {"b": 7}),
+        ("b + s", 7, {}, {}),
+        ("b + s", 7, {"s": 3}, {"b": 4}),
+        ("b + s", 7, {"s": 3, "b": 4}, {}),
+        ("2*b", 7, {}, {}),
+        ("b*b", 9, {}, {}),
+        ("b + 3", 1, {}, {}),
+        ("10 - b", 3, {}, {"b": 7}),
+        ("b*s", 12, {"s": 4}, {"b": 3}),
+        ("0*b + 3", 3, {}, {}),
+    ],
+)
+def test_solve_by_example(
+    text: str, value: int, known: dict[str, int], found: dict[str, int]
+) -> None:
+    assert solve(text, value, known) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("7", ()),
+        ("b", ("b",)),
+        ("2*b^2 + s", ("b", "s")),
+        ("floordiv(s, 2) + mod(b, 3)", ("b", "s")),
+        ("max(batch, seq_len)", ("batch", "seq_len")),
+        ("mod", ("mod",)),
+    ],
+)
+def test_variables_of(text: str, names: tuple[str, ...]) -> None:
+    assert variables_of(text) == names
+
+
+def test_every_dimension_that_jax_prints_can_be_read() -> None:
+    b, s = export.symbolic_shape("b, s", constraints=("b >= 3",))
+    dims = [
+        b + s,
+        2 * b * s - 3,
+        b**3,
+        (b + 1) // 2,
+        -b % 4,
+        (b * s) % (s + 1),
+        jax.core.max_dim(b, s),
+        jax.core.min_dim(b, 2 * s),
+        -b + 10,
+        b // s,
+        (b - s) // 2,
+    ]
+    for dim in dims:
+        for sizes in ({"b": 3, "s": 5}, {"b": 8, "s": 1}, {"b": 7, "s": 7}):
+            want = int(dim._evaluate(sizes)) if is_symbolic(dim) else dim
+            assert evaluate(dim, sizes) == want
+            values = {v: jnp.int32(n) for v, n in sizes.items()}
+            assert int(evaluate_traced(dim, values)) == want
+            assert shape_function((dim, 2), ("b", "s"))(**sizes) == (want, 2)
+
+
+def test_shapes() -> None:
+    b, s = export.symbolic_shape("b, s")
+    assert symbolic_axes((b, 3, s, 4)) == (0, 2)
+    assert shape_function((b, 3, 2 * s), ("s", "b"))(5, 2) == (2, 3, 10)
+    assert shape_function((), ())() == ()
+    assert not is_symbolic(3) and is_symbolic(b)
+
+
+def test_bucket_sizes() -> None:
+    b, s = export.symbolic_shape("b, s")
+    at = BucketSizes({"b": 4, "s": 8}, {"s": 3}, {"b": jnp.int32(3), "s": jnp.int32(5)})
+    assert at.padded_shape((b, 7, 2 * s + 1)) == (4, 7, 17)
+    assert at.padded(10 - s) == 7  # s is at least 3
+    assert at.logical(7) == 7
+    assert int(at.logical(b * s)) == 15
+    assert at.logical(b * s).dtype == jnp.int32
+
+
+def test_bind_unique_names() -> None:
+    assert bind_unique_names("batch", []) == "batch"
+    assert bind_unique_names("batch", ["batch", "batch_2"]) == "batch_1"
+    assert bind_unique_names("batch", ["batch", "batch_1"]) == "batch_2"
