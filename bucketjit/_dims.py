@@ -281,6 +281,14 @@ class BucketSizes:
         self._padded: dict[str, int] = {}
         self._made: dict[Any, Any] = {}
 
+    def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
+        """These sizes and more: padded and run-time logical size by variable."""
+        bucket = {v: padded for v, (padded, _) in more.items()}
+        values = {v: logical for v, (_, logical) in more.items()}
+        return BucketSizes(
+            {**self.bucket, **bucket}, {**self._lower, **dict.fromkeys(more, 0)}, {**self.values, **values}
+        )
+
     def padded(self, dim: Dim) -> int:
         """The padded size of a dimension: an upper bound of it over the whole bucket."""
         if isinstance(dim, int):

@@ -5,7 +5,7 @@ The table of rules is an argument: the engine knows no primitive by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -58,7 +58,17 @@ class _Walk:
         self._rules = rules
         self._mentions: dict[int, tuple[Any, bool]] = {}
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        args: Sequence[Any],
+        sizes: Mapping[str, tuple[int, Any]] | None = None,
+    ) -> list[Any]:
+        if sizes:
+            return _Walk(self._sizes.extended(sizes), self._rules, self._after).run(
+                jaxpr, consts, args
+            )
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
 

@@ -26,9 +26,11 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
 from jax._src.lax import fft as _lax_fft
 from jax._src.lax import lax as _lax
+from jax._src.lax.control_flow import loops as _loops
 from jax._src.lib import xla_client as _xla_client
 from jax._src.numpy import fft as _numpy_fft
 from jax._src.numpy import lax_numpy as _lax_numpy
+from jax._src.random import core as _random
 from jax.extend import core as jex_core
 
 Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
@@ -109,12 +111,16 @@ def is_concrete_array(x: Any) -> bool:
     return isinstance(x, _array.ArrayImpl)
 
 
-def key_impl(dtype: Any) -> str:
-    """Name of the generator behind a typed key dtype, e.g. ``"threefry2x32"``.
+def key_impl(dtype: Any) -> Any:
+    """The generator behind a typed key dtype, as ``wrap_key_data`` takes it.
 
-    ``jax.random.key_impl`` wants an array; inside a rule there is only the dtype.
+    That is its name (``"threefry2x32"``), or a ``PRNGSpec`` (since 0.4.26) for a generator that
+    the user defined. ``jax.random.key_impl`` wants an array; inside a rule there may be only
+    the dtype.
     """
-    return dtype._impl.name
+    generator = dtype._impl
+    known = generator.name in _random.prng.prngs
+    return generator.name if known else _random.PRNGSpec(generator)
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:
@@ -173,6 +179,11 @@ def open_jaxpr(jaxpr: Jaxpr) -> tuple[Any, Sequence[Any]]:
     if hasattr(jaxpr, "jaxpr"):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, getattr(jaxpr, "consts", ())
+
+
+def evaluate_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
+    """Evaluate an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
+    return _core.eval_jaxpr(jaxpr, (), *args)
 
 
 def is_jaxpr(value: Any) -> bool:
@@ -482,3 +493,23 @@ def lengths() -> tuple[Any, str, Any]:
         return shape[0] if shape and _core.is_symbolic_dim(shape[0]) else len(x)
 
     return _lax_numpy, "len", length
+
+
+def fresh_dimension(like: Any, name: str) -> Any:
+    """A new dimension variable in the scope of a symbolic size (its ``scope``, since 0.4.24)."""
+    return jax.export.symbolic_shape(name, scope=like.scope)[0]
+
+
+def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
+    """``lax.associative_scan`` and the modules that hold it under its name.
+
+    JAX calls it by its name in ``control_flow.loops`` for the derivatives of ``cumprod``,
+    ``cummax`` and the like; user code may have imported it by name.
+    """
+    original = _loops.associative_scan
+    modules = [m for m in list(sys.modules.values()) if m is not None]
+    return original, [m for m in modules if _held(m, "associative_scan") is original]
+
+
+def _held(module: Any, name: str) -> Any:
+    return getattr(module, "__dict__", {}).get(name)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bucketjit import _jax
+from bucketjit._associative import associative_scan_of
 
 _ABSENT = object()
 _lock = threading.Lock()
@@ -45,7 +46,10 @@ def lenient_jax() -> Iterator[None]:
 
 def _replacements() -> list[tuple[Any, str, Any]]:
     """``(owner, name, replacement)`` of each function that is replaced."""
+    scan, modules = _jax.associative_scans()
+    open_scan = associative_scan_of(scan)
     return [
+        *((module, "associative_scan", open_scan) for module in modules),
         _jax.convolution_padding(),
         _jax.lengths(),
         _jax.fft_lengths(),

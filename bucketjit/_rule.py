@@ -142,10 +142,21 @@ class RuleContext:
         """
         return self.primitive.bind(*operands, **{**self.params, **overrides})
 
-    def evaluate(self, jaxpr: Any, *operands: Any) -> list[Any]:
-        """Run a sub-program (a jaxpr among the parameters), masked, on padded operands."""
+    def evaluate(
+        self, jaxpr: Any, *operands: Any, sizes: Mapping[str, tuple[int, Any]] | None = None
+    ) -> list[Any]:
+        """Run a sub-program (a jaxpr among the parameters), masked, on padded operands.
+
+        Args:
+            jaxpr: The sub-program.
+            *operands: Its inputs at padded sizes.
+            sizes: Padded and run-time logical size of dimension variables of its own.
+
+        Returns:
+            Its outputs at padded sizes.
+        """
         inner, consts = _jax.open_jaxpr(jaxpr)
-        return self._interpret(inner, consts, operands)
+        return self._interpret(inner, consts, operands, sizes)
 
     def refuse(self, reason: str, remedy: str = "") -> NoReturn:
         """Say that this equation cannot be masked; the call then runs exact, or raises.

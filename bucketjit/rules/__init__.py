@@ -19,6 +19,7 @@ FAMILIES = (
     "contractions",
     "ordering",
     "cumulative",
+    "associative",
     "control",
     "scan",
     "shapes",

@@ -123,6 +123,5 @@ CASES = [
         lambda m: jnp.arange(m.shape[0]) - lax.cummax(jnp.where(m, jnp.arange(m.shape[0]), 0)),
         (Arg("s", "bool"),),
     ),
-    Case("trapezoid", lambda x: jnp.trapezoid(x, axis=1), ("b, s",), grad=True),
     Case("vmapped_cumsum", jax.vmap(jnp.cumsum), ("b, s",), ("cumsum",)),
 ]

@@ -363,7 +363,7 @@ CASES = [
     ),
     Case("copy", lambda x: jnp.array(x, copy=True), ("b, s",), ("copy",), grad=True),
     Case(
-        "stop_gradient",
+        "stop_gradient_of_factor",
         lambda x: x * lax.stop_gradient(x),
         ("b, s",),
         ("stop_gradient",),

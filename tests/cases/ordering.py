@@ -231,7 +231,6 @@ CASES = [
         )
         for method in ("scan", "scan_unrolled", "compare_all")
     ),
-    Case("digitize", jnp.digitize, ("b, s", Arg("3", make=_sorted_values))),
     Case(
         "interp",
         lambda x, xp, fp: jnp.interp(x, xp, fp),
@@ -262,7 +261,7 @@ CASES = [
         (Arg("s", "int32", 0, 3),),
     ),
     Case(
-        "nonzero",
+        "nonzero_and_where",
         lambda x: [
             jnp.nonzero(x, size=5, fill_value=-1),
             jnp.where(x > 1, size=3),
@@ -277,7 +276,7 @@ CASES = [
         (Arg("s", "int32", 0, 6),),
     ),
     Case(
-        "histogram",
+        "histogram_counts",
         lambda x: [jnp.histogram(x, bins=4), jnp.histogram(x, bins=4, range=(-1.0, 1.0))],
         ("s",),
     ),

@@ -300,7 +300,7 @@ CASES = [
         atol=1e-4,
     ),
     Case(
-        "cross_entropy",
+        "cross_entropy_of_one_hot",
         lambda x, y: -jnp.mean(jnp.sum(jax.nn.one_hot(y, 3) * jax.nn.log_softmax(x), -1)),
         ("b, s, 3", Arg("b, s", "int32", 0, 3)),
         grad=True,
@@ -328,7 +328,7 @@ CASES = [
         grad=True,
     ),
     Case(
-        "segment_sum",
+        "segment_reductions",
         lambda x, i: [
             jax.ops.segment_sum(x, i, 4),
             jax.ops.segment_max(x, i, 4),

@@ -30,6 +30,7 @@ class Harness:
         fn: The function of its array arguments.
         seed: Makes its arguments, another set for another seed.
         supported: Whether JAX says it runs on this device.
+        tied_keys: Number of keys of an unstable sort, whose ties may come in any order; else 0.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Harness:
     fn: Callable[..., Any]
     make: Callable[[int], list[np.ndarray]]
     supported: bool
+    tied_keys: int = 0
 
 
 def load() -> list[Any]:
@@ -62,7 +64,16 @@ def harness(index: int) -> Harness:
     def make(seed: int) -> list[np.ndarray]:
         return [np.asarray(jax.numpy.asarray(x)) for x in leaves(seed)[0]]
 
-    return Harness(index, own.fullname, own.group_name, fn, make, own.filter(DEVICE))
+    unstable = own.params.get("is_stable") is False
+    return Harness(
+        index,
+        own.fullname,
+        own.group_name,
+        fn,
+        make,
+        own.filter(DEVICE),
+        own.params["num_keys"] if unstable else 0,
+    )
 
 
 _DTYPES = re.compile(

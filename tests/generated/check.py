@@ -38,7 +38,7 @@ def verdict(program: Generated) -> Verdict:
     try:
         check(program.case(), poisons=("nan", "lowest"))
     except Exception as error:
-        if isinstance(error, MaskingError) and "defect of the rule" not in error.remedy:
+        if isinstance(error, MaskingError) and "defect of" not in error.remedy:
             return Verdict(REFUSED, error.reason.split(" [")[0])
         if not _is_valid(program):
             return Verdict(INVALID)

@@ -1,0 +1,338 @@
+"""``lax.associative_scan`` over an axis of symbolic size, while a program is traced.
+
+JAX unrolls the scan into slices of halved sizes, which symbolic sizes cannot follow. Here it
+becomes one equation, which its masking rule unrolls at padded sizes. Derivatives of every order
+are equations of the same primitive, in one of three modes, ``C`` being the combining function,
+``S`` the scan and ``J`` its Jacobian:
+
+    primal     S(x)
+    tangent    J(x) t, read off the scan of the pairs (x, t) with the tangent function of C
+    pullback   J(x)^T u, by the recursion of the scan backwards
+
+The tangent of the pullback is the first half of a pullback over pairs: second derivatives are
+symmetric. So no other mode is ever needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.errors import InconclusiveDimensionOperation
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching
+
+from bucketjit import _jax
+
+PRIMAL, TANGENT, PULLBACK = "primal", "tangent", "pullback"
+
+associative_scan_p = jex_core.Primitive("associative_scan")
+associative_scan_p.multiple_results = True
+
+_numbers = itertools.count()
+
+
+class Combine:
+    """The combining function as a program, with a dimension variable of its own.
+
+    Attributes:
+        jaxpr: ``(*consts, *left, *right) -> out``, closed. Left, right and out have
+            the size ``length`` along ``axis``.
+        length: The dimension variable; its size changes from step to step of the scan.
+        axis: The scanned axis of each element.
+        num_consts: How many arrays the function closes over.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Sequence[Any]],
+        consts: Sequence[Any],
+        elems: Sequence[Any],
+        axis: int,
+        length: Any,
+    ) -> None:
+        self.length, self.axis, self.num_consts = str(length), axis, len(consts)
+        self._dim = length
+        self._consts = [_struct(x) for x in consts]
+        self._elems = [_struct(x, axis, length) for x in elems]
+        self.jaxpr = self._trace(fn, self._consts + 2 * self._elems)
+        self.floats = tuple(
+            [i for i, x in enumerate(some) if jnp.issubdtype(x.dtype, jnp.inexact)]
+            for some in (self._consts, self._elems)
+        )
+
+    def _trace(self, fn: Callable[..., Sequence[Any]], structs: Sequence[Any]) -> Any:
+        try:
+            return jax.make_jaxpr(fn)(*structs)
+        except InconclusiveDimensionOperation as error:
+            if self.length not in str(error):
+                raise
+            raise NotImplementedError(
+                "associative_scan: its function depends on how many elements it is given"
+            ) from error
+
+    def _apply(self, *args: Any) -> list[Any]:
+        return jex_core.jaxpr_as_fun(self.jaxpr)(*args)
+
+    def split(self, args: Sequence[Any], *, floats: bool = False) -> tuple[list[Any], list[Any]]:
+        """Cut a list into what belongs to constants and the rest."""
+        n = len(self.floats[0]) if floats else self.num_consts
+        return list(args[:n]), list(args[n:])
+
+    def floats_of(self, consts: Sequence[Any], elems: Sequence[Any]) -> list[Any]:
+        """The floating-point arrays among constants and elements, in order."""
+        return [x[i] for x, at in zip((consts, elems), self.floats, strict=True) for i in at]
+
+    @functools.cached_property
+    def dual(self) -> Combine:
+        """The function on pairs: constants and elements, each followed by its tangents."""
+        consts, elems = self._consts, self._elems
+        in_c, in_e = self.floats
+        moved = (in_c, [*in_e], [*in_e])
+
+        def fn(*args: Any) -> list[Any]:
+            sizes = [len(consts), len(in_c)] + 2 * [len(elems), len(in_e)]
+            parts = _cut(args, sizes)
+            primals, dots = parts[0::2], list(itertools.chain(*parts[1::2]))
+
+            def of_floats(*floats: Any) -> tuple[list[Any], list[Any]]:
+                given = iter(floats)
+                full = [
+                    next(given) if i in at else x
+                    for some, at in zip(primals, moved, strict=True)
+                    for i, x in enumerate(some)
+                ]
+                outs = self._apply(*full)
+                return [outs[i] for i in in_e], outs
+
+            floats = [some[i] for some, at in zip(primals, moved, strict=True) for i in at]
+            _, tangents, outs = jax.jvp(of_floats, floats, dots, has_aux=True)
+            return [*outs, *tangents]
+
+        pairs = ([*consts, *(consts[i] for i in in_c)], [*elems, *(elems[i] for i in in_e)])
+        return Combine(fn, *pairs, self.axis, self._dim)
+
+    @functools.cached_property
+    def pullback(self) -> Any:
+        """``(*consts, *left, *right, *cotangents) -> cotangents of the floats of all three``."""
+        in_c, in_e = self.floats
+        moved = (in_c, in_e, in_e)
+        sizes = [self.num_consts, len(self._elems), len(self._elems)]
+
+        def fn(*args: Any) -> list[Any]:
+            *primals, cotangents = _cut(args, [*sizes, len(in_e)])
+
+            def of_floats(*floats: Any) -> list[Any]:
+                given = iter(floats)
+                full = [
+                    next(given) if i in at else x
+                    for some, at in zip(primals, moved, strict=True)
+                    for i, x in enumerate(some)
+                ]
+                outs = self._apply(*full)
+                return [outs[i] for i in in_e]
+
+            floats = [some[i] for some, at in zip(primals, moved, strict=True) for i in at]
+            return list(jax.vjp(of_floats, *floats)[1](cotangents))
+
+        cotangents = [self._elems[i] for i in in_e]
+        return self._trace(fn, self._consts + 2 * self._elems + cotangents)
+
+    def batched(self, const_batched: Sequence[bool], size: Any) -> Combine:
+        """The function with a leading batch axis on all elements and on these constants."""
+        axes = [0 if b else None for b in const_batched] + 2 * len(self._elems) * [0]
+        fn = jax.vmap(lambda *args: self._apply(*args), in_axes=axes)
+        consts = [
+            _struct(x, shape=(size, *x.shape)) if b else x
+            for x, b in zip(self._consts, const_batched, strict=True)
+        ]
+        elems = [_struct(x, shape=(size, *x.shape)) for x in self._elems]
+        return Combine(fn, consts, elems, self.axis + 1, self._dim)
+
+
+def _struct(x: Any, axis: int | None = None, size: Any = None, shape: Any = None) -> Any:
+    shape = tuple(x.shape) if shape is None else shape
+    if axis is not None:
+        shape = (*shape[:axis], size, *shape[axis + 1 :])
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+
+def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    rest = iter(items)
+    return [list(itertools.islice(rest, n)) for n in sizes]
+
+
+# --- the function ---------------------------------------------------------------------------
+
+
+def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``lax.associative_scan``, extended to axes of symbolic size."""
+
+    @functools.wraps(original)
+    def associative_scan(fn: Any, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+        flat, tree = jax.tree_util.tree_flatten(elems)
+        where = axis + flat[0].ndim if flat and axis < 0 else axis
+        if not flat or not 0 <= where < flat[0].ndim or not _is_open(flat[0], where):
+            return original(fn, elems, reverse=reverse, axis=axis)
+        sizes = [x.shape[where] for x in flat]
+        if any(size != sizes[0] for size in sizes):
+            raise ValueError(
+                f"Array inputs to associative_scan must have the same first dimension. "
+                f"(saw: {[x.shape for x in flat]})"
+            )
+        if reverse:
+            flat = [lax.rev(x, (where,)) for x in flat]
+        consts, combine = _close(fn, tree, flat, where)
+        outs = associative_scan_p.bind(*consts, *flat, combine=combine, mode=PRIMAL)
+        if reverse:
+            outs = [lax.rev(x, (where,)) for x in outs]
+        return jax.tree_util.tree_unflatten(tree, outs)
+
+    return associative_scan
+
+
+def _is_open(x: Any, axis: int) -> bool:
+    return jax.export.is_symbolic_dim(x.shape[axis])
+
+
+def _close(fn: Any, tree: Any, elems: Sequence[Any], axis: int) -> tuple[list[Any], Combine]:
+    """Trace the user's function once, on one element, and map it over any number of them."""
+
+    def of_flat(*args: Any) -> list[Any]:
+        left, right = (
+            jax.tree_util.tree_unflatten(tree, half)
+            for half in (args[: len(elems)], args[len(elems) :])
+        )
+        outs = jax.tree_util.tree_leaves(fn(left, right))
+        wanted = [(x.shape, x.dtype) for x in ones]
+        if [(jnp.shape(x), jnp.asarray(x).dtype) for x in outs] != wanted:
+            raise TypeError(
+                "associative_scan: its function must return what it is given: "
+                f"{wanted}, not {[(jnp.shape(x), jnp.asarray(x).dtype) for x in outs]}"
+            )
+        return outs
+
+    ones = [_struct(x, axis, 1) for x in elems]
+    single, consts = _jax.stage(of_flat, [*ones, *ones])
+
+    def of_one(*args: Any) -> list[Any]:
+        closed, pair = args[: len(consts)], args[len(consts) :]
+        outs = _jax.evaluate_jaxpr(single, *closed, *(lax.expand_dims(x, (axis,)) for x in pair))
+        return [lax.squeeze(x, (axis,)) for x in outs]
+
+    in_axes = (*(None for _ in consts), *(axis for _ in [*elems, *elems]))
+    of_any = jax.vmap(of_one, in_axes=in_axes, out_axes=axis)
+    length = _jax.fresh_dimension(elems[0].shape[axis], f"scanned{next(_numbers)}")
+    return list(consts), Combine(of_any, consts, elems, axis, length)
+
+
+# --- the primitive --------------------------------------------------------------------------
+
+
+def _bind(combine: Combine, mode: str, *operands: Any) -> list[Any]:
+    return list(associative_scan_p.bind(*operands, combine=combine, mode=mode))
+
+
+@associative_scan_p.def_abstract_eval
+def _(*avals: Any, combine: Combine, mode: str) -> list[Any]:
+    consts, rest = combine.split(avals)
+    elems = rest[: len(rest) if mode == PRIMAL else _num_elems(combine)]
+    outs = {
+        PRIMAL: elems,
+        TANGENT: [elems[i] for i in combine.floats[1]],
+        PULLBACK: combine.floats_of(consts, elems),
+    }[mode]
+    return [jax.core.ShapedArray(x.shape, x.dtype) for x in outs]
+
+
+def _num_elems(combine: Combine) -> int:
+    return len(_jax.open_jaxpr(combine.jaxpr)[0].outvars)
+
+
+def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:
+    """The operands of an equation: constants, elements, and what the mode adds to them."""
+    return _cut(operands, [combine.num_consts, _num_elems(combine), len(operands)])
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, combine: Combine, mode: str
+) -> tuple[list[Any], list[Any]]:
+    outs = _bind(combine, mode, *primals)
+    consts, elems, linear = operands_of(combine, primals)
+    dots = [
+        ad.instantiate_zeros(t) if jnp.issubdtype(x.dtype, jnp.inexact) else None
+        for x, t in zip(primals, tangents, strict=True)
+    ]
+    const_dots, elem_dots, linear_dots = operands_of(combine, dots)
+    float_dots = combine.floats_of(const_dots, elem_dots)
+    if mode == PRIMAL:
+        found = _bind(combine, TANGENT, *consts, *elems, *float_dots)
+        given = iter(found)
+        return outs, [
+            next(given) if i in combine.floats[1] else _zero(x) for i, x in enumerate(outs)
+        ]
+    dual = combine.dual
+    half_c, half_e = map(len, combine.floats)
+    if mode == TANGENT:
+        c_lin, e_lin = combine.split(linear, floats=True)
+        c_lin_dots, e_lin_dots = combine.split(linear_dots, floats=True)
+        c_dots, e_dots = combine.split(float_dots, floats=True)
+        pairs = (*consts, *c_lin, *elems, *e_lin)
+        pair_dots = (*c_dots, *c_lin_dots, *e_dots, *e_lin_dots)
+        return outs, _bind(dual, TANGENT, *pairs, *pair_dots)[half_e:]
+    c_dots, e_dots = combine.split(float_dots, floats=True)
+    pairs = (*consts, *c_dots, *elems, *e_dots)
+    found = _bind(dual, PULLBACK, *pairs, *linear_dots, *linear)
+    return outs, [*found[:half_c], *found[2 * half_c : 2 * half_c + half_e]]
+
+
+def _zero(x: Any) -> Any:
+    return ad.Zero(jax.core.get_aval(x).to_tangent_aval())
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, combine: Combine, mode: str) -> list[Any]:
+    if mode == PRIMAL:
+        raise NotImplementedError("associative_scan is not linear in its elements")
+    consts, elems, linear = operands_of(combine, operands)
+    given = [ad.instantiate_zeros(t) for t in cotangents]
+    other = PULLBACK if mode == TANGENT else TANGENT
+    found = _bind(combine, other, *consts, *elems, *given)
+    wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(found, linear, strict=True)]
+    return [None] * (len(consts) + len(elems)) + wanted
+
+
+def _batch(
+    operands: Sequence[Any], dims: Sequence[Any], *, combine: Combine, mode: str
+) -> tuple[list[Any], list[int]]:
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    consts, elems, linear = operands_of(combine, operands)
+    const_dims, elem_dims, linear_dims = operands_of(combine, dims)
+    linear_consts: list[Any] = []
+    linear_const_dims: list[Any] = []
+    if mode == TANGENT:
+        linear_consts, linear = combine.split(linear, floats=True)
+        linear_const_dims, linear_dims = combine.split(linear_dims, floats=True)
+    # A constant and its tangent go together; a cotangent of a constant has a batch axis always.
+    batched = [d is not None for d in const_dims]
+    for k, i in enumerate(combine.floats[0]):
+        batched[i] |= mode == PULLBACK or (mode == TANGENT and linear_const_dims[k] is not None)
+    front = [
+        batching.bdim_at_front(x, d, size) if b else x
+        for x, d, b in zip(consts, const_dims, batched, strict=True)
+    ]
+    front += [batching.bdim_at_front(x, d, size) for x, d in zip(elems, elem_dims, strict=True)]
+    for x, d, i in zip(linear_consts, linear_const_dims, combine.floats[0], strict=False):
+        front.append(batching.bdim_at_front(x, d, size) if batched[i] else x)
+    front += [batching.bdim_at_front(x, d, size) for x, d in zip(linear, linear_dims, strict=True)]
+    outs = _bind(combine.batched(batched, size), mode, *front)
+    return outs, [0] * len(outs)
+
+
+ad.primitive_jvps[associative_scan_p] = _jvp
+ad.primitive_transposes[associative_scan_p] = _transpose
+batching.primitive_batchers[associative_scan_p] = _batch

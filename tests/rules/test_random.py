@@ -1,0 +1,77 @@
+"""What draws need beyond the cases: 64-bit counters, 64-bit words, generators of the user's."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from jax.extend.random import define_prng_impl, threefry_2x32
+
+from bucketjit._errors import MaskingError
+from bucketjit.rules.random import linear_index
+from tests.harness import Arg, Case, check
+
+SIZES = [(5,), (3, 4), (7, 1, 9), (70000, 70001), (3, 1 << 31), (123456, 654321, 1000003)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_linear_index_has_64_bits(sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    positions = [rng.integers(0, n, 200) for n in sizes]
+    for ends in (0, -1):
+        for axis, n in zip(positions, sizes, strict=True):
+            axis[ends] = n - 1 if ends else 0
+    numbers = [0] * 200
+    for axis, n in zip(positions, sizes, strict=True):
+        numbers = [k * n + int(i) for k, i in zip(numbers, axis, strict=True)]
+    words = [np.asarray(axis, np.uint32) for axis in positions]
+    high, low = jax.jit(lambda at, of: linear_index(at, of))(words, [jnp.uint32(n) for n in sizes])
+    assert numbers[-1] == math.prod(sizes) - 1
+    got = [(int(h) << 32) + int(w) for h, w in zip(high, low, strict=True)]
+    assert got == [n & ((1 << 64) - 1) for n in numbers]
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_64_bit_draws(partitionable: bool) -> None:
+    def fn(key: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        return random.bits(key, x.shape, jnp.uint64), random.normal(key, x.shape, jnp.float64)
+
+    case = Case("x64", fn, (Arg("", "key"), "b, s"), sizes=({"b": 3, "s": 5},), domains=("mixed",))
+    with jax.enable_x64(True), jax.threefry_partitionable(partitionable):
+        check(case)
+
+
+def _user_generator(name: str, traceable: bool) -> jax.Array:
+    def bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+        size = math.prod(shape) if traceable else int(math.prod(shape))
+        counts = jnp.arange(size, dtype=jnp.uint32)
+        return threefry_2x32(key, jnp.concatenate([counts, counts]))[:size].reshape(shape)
+
+    impl = define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: jnp.stack([seed, seed]).astype(jnp.uint32),
+        split=lambda key, shape: jnp.broadcast_to(key, (*shape, 2)),
+        random_bits=bits,
+        fold_in=lambda key, data: key + data.astype(jnp.uint32),
+        name=name,
+    )
+    return random.key(3, impl=impl)
+
+
+def test_generator_of_the_user() -> None:
+    key = _user_generator("traceable", True)
+
+    def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return random.bits(key, x.shape), random.key_data(random.split(key, x.shape[0]))
+
+    check(Case("user", fn, ("b, s",), domains=("mixed",)))
+
+
+def test_generator_that_cannot_be_traced() -> None:
+    key = _user_generator("untraceable", False)
+    with pytest.raises(MaskingError, match="random_bits: the generator cannot be traced"):
+        check(Case("user", lambda x: random.bits(key, x.shape), ("b, s",), domains=("mixed",)))

@@ -1,0 +1,89 @@
+"""Checked execution catches planted mistakes, names the culprit, and passes what is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from bucketjit import BucketedExec, Check, MaskingError, SpecError
+
+
+def pooled(x: Any, w: Any) -> Any:
+    h = jnp.exp(x @ w)
+    return h.sum(axis=0), jnp.sort(h, axis=0)
+
+
+def data(n: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(n)
+    return (
+        rng.standard_normal((n, 4)).astype(np.float32),
+        rng.standard_normal((4, 4)).astype(np.float32),
+    )
+
+
+def no_fill(ctx: Any, operand: Any) -> Any:
+    return ctx.bind(operand)
+
+
+CHECKS = [Check.POISON, Check.EXACT, Check.EXACT_ALWAYS]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
+def test_right_masks_pass(check: Check) -> None:
+    checked = BucketedExec(pooled, dynamic_axes=("b, _", None), check=check).with_pow2()
+    for n in (5, 6, 8, 3):
+        for got, want in zip(checked(*data(n)), pooled(*data(n)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert checked.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
+def test_a_missing_fill_is_found_and_named(check: Check) -> None:
+    checked = (
+        BucketedExec(pooled, dynamic_axes=("b, _", None), check=check)
+        .with_pow2()
+        .with_rules({lax.reduce_sum_p: no_fill})
+    )
+    with pytest.raises(MaskingError, match=r"pooled: output\[0\] differs.*reduce_sum"):
+        checked(*data(5))
+    # A size that fills its bucket has no padding to be wrong about.
+    np.testing.assert_allclose(checked(*data(8))[0], pooled(*data(8))[0], rtol=1e-5)
+
+
+def test_exact_checks_the_first_call_of_a_bucket_only() -> None:
+    def sometimes(ctx: Any, operand: Any) -> Any:  # wrong below five rows only
+        filled = ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
+        return jnp.where(ctx.logical(ctx.in_shapes[0][0]) < 5, filled + 1, filled)
+
+    rules = {lax.reduce_sum_p: sometimes}
+    total = BucketedExec(lambda x: x.sum(), check=Check.EXACT).with_buckets([8]).with_rules(rules)
+    assert float(total(np.ones(6, np.float32))) == 6
+    assert float(total(np.ones(3, np.float32))) == 4  # unchecked, and wrong as planted
+    always = BucketedExec(lambda x: x.sum(), check=Check.EXACT_ALWAYS)
+    always = always.with_buckets([8]).with_rules(rules)
+    assert float(always(np.ones(6, np.float32))) == 6
+    with pytest.raises(MaskingError, match="differs from the unpadded run"):
+        always(np.ones(3, np.float32))
+
+
+def test_poison_reaches_gradients_keys_and_sizes() -> None:
+    def fn(key: Any, x: Any) -> Any:
+        noisy = x + jax.random.normal(key, x.shape)
+        return jax.grad(lambda v: jnp.log(v**2 + 1).mean())(noisy), jnp.argmax(noisy)
+
+    checked = BucketedExec(fn, dynamic_axes=(None, "b, s"), check=Check.POISON).with_pow2()
+    key = jax.random.key(0)
+    for shape in ((3, 5), (4, 8), (1, 7)):
+        x = np.ones(shape, np.float32)
+        for got, want in zip(checked(key, x), fn(key, x), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_check_must_be_a_check() -> None:
+    with pytest.raises(SpecError, match="bucketjit.Check"):
+        BucketedExec(pooled, check="poison")  # type: ignore[arg-type]

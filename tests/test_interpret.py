@@ -1,0 +1,288 @@
+"""The engine with a table of two rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from bucketjit import MaskingError, RuleContext
+from bucketjit._dims import BucketSizes
+from bucketjit._interpret import interpret
+from bucketjit._trace import Leaf, Program, trace
+from tests.comparison import ramp
+
+
+def double(ctx: RuleContext, x: Any) -> Any:
+    return ctx.bind(x)
+
+
+def add(ctx: RuleContext, x: Any, y: Any) -> Any:
+    return ctx.bind(x, y)
+
+
+def total(ctx: RuleContext, x: Any) -> Any:
+    return ctx.bind(ctx.fill(x, axes=ctx.params["axes"], value=0))
+
+
+TOY: dict[Any, Any] = {lax.neg_p: double, lax.reduce_sum_p: total}
+
+
+def program_of(fn: Any, *shapes: str, sizes: Mapping[str, int]) -> Program:
+    leaves = [
+        Leaf(
+            f"x{i}",
+            tuple(int(t) if t.strip().isdigit() else t.strip() for t in shape.split(",") if t),
+            np.dtype(np.float32),
+        )
+        for i, shape in enumerate(shapes)
+    ]
+    tree = jax.tree_util.tree_structure((tuple(range(len(shapes))), {}))
+    return trace(fn, tree, leaves, sizes)
+
+
+def run(
+    program: Program,
+    args: list[Any],
+    bucket: Mapping[str, int],
+    sizes: Mapping[str, int],
+    rules: Any = TOY,
+    after: Any = None,
+) -> list[Any]:
+    at = BucketSizes(bucket, program.lower, {v: np.int32(n) for v, n in sizes.items()})
+    return interpret(program.jaxpr, program.consts, args, at, rules, after)
+
+
+def padded(x: np.ndarray, *shape: int, value: float = np.nan) -> np.ndarray:
+    wide = np.full(shape, value, x.dtype)
+    wide[tuple(map(slice, x.shape))] = x
+    return wide
+
+
+def test_two_rules_are_enough_for_their_program() -> None:
+    program = program_of(lambda x: lax.reduce_sum_p.bind(-x, axes=(0,), out_sharding=None), "b", sizes={"b": 3})
+    (out,) = run(program, [padded(ramp(3), 8)], {"b": 8}, {"b": 3})
+    assert float(out) == -6
+
+
+def test_one_trace_serves_every_bucket_and_size() -> None:
+    program = program_of(lambda x: (-x).sum(0), "b, 2", sizes={"b": 3})
+    for bucket in (4, 8):
+        for n in range(1, bucket + 1):
+            (out,) = run(program, [padded(ramp(n, 2), bucket, 2)], {"b": bucket}, {"b": n})
+            np.testing.assert_array_equal(out, -ramp(n, 2).sum(0))
+
+
+def test_sizes_are_run_time_values() -> None:
+    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+
+    @jax.jit
+    def masked(n: Any, x: Any) -> Any:
+        at = BucketSizes({"b": 8}, program.lower, {"b": n})
+        return interpret(program.jaxpr, program.consts, [x], at, TOY)[0]
+
+    for n in (1, 3, 8):
+        assert float(masked(np.int32(n), padded(ramp(n), 8))) == -ramp(n).sum()
+    assert masked._cache_size() == 1
+
+
+def test_sizes_can_be_mapped_over() -> None:
+    """Every row of a batch with its own length: how ragged rows will work."""
+    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+
+    def masked(n: Any, x: Any) -> Any:
+        at = BucketSizes({"b": 4}, program.lower, {"b": n})
+        return interpret(program.jaxpr, program.consts, [x], at, TOY)[0]
+
+    x = ramp(3, 4)
+    got = jax.vmap(masked)(jnp.array([1, 4, 2], jnp.int32), x)
+    np.testing.assert_array_equal(got, [-x[0, :1].sum(), -x[1].sum(), -x[2, :2].sum()])
+
+
+def test_equations_without_symbolic_sizes_need_no_rule() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return -x, jnp.exp(w @ w.T) + lax.fori_loop(0, 3, lambda i, c: c * 2, 1.0)
+
+    program = program_of(fn, "b", "2, 2", sizes={"b": 3})
+    w = ramp(2, 2)
+    out, static = run(program, [padded(ramp(3), 4), w], {"b": 4}, {"b": 3})
+    np.testing.assert_array_equal(out[:3], -ramp(3))
+    np.testing.assert_allclose(static, np.exp(w @ w.T) + 8, rtol=1e-6)
+
+
+def test_constants_and_literals() -> None:
+    table = jnp.asarray(ramp(2))
+    rules = {**TOY, lax.mul_p: add, lax.add_p: add}
+    program = program_of(lambda x: (x * 2 + 1, table + 1), "b", sizes={"b": 3})
+    out, static = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
+    np.testing.assert_array_equal(out[:3], 2 * ramp(3) + 1)
+    np.testing.assert_array_equal(static, ramp(2) + 1)
+
+
+def test_an_input_may_be_an_output() -> None:
+    program = program_of(lambda x: (x, x, 1.0), "b", sizes={"b": 3})
+    a, b, one = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3})
+    np.testing.assert_array_equal(a[:3], ramp(3))
+    np.testing.assert_array_equal(b[:3], ramp(3))
+    assert float(one) == 1
+
+
+def test_a_missing_rule_names_primitive_place_and_remedy() -> None:
+    program = program_of(lambda x: jnp.exp(-x), "b", sizes={"b": 3})
+    with pytest.raises(MaskingError) as raised:
+        run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3})
+    assert raised.value.reason.startswith("exp: no masking rule")
+    assert "test_interpret.py" in raised.value.reason
+    assert "with_rules" in raised.value.remedy
+
+
+def test_a_refusal_names_the_place_once() -> None:
+    def refuse(ctx: RuleContext, x: Any) -> Any:
+        ctx.refuse("cannot", "do otherwise")
+
+    program = program_of(lambda x: jax.jit(lambda y: -y)(x), "b", sizes={"b": 3})
+    call = next(e for e in program.jaxpr.eqns).primitive
+
+    def inline(ctx: RuleContext, *operands: Any) -> Any:
+        return ctx.evaluate(ctx.symbolic_params["jaxpr"], *operands)
+
+    rules = {call: inline, lax.neg_p: refuse}
+    with pytest.raises(MaskingError) as raised:
+        run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
+    assert raised.value.reason.startswith("neg: cannot")
+    assert raised.value.reason.count("test_interpret.py") == 1
+    assert raised.value.remedy == "do otherwise"
+
+
+def test_the_shape_of_what_a_rule_gives_is_checked() -> None:
+    program = program_of(lambda x: -x, "b", sizes={"b": 3})
+    rules = {lax.neg_p: lambda ctx, x: x[:3]}
+    with pytest.raises(MaskingError, match=r"neg: its rule gave shape \(3,\), expected \(4,\)"):
+        run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
+
+
+def test_sub_programs_are_walked_with_the_same_table() -> None:
+    inner = jax.jit(lambda y: (-y).sum())
+    program = program_of(lambda x: inner(x), "b", sizes={"b": 3})
+    (eqn,) = (e for e in program.jaxpr.eqns if "jaxpr" in e.params)
+
+    def inline(ctx: RuleContext, *operands: Any) -> Any:
+        return ctx.evaluate(ctx.symbolic_params["jaxpr"], *operands)
+
+    (out,) = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, {**TOY, eqn.primitive: inline})
+    assert float(out) == -6
+
+
+def test_a_sub_program_that_speaks_of_sizes_inside_only_needs_its_rule() -> None:
+    """Its operands are static, but within it makes an array of an open size."""
+    program = program_of(lambda x, w: (-x, jax.jit(lambda v: v * jnp.ones(x.shape).sum())(w)), "b", "2", sizes={"b": 3})
+    with pytest.raises(MaskingError, match="no masking rule"):
+        run(program, [padded(ramp(3), 4), ramp(2)], {"b": 4}, {"b": 3})
+
+
+def test_after_sees_every_equation_and_changes_its_outputs() -> None:
+    seen = []
+
+    def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+        seen.append((eqn.primitive.name, outs[0].shape, int(sizes.logical(eqn.invars[0].aval.shape[0]))))
+        return [out + 1 for out in outs]
+
+    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    (out,) = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, after=after)
+    assert seen == [("neg", (4,), 3), ("reduce_sum", (), 3)]
+    assert float(out) == -6 + 3 + 1
+
+
+def test_the_context_of_a_rule() -> None:
+    seen: dict[str, Any] = {}
+
+    def look(ctx: RuleContext, x: Any) -> Any:
+        seen["primitive"] = ctx.primitive
+        seen["padded"] = (ctx.params["shape"], x.shape)
+        seen["symbolic"] = str(ctx.symbolic_params["shape"])
+        seen["shapes"] = (str(ctx.in_shapes[0]), str(ctx.out_shapes[0]))
+        seen["avals"] = (ctx.in_avals[0].dtype, ctx.out_avals[0].dtype)
+        seen["axes"] = ctx.symbolic_axes()
+        d = ctx.in_shapes[0][0]
+        seen["sizes"] = (ctx.padded(d), int(ctx.logical(d)), ctx.logical(7), ctx.padded(7))
+        seen["padded_shape"] = ctx.padded_shape((d, 2 * d, 5))
+        return ctx.bind(x)
+
+    program = program_of(
+        lambda x: lax.broadcast_in_dim(x, (2, x.shape[0], 3), (1, 2)), "b, 3", sizes={"b": 3}
+    )
+    rules = {lax.broadcast_in_dim_p: look}
+    (out,) = run(program, [padded(ramp(3, 3), 4, 3)], {"b": 4}, {"b": 3}, rules)
+    assert out.shape == (2, 4, 3)
+    assert seen["primitive"] is lax.broadcast_in_dim_p
+    assert seen["padded"] == ((2, 4, 3), (4, 3))
+    assert seen["symbolic"] == "(2, b, 3)"
+    assert seen["shapes"] == ("(b, 3)", "(2, b, 3)")
+    assert seen["axes"] == (0,)
+    assert seen["sizes"] == (4, 3, 7, 7)
+    assert seen["padded_shape"] == (4, 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float32", -np.inf), ("int8", -128), ("bool", True), ("bfloat16", 1), ("complex64", 2j)],
+)
+def test_fill_writes_into_padding_only(dtype: str, value: Any) -> None:
+    """A select: what was there, NaN included, is gone; what is real, NaN included, stays."""
+    filled: list[Any] = []
+
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        filled.append(ctx.fill(x, value=value))
+        filled.append(ctx.fill(x, axes=(-1,), value=value))
+        filled.append(ctx.fill(x, axes=(1,), value=value))
+        return ctx.bind(x)
+
+    leaf = Leaf("x", ("b", 2, "s"), jnp.dtype(dtype))
+    program = trace(
+        lambda x: jnp.transpose(x, (2, 1, 0)),
+        jax.tree_util.tree_structure(((0,), {})),
+        [leaf],
+        {"b": 2, "s": 3},
+    )
+    real = ramp(2, 2, 3).astype(jnp.dtype(dtype))
+    wide = np.full((4, 2, 8), 77 if dtype != "bool" else False).astype(jnp.dtype(dtype))
+    wide[:2, :, :3] = real
+    run(program, [wide], {"b": 4, "s": 8}, {"b": 2, "s": 3}, {lax.transpose_p: rule})
+    both, last, static = (np.asarray(x) for x in filled)
+    want = np.full_like(wide, value)
+    want[:2, :, :3] = real
+    np.testing.assert_array_equal(both, want)
+    np.testing.assert_array_equal(last[:, :, :3], wide[:, :, :3])
+    np.testing.assert_array_equal(last[:, :, 3:], np.full_like(wide, value)[:, :, 3:])
+    np.testing.assert_array_equal(static, wide)
+
+
+def test_fill_keeps_a_real_nan_and_drops_one_in_padding() -> None:
+    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    x = np.array([1, 2, 3, np.nan, np.nan], np.float32)
+    assert float(run(program, [x], {"b": 5}, {"b": 3})[0]) == -6
+    x = np.array([1, np.nan, 3, 5, 5], np.float32)
+    assert np.isnan(run(program, [x], {"b": 5}, {"b": 3})[0])
+
+
+def test_fill_wants_to_know_the_shape_of_other_arrays() -> None:
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        y = x * 1
+        with pytest.raises(ValueError, match="shape=ctx.in_shapes"):
+            ctx.fill(y, value=0)
+        return ctx.bind(ctx.fill(y, value=0, shape=ctx.in_shapes[0]))
+
+    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    rules = {**TOY, lax.neg_p: rule}
+    assert float(run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)[0]) == -6
+
+
+def test_rules_may_be_keyed_by_name() -> None:
+    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    rules = {"neg": double, "reduce_sum": total}
+    assert float(run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)[0]) == -6
