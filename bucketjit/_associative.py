@@ -2,15 +2,17 @@
 
 JAX unrolls the scan into slices of halved sizes, which symbolic sizes cannot follow. Here it
 becomes one equation, which its masking rule unrolls at padded sizes. Derivatives of every order
-are equations of the same primitive, in one of three modes, ``C`` being the combining function,
+are equations of the same primitive, in one of four modes, ``C`` being the combining function,
 ``S`` the scan and ``J`` its Jacobian:
 
     primal     S(x)
     tangent    J(x) t, read off the scan of the pairs (x, t) with the tangent function of C
     pullback   J(x)^T u, by the recursion of the scan backwards
+    curvature  the tangent of the pullback, read off the pullback of the pairs: second
+               derivatives are symmetric, so it is its own transpose
 
-The tangent of the pullback is the first half of a pullback over pairs: second derivatives are
-symmetric. So no other mode is ever needed.
+Tangents of the tangent and of the curvature are those of the scan of pairs, so no other mode is
+ever needed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from jax.interpreters import ad, batching
 
 from bucketjit import _jax
 
-PRIMAL, TANGENT, PULLBACK = "primal", "tangent", "pullback"
+PRIMAL, TANGENT, PULLBACK, CURVATURE = "primal", "tangent", "pullback", "curvature"
 
 associative_scan_p = jex_core.Primitive("associative_scan")
 associative_scan_p.multiple_results = True
@@ -176,7 +178,7 @@ def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def associative_scan(fn: Any, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
         flat, tree = jax.tree_util.tree_flatten(elems)
-        where = axis + flat[0].ndim if flat and axis < 0 else axis
+        where = axis + flat[0].ndim if flat and axis < 0 and not reverse else axis
         if not flat or not 0 <= where < flat[0].ndim or not _is_open(flat[0], where):
             return original(fn, elems, reverse=reverse, axis=axis)
         sizes = [x.shape[where] for x in flat]
@@ -242,11 +244,12 @@ def _bind(combine: Combine, mode: str, *operands: Any) -> list[Any]:
 def _(*avals: Any, combine: Combine, mode: str) -> list[Any]:
     consts, rest = combine.split(avals)
     elems = rest[: len(rest) if mode == PRIMAL else _num_elems(combine)]
-    outs = {
-        PRIMAL: elems,
-        TANGENT: [elems[i] for i in combine.floats[1]],
-        PULLBACK: combine.floats_of(consts, elems),
-    }[mode]
+    if mode == PRIMAL:
+        outs = elems
+    elif mode == TANGENT:
+        outs = [elems[i] for i in combine.floats[1]]
+    else:
+        outs = combine.floats_of(consts, elems)
     return [jax.core.ShapedArray(x.shape, x.dtype) for x in outs]
 
 
@@ -259,56 +262,107 @@ def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:
     return _cut(operands, [combine.num_consts, _num_elems(combine), len(operands)])
 
 
+def pullback_of_pairs(combine: Combine, operands: Sequence[Any]) -> list[Any]:
+    """The operands of the pullback over pairs of which a curvature is the `first_half`."""
+    consts, elems, linear = operands_of(combine, operands)
+    c, e = map(len, combine.floats)
+    const_dots, elem_dots, cotangents, cotangent_dots = _cut(linear, [c, e, e, e])
+    return [*consts, *const_dots, *elems, *elem_dots, *cotangent_dots, *cotangents]
+
+
+def first_half(combine: Combine, outs: Sequence[Any]) -> list[Any]:
+    """Of the outputs of a pullback over pairs, those for the first of each pair."""
+    c, e = map(len, combine.floats)
+    return [*outs[:c], *outs[2 * c : 2 * c + e]]
+
+
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[Any]]:
     outs = _bind(combine, mode, *primals)
+    floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
+    dots = [ad.instantiate_zeros(t) if f else None for t, f in zip(tangents, floats, strict=True)]
+    if mode == CURVATURE:
+        pairs, pair_dots = (pullback_of_pairs(combine, some) for some in (primals, dots))
+        (_, found) = _jvp(
+            pairs, _zeros_for_none(pairs, pair_dots), combine=combine.dual, mode=PULLBACK
+        )
+        return outs, first_half(combine, found)
     consts, elems, linear = operands_of(combine, primals)
-    dots = [
-        ad.instantiate_zeros(t) if jnp.issubdtype(x.dtype, jnp.inexact) else None
-        for x, t in zip(primals, tangents, strict=True)
-    ]
     const_dots, elem_dots, linear_dots = operands_of(combine, dots)
     float_dots = combine.floats_of(const_dots, elem_dots)
     if mode == PRIMAL:
-        found = _bind(combine, TANGENT, *consts, *elems, *float_dots)
-        given = iter(found)
-        return outs, [
-            next(given) if i in combine.floats[1] else _zero(x) for i, x in enumerate(outs)
-        ]
-    dual = combine.dual
-    half_c, half_e = map(len, combine.floats)
-    if mode == TANGENT:
-        c_lin, e_lin = combine.split(linear, floats=True)
-        c_lin_dots, e_lin_dots = combine.split(linear_dots, floats=True)
-        c_dots, e_dots = combine.split(float_dots, floats=True)
-        pairs = (*consts, *c_lin, *elems, *e_lin)
-        pair_dots = (*c_dots, *c_lin_dots, *e_dots, *e_lin_dots)
-        return outs, _bind(dual, TANGENT, *pairs, *pair_dots)[half_e:]
+        given = iter(_bind(combine, TANGENT, *consts, *elems, *float_dots))
+        at = combine.floats[1]
+        return outs, [next(given) if i in at else _zero(x) for i, x in enumerate(outs)]
+    if mode == PULLBACK:
+        return outs, _bind(combine, CURVATURE, *consts, *elems, *float_dots, *linear, *linear_dots)
+    c_linear, e_linear = combine.split(linear, floats=True)
+    c_linear_dots, e_linear_dots = combine.split(linear_dots, floats=True)
     c_dots, e_dots = combine.split(float_dots, floats=True)
-    pairs = (*consts, *c_dots, *elems, *e_dots)
-    found = _bind(dual, PULLBACK, *pairs, *linear_dots, *linear)
-    return outs, [*found[:half_c], *found[2 * half_c : 2 * half_c + half_e]]
+    found = _bind(
+        combine.dual,
+        TANGENT,
+        *(*consts, *c_linear, *elems, *e_linear),
+        *(*c_dots, *c_linear_dots, *e_dots, *e_linear_dots),
+    )
+    return outs, found[len(e_dots) :]
 
 
 def _zero(x: Any) -> Any:
-    return ad.Zero(jax.core.get_aval(x).to_tangent_aval())
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
+
+
+def _zeros_for_none(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    return [_zero(x) if t is None else t for x, t in zip(primals, tangents, strict=True)]
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, combine: Combine, mode: str) -> list[Any]:
-    if mode == PRIMAL:
-        raise NotImplementedError("associative_scan is not linear in its elements")
     consts, elems, linear = operands_of(combine, operands)
+    known = [*consts, *elems]
     given = [ad.instantiate_zeros(t) for t in cotangents]
-    other = PULLBACK if mode == TANGENT else TANGENT
-    found = _bind(combine, other, *consts, *elems, *given)
+    if mode == PRIMAL or any(map(ad.is_undefined_primal, known)):
+        raise NotImplementedError("associative_scan is not linear in its elements")
+    if mode == CURVATURE:
+        found = _transpose_curvature(given, known, linear, combine)
+    else:
+        found = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *known, *given)
     wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(found, linear, strict=True)]
-    return [None] * (len(consts) + len(elems)) + wanted
+    return [None] * len(known) + wanted
+
+
+def _transpose_curvature(
+    given: list[Any], known: list[Any], linear: list[Any], combine: Combine
+) -> list[Any]:
+    """A curvature is linear in the tangents of all its other operands, or in its cotangents."""
+    c, e = map(len, combine.floats)
+    dots, cotangents, _ = _cut(linear, [c + e, e, e])
+    to_cotangent_dots = _bind(combine, TANGENT, *known, *given)
+    if not any(map(ad.is_undefined_primal, cotangents)):
+        none = [jnp.zeros_like(t) for t in cotangents]
+        to_dots = _bind(combine, CURVATURE, *known, *given, *cotangents, *none)
+        return [*to_dots, *cotangents, *to_cotangent_dots]
+    consts, elems, _ = operands_of(combine, known)
+    (const_dots, elem_dots), (given_c, given_e) = (
+        combine.split(some, floats=True) for some in (dots, given)
+    )
+    none_c, none_e = ([jnp.zeros_like(t) for t in some] for some in (given_c, given_e))
+    to_cotangents = _bind(
+        combine.dual,
+        TANGENT,
+        *(*consts, *const_dots, *elems, *elem_dots),
+        *(*given_c, *none_c, *given_e, *none_e),
+    )[e:]
+    return [*dots, *to_cotangents, *to_cotangent_dots]
 
 
 def _batch(
     operands: Sequence[Any], dims: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[int]]:
+    if mode == CURVATURE:
+        pairs, pair_dims = (pullback_of_pairs(combine, some) for some in (operands, dims))
+        outs, out_dims = _batch(pairs, pair_dims, combine=combine.dual, mode=PULLBACK)
+        return first_half(combine, outs), first_half(combine, out_dims)
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     consts, elems, linear = operands_of(combine, operands)
     const_dims, elem_dims, linear_dims = operands_of(combine, dims)

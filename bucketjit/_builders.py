@@ -112,6 +112,7 @@ class Builders:
         Examples:
             >>> from jax import lax
             >>> import numpy as np
+            >>> from bucketjit import BucketedExec
             >>> def product(ctx, operand):
             ...     return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=1))
             >>> total = BucketedExec(lambda x: x.prod()).with_pow2()

@@ -283,10 +283,10 @@ class BucketSizes:
 
     def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
         """These sizes and more: padded and run-time logical size by variable."""
-        bucket = {v: padded for v, (padded, _) in more.items()}
-        values = {v: logical for v, (_, logical) in more.items()}
         return BucketSizes(
-            {**self.bucket, **bucket}, {**self._lower, **dict.fromkeys(more, 0)}, {**self.values, **values}
+            {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
+            {**self._lower, **dict.fromkeys(more, 0)},
+            {**self.values, **{v: logical for v, (_, logical) in more.items()}},
         )
 
     def padded(self, dim: Dim) -> int:

@@ -102,6 +102,8 @@ class _Walk:
             if "[" in error.reason:  # an inner equation has said where
                 raise
             raise MaskingError(error.reason + _where(eqn), error.remedy) from error
+        except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
+            raise
         except Exception as error:
             raise MaskingError(
                 f"{name}: its masking rule failed with {type(error).__name__}: "

@@ -6,7 +6,6 @@ catching the mutant would prove nothing), and fails with the mutant in the table
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +66,8 @@ def multiplied(*positions: int) -> Rule:
         for i in positions:
             mask = ctx.in_bounds(ctx.in_shapes[i])
             if mask is not None:
-                given[i] = given[i] * mask.astype(given[i].dtype)
+                # The barrier keeps XLA from making a select of it, which would be right.
+                given[i] = given[i] * lax.optimization_barrier(mask.astype(given[i].dtype))
         return ctx.bind(*given)
 
     return rule
@@ -218,7 +218,10 @@ def forward_only(rule: Rule) -> Rule:
 # --- cases -------------------------------------------------------------------------------------
 
 ALL = ("mixed", "negative", "positive", "special")
-ALL_POSITIVE = ("positive",)
+
+
+def _half_nan(x: Any, rng: np.random.Generator) -> Any:
+    return np.where(rng.random(x.shape) < 0.5, np.nan, x).astype(x.dtype)
 
 
 def case(name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Case:
@@ -226,6 +229,8 @@ def case(name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Case:
 
 
 SUM = case("sum", lambda x: x.sum(), "b, s", domains=ALL)
+MAX_INF = case("max_inf", lambda x: x.max(1), Arg("b, s", make=lambda x, rng: x - np.inf))
+MIN_INF = case("min_inf", lambda x: x.min(1), Arg("b, s", make=lambda x, rng: x + np.inf))
 SUM_INTS = case("sum_ints", lambda x: x.sum(1), Arg("b, s", "int32"))
 MEAN = case("mean", lambda x: x.mean(1), "b, s")
 PROD = case("prod", lambda x: x.prod(1), "b, s")
@@ -267,7 +272,7 @@ CUMLOGSUMEXP = case(
 CUMSUM_GRAD = case("cumsum_grad", lambda x: jnp.cumsum(x, 1), "b, s", grad=True)
 SORT = case("sort", lambda x: jnp.sort(x, 1), "b, s", domains=ALL)
 SORT_INTS = case("sort_ints", lambda x: jnp.sort(x, 0), Arg("b, s", "int32"))
-ARGSORT = case("argsort", lambda x: jnp.argsort(x, 1), "b, s", domains=ALL)
+ARGSORT = case("argsort", lambda x: jnp.argsort(x, 1), Arg("b, s", make=_half_nan))
 TOP_K = case("top_k", lambda x: lax.top_k(x, 1), "b, s", domains=("negative", "mixed"))
 MEDIAN = case("median", lambda x: jnp.median(x, 1), "b, s")
 REV = case("rev", lambda x: x[:, ::-1], "b, s")
@@ -275,7 +280,6 @@ FLIP_BOTH = case("flip", lambda x: jnp.flip(x), "b, s")
 CONCATENATE = case("concatenate", lambda x, y: jnp.concatenate([x, y], 1), "b, s", "b, t")
 CONCATENATE_SELF = case("concatenate_self", lambda x: jnp.concatenate([x, -x]), "b, s")
 STATIC_END = case("class_token", lambda x, c: jnp.concatenate([x, c], 1), "b, s", "b, 1")
-LAST = case("last", lambda x: x[-1], "b, s")
 LAST_TWO = case(
     "last_two",
     lambda x: lax.slice(x, (x.shape[0] - 2,), (x.shape[0],)),
@@ -379,12 +383,12 @@ MUTANTS = [
     Mutant("prod filled with zero", "reduce_prod", filled_with(0), PROD),
     Mutant("max unmasked", "reduce_max", unmasked, MAX),
     Mutant("max filled with zero", "reduce_max", filled_with(0), MAX),
-    Mutant("max filled with the lowest finite", "reduce_max", filled_with(lowest_finite), MAX),
+    Mutant("max filled with the lowest finite", "reduce_max", filled_with(lowest_finite), MAX_INF),
     Mutant("max of integers filled with zero", "reduce_max", filled_with(0), MAX_INTS),
     Mutant("min of unsigned filled with zero", "reduce_min", filled_with(0), MAX_UNSIGNED),
     Mutant("min unmasked", "reduce_min", unmasked, MIN),
     Mutant("min filled with zero", "reduce_min", filled_with(0), MIN),
-    Mutant("min filled with the highest finite", "reduce_min", filled_with(highest_finite), MIN),
+    Mutant("min filled with the highest finite", "reduce_min", filled_with(highest_finite), MIN_INF),
     Mutant("all unmasked", "reduce_and", unmasked, ALL_TRUE),
     Mutant("all filled with false", "reduce_and", filled_with(False), ALL_TRUE),
     Mutant("any unmasked", "reduce_or", unmasked, ANY_TRUE),
@@ -397,7 +401,7 @@ MUTANTS = [
     Mutant("argmax of integers filled with zero", "argmax", filled_with(0), ARGMAX_INTS),
     Mutant("argmin unmasked", "argmin", unmasked, ARGMIN),
     Mutant("argmin filled with zero", "argmin", filled_with(0), ARGMIN),
-    Mutant("reduce unmasked", "reduce_sum", unmasked, REDUCE_INIT),
+    Mutant("reduce unmasked", "reduce", unmasked, REDUCE_INIT),
     Mutant("dot unmasked", "dot_general", unmasked, DOT),
     Mutant("dot with the left side filled", "dot_general", filled_with(0), DOT),
     Mutant(
@@ -406,7 +410,7 @@ MUTANTS = [
     Mutant("dot by products with masks", "dot_general", multiplied(0, 1), DOT),
     Mutant("dot with the left side filled, twice the same", "dot_general", filled_with(0), DOT_OUTER),
     Mutant("attention's sum unmasked", "reduce_sum", unmasked, ATTENTION),
-    Mutant("attention's max filled with zero, sum unmasked", "reduce_sum", multiplied(0), ATTENTION),
+    Mutant("attention's sum by a product with a mask", "reduce_sum", multiplied(0), ATTENTION),
     Mutant("gradient of a dot unmasked", "dot_general", unmasked, DOT_GRAD, gradient=True),
     Mutant(
         "gradient of a dot with one side filled",
@@ -437,7 +441,6 @@ MUTANTS = [
     Mutant("concatenate at padded ends", "concatenate", at_padded_ends, CONCATENATE),
     Mutant("concatenate with itself at padded ends", "concatenate", at_padded_ends, CONCATENATE_SELF),
     Mutant("a class token behind padding", "concatenate", at_padded_ends, STATIC_END),
-    Mutant("the last row by the padded size", "dim_as_value", padded_size, LAST),
     Mutant("a slice from a padded start", "slice", padded_slice, LAST_TWO),
     Mutant("gather clamped by the padded size", "gather", unmasked, TAKE),
     Mutant("gather filled by the padded size", "gather", unmasked, TAKE_FILL),
@@ -475,9 +478,13 @@ MUTANTS = [
 ]
 
 
-@functools.cache
+_passed: set[tuple[str, bool]] = set()
+
+
 def _passes(case: Case, gradient: bool) -> bool:
-    check(case, fn=gradient_of(case) if gradient else None)
+    if (case.name, gradient) not in _passed:
+        check(case, fn=gradient_of(case) if gradient else None)
+        _passed.add((case.name, gradient))
     return True
 
 
@@ -510,7 +517,8 @@ def _product(
     mask = self.in_bounds(self.shape_of(operand) if shape is None else shape, axes)
     if mask is None:
         return operand
-    return operand * mask + jnp.where(mask, 0, value).astype(operand.dtype)
+    factor = lax.optimization_barrier(mask.astype(operand.dtype))
+    return operand * factor + jnp.where(mask, 0, value).astype(operand.dtype)
 
 
 def _zeros(self: Any, operand: Any, *, value: Any, axes: Any = None, shape: Any = None) -> Any:
@@ -564,7 +572,7 @@ def test_zero_padding_alone_would_not_catch_them() -> None:
         ):
             primitive = _jax.primitive(mutant.primitive)
             rules = {**default_rules(), primitive: mutant.rule}
-            tame = Case(mutant.case.name, mutant.case.fn, mutant.case.args, domains=ALL_POSITIVE)
+            tame = Case(mutant.case.name, mutant.case.fn, mutant.case.args, domains=("positive",))
             try:
                 check(tame, rules=rules, poisons=("zero",))
             except AssertionError:

@@ -13,15 +13,13 @@ def annotation(ctx: RuleContext, *operands: Any) -> Any:
     return ctx.bind(*operands)
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(
-    _jax.primitives(
-        "name",
-        "device_put",
-        "with_memory_space_constraint",
-        "xla_metadata_value",
-        "tie",
-        "dce_sink",
-        "inspect_sharding",
-    ),
-    annotation,
+_NAMES = (
+    *("name", "tie", "dce_sink"),
+    *("device_put", "with_memory_space_constraint"),
+    *("sharding_constraint", "layout_constraint", "inspect_sharding"),
 )
+
+TABLE: dict[Any, Rule] = {
+    **dict.fromkeys(_jax.primitives(*_NAMES), annotation),
+    "xla_metadata_value": annotation,  # by name: programs that use it import its module
+}

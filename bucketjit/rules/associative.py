@@ -13,16 +13,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from bucketjit._associative import (
+    CURVATURE,
     PRIMAL,
+    PULLBACK,
     TANGENT,
     Combine,
     associative_scan_p,
+    first_half,
     operands_of,
+    pullback_of_pairs,
 )
 from bucketjit._rule import Rule, RuleContext, crop, select
 from bucketjit.rules._sliding import along
 
-Arrays = list[Any]
+Arrays = Sequence[Any]
 
 
 class _Scan:
@@ -46,9 +50,7 @@ class _Scan:
         """What JAX does with a static size."""
         return list(lax.associative_scan(self._combined, elems, axis=self._axis))
 
-    def backward(
-        self, elems: Arrays, cotangents: Arrays, logical: Any
-    ) -> tuple[Arrays, Arrays]:
+    def backward(self, elems: Arrays, cotangents: Arrays, logical: Any) -> tuple[Arrays, Arrays]:
         """Cotangents of constants and elements; `forward` step by step, backwards.
 
         A step with padding on one side gets a cotangent that is arbitrary. It would reach real
@@ -105,9 +107,16 @@ def _interleave(even: Any, odd: Any, axis: int, size: int) -> Any:
     return crop(both.reshape(shape), axis, size)
 
 
-def associative_scan(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
+def associative_scan(ctx: RuleContext, *operands: Any) -> Arrays:
     """Padding comes after all that is real, and in a pullback it is kept from what is real."""
     combine, mode = ctx.params["combine"], ctx.params["mode"]
+    if mode == CURVATURE:
+        pairs = pullback_of_pairs(combine, operands)
+        return first_half(combine, _evaluate(ctx, combine.dual, PULLBACK, pairs))
+    return _evaluate(ctx, combine, mode, operands)
+
+
+def _evaluate(ctx: RuleContext, combine: Combine, mode: str, operands: Arrays) -> Arrays:
     consts, elems, linear = operands_of(combine, operands)
     if mode == PRIMAL:
         return _Scan(ctx, combine, consts).forward(elems)
@@ -115,7 +124,7 @@ def associative_scan(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
         const_dots, elem_dots = combine.split(linear, floats=True)
         pairs = _Scan(ctx, combine.dual, [*consts, *const_dots])
         return pairs.forward([*elems, *elem_dots])[len(elems) :]
-    logical = ctx.logical(ctx.in_shapes[len(consts)][combine.axis])
+    logical = ctx.logical(ctx.in_shapes[-1][combine.axis])
     to_consts, to_elems = _Scan(ctx, combine, consts).backward(elems, linear, logical)
     return [*to_consts, *to_elems]
 

@@ -39,13 +39,13 @@ def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, 
 # --- calls --------------------------------------------------------------------------------
 
 
-def call(param: str) -> Rule:
-    """Evaluate the called program in place: what is called does not change what it computes."""
+_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "callee", "call")
 
-    def rule(ctx: RuleContext, *operands: Any) -> list[Any]:
-        return ctx.evaluate(ctx.params[param], *operands)
 
-    return rule
+def call(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Evaluate the called program in place: what calls it does not change what it computes."""
+    called = next(ctx.params[name] for name in _CALLED if name in ctx.params)
+    return ctx.evaluate(called, *operands)
 
 
 def remat(ctx: RuleContext, *operands: Any) -> Any:
@@ -171,23 +171,14 @@ def _keep(running: Any, new: Any, old: Any) -> Any:
 
 
 def _table() -> dict[Any, Rule]:
-    calls = {
-        "jit": "jaxpr",
-        "pjit": "jaxpr",
-        "call": "call_jaxpr",
-        "closed_call": "call_jaxpr",
-        "eval_jaxpr": "call_jaxpr",
-        "composite": "call_jaxpr",
-        "linear_call": "callee",
-        "xla_metadata_call": "jaxpr",
-        "remat_opt": "fwd_jaxpr",
-        "core_call": "call_jaxpr",
-        "custom_jvp_call": "call_jaxpr",
-        "custom_vjp_call": "call_jaxpr",
-        "custom_vjp_call_jaxpr": "call_jaxpr",
-        "custom_vmap_call": "call",
-    }
-    rules: dict[str, Rule] = {name: call(param) for name, param in calls.items()}
+    rules: dict[str, Rule] = dict.fromkeys(
+        (
+            *("jit", "pjit", "call", "closed_call", "core_call", "eval_jaxpr", "composite"),
+            *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
+            *("linear_call", "remat_opt"),
+        ),
+        call,
+    )
     rules |= {
         "remat2": remat,
         "checkpoint": remat,
@@ -196,7 +187,11 @@ def _table() -> dict[Any, Rule]:
         "cond": cond,
         "while": while_loop,
     }
-    return {p: rule for name, rule in rules.items() for p in _jax.primitives(name)}
+    table: dict[Any, Rule] = {
+        p: rule for name, rule in rules.items() for p in _jax.primitives(name)
+    }
+    table["xla_metadata_call"] = call  # by name: programs that use it import its module
+    return table
 
 
 TABLE: dict[Any, Rule] = _table()

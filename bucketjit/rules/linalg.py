@@ -31,7 +31,8 @@ def zero(ctx: RuleContext, operand: Any, position: int) -> Any:
 
 def identity(ctx: RuleContext, operand: Any, position: int) -> Any:
     """The matrix with an identity block after it; identity matrices in padded rows."""
-    eye = jnp.eye(*operand.shape[-2:], dtype=operand.dtype)
+    rows, columns = operand.shape[-2:]
+    eye = jnp.eye(rows, columns, dtype=operand.dtype)
     return ctx.fill(operand, value=eye, shape=ctx.in_shapes[position])
 
 

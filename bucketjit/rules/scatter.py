@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,16 +66,18 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
 
     A window whose padding would be written is taken apart into single positions first.
     """
-    numbers = ctx.params["dimension_numbers"]
+    numbers, unique = ctx.params["dimension_numbers"], ctx.params["unique_indices"]
     shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
     mapped = numbers.scatter_dims_to_operand_dims
     dims = ctx.in_shapes[1][:-1]
-    rows = [a for a in range(len(dims)) if a not in numbers.scatter_indices_batching_dims]
+    # Padded rows of a batch write to padded rows of the operand, which does no harm; but what
+    # they write there need not be unique.
+    own = () if unique else numbers.scatter_indices_batching_dims
+    good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in own])
     partial = [a for a, n in enumerate(sizes) if is_symbolic(n) and not is_whole(shape[a], n)]
-    good = ctx.in_bounds(dims, rows)
     if good is None and not partial and all(fits(ctx, shape[a], sizes[a]) for a in mapped):
-        keep = not any(map(is_symbolic, dims))
-        return _bind(ctx, operand, indices, updates, keep_flags=keep)
+        kept = ctx.params["indices_are_sorted"] and not any(map(is_symbolic, dims))
+        return ctx.bind(operand, indices, updates, indices_are_sorted=kept)
     if not mapped and not partial:
         ctx.refuse("it has no index by which to drop the updates of padded rows")
 
@@ -88,16 +91,24 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
             good = here if good is None else good & here
     if partial:
         numbers, columns, good, updates = _taken_apart(ctx, partial, columns, good, updates)
+    columns = list(jnp.broadcast_arrays(*columns))
     if good is not None:
-        columns[0] = jnp.where(good, columns[0], jnp.int32(INT32_MAX))
-    return _bind(
-        ctx,
+        columns[0] = jnp.where(good, columns[0], _outside(columns[0].shape, unique))
+    return ctx.bind(
         operand,
-        jnp.stack(jnp.broadcast_arrays(*columns), axis=-1),
+        jnp.stack(columns, axis=-1),
         updates,
         dimension_numbers=numbers,
+        indices_are_sorted=False,
         mode=_MODE.FILL_OR_DROP,
     )
+
+
+def _outside(shape: tuple[int, ...], unique: bool) -> Any:
+    """Indices beyond every axis; each another one where indices are promised to be unique."""
+    if not unique:
+        return jnp.int32(INT32_MAX)
+    return INT32_MAX - lax.reshape(lax.iota(jnp.int32, math.prod(shape)), shape)
 
 
 def _taken_apart(
@@ -140,13 +151,6 @@ def _taken_apart(
         scatter_dims_to_operand_dims=tuple(mapped),
     )
     return numbers, columns, good, updates
-
-
-def _bind(ctx: RuleContext, *operands: Any, keep_flags: bool = False, **overrides: Any) -> Any:
-    """Run the scatter; its promises on the indices do not hold once those were rewritten."""
-    if not keep_flags:
-        overrides |= {"unique_indices": False, "indices_are_sorted": False}
-    return ctx.bind(*operands, **overrides)
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any] | None] = {

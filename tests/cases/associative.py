@@ -16,9 +16,7 @@ SCAN = ("associative_scan",)
 
 
 def scan(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    return lambda *elems: lax.associative_scan(
-        fn, elems if len(elems) > 1 else elems[0], **options
-    )
+    return lambda *elems: lax.associative_scan(fn, elems if len(elems) > 1 else elems[0], **options)
 
 
 def recurrence(left: Any, right: Any) -> Any:
@@ -37,7 +35,7 @@ def closed_over(x: Any, w: Any) -> Any:
     """A function that closes over what is differentiated too."""
 
     def combine(left: Any, right: Any) -> Any:
-        return left + right * jnp.tanh(w) - jnp.tanh(w) * right + jnp.tanh(w).sum() * 0.1
+        return left + right + jnp.tanh(w) * left * right
 
     return lax.associative_scan(combine, x)
 
@@ -52,7 +50,7 @@ def resetting(x: Any, reset: Any) -> Any:
     return lax.associative_scan(combine, (x, reset))[0]
 
 
-def first_real(x: Any, rng: np.random.Generator) -> Any:
+def scaled(x: Any, rng: np.random.Generator) -> Any:
     return (x / np.sqrt(max(1, x.shape[-1]))).astype(x.dtype)
 
 
@@ -61,9 +59,17 @@ def second_order(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jax.grad(lambda x: jnp.sum(inner(x) ** 2))
 
 
+SIZES = ({"s": 1, "b": 4, "f": 2}, {"s": 5, "b": 1, "f": 3}, {"s": 8, "b": 3, "f": 4})
+
+
+FEW = ({"s": 3, "b": 4}, {"s": 4, "b": 2})
+
+
 def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
     options.setdefault("rtol", 1e-3)
     options.setdefault("atol", 1e-4)
+    options.setdefault("domains", ("mixed",))
+    options.setdefault("sizes", SIZES)
     return Case(f"associative_{name}", fn, args, options.pop("covers", SCAN), **options)
 
 
@@ -74,16 +80,16 @@ def near_one(x: Any, rng: np.random.Generator) -> Any:
 CASES = [
     _case("sum", scan(lax.add), "s", grad=True),
     _case("sum_rows", scan(lax.add, axis=1), "b, s", grad=True),
-    _case("sum_reverse", scan(lax.add, axis=-1, reverse=True), "b, s", grad=True),
+    _case("sum_reverse", scan(lax.add, axis=1, reverse=True), "b, s", grad=True),
     _case("sum_int", scan(lax.add), Arg("s, b", "int32")),
-    _case("sum_seven", scan(lax.add), "s", buckets={"s": 7}, grad=True),
+    _case("sum_seven", scan(lax.add), "s", buckets={"s": 7}, grad=True, sizes=({"s": 2}, {"s": 7})),
     _case("max_special", scan(jnp.maximum), "s, 2", domains=("mixed", "special")),
     _case("product", scan(lax.mul), Arg("s, 2", make=near_one), grad=True),
-    _case("matrices", scan(jnp.matmul), Arg("s, 3, 3", make=first_real), grad=True),
+    _case("matrices", scan(jnp.matmul), Arg("s, 3, 3", make=scaled), grad=True),
     _case(
         "matrices_of_open_size",
         scan(lambda a, b: jnp.einsum("nij,njk->nik", b, a), reverse=True),
-        Arg("s, f, f", make=first_real),
+        Arg("s, f, f", make=scaled),
         grad=True,
     ),
     _case(
@@ -94,14 +100,15 @@ CASES = [
         grad=True,
     ),
     _case("state_space", state_space, "b, s, 2", "b, s, 3", "2, 3", grad=True),
-    _case("closed_over", closed_over, "s, 2", "2", grad=True),
-    _case("closed_over_open", closed_over, "s, b", "b", grad=True),
+    _case("closed_over", closed_over, Arg("s, 2", make=scaled), "2", grad=True),
+    _case("closed_over_open", closed_over, Arg("s, b", make=scaled), "b", grad=True),
+    _case("resetting_vmap", jax.vmap(resetting), "b, s", Arg("b, s", "bool"), grad=True),
     _case("resetting", resetting, "s", Arg("s", "bool"), grad=True),
     _case("vmap", jax.vmap(scan(recurrence)), Arg("b, s", make=near_one), "b, s", grad=True),
     _case(
         "vmap_closed",
         jax.vmap(closed_over, in_axes=(None, 0)),
-        "s, 2",
+        Arg("s, 2", make=scaled),
         "b, 2",
         grad=True,
     ),
@@ -110,6 +117,8 @@ CASES = [
         jax.vmap(jax.grad(lambda w, x: jnp.sum(closed_over(x, w) ** 2)), in_axes=(None, 0)),
         "2",
         "b, s, 2",
+        buckets={"s": 4},
+        sizes=FEW,
     ),
     _case(
         "tangent",
@@ -118,20 +127,68 @@ CASES = [
         "s",
         grad=True,
     ),
-    _case("second_order", second_order(scan(lax.mul)), Arg("s", make=near_one)),
+    _case(
+        "second_order",
+        second_order(scan(lax.mul)),
+        Arg("s", make=near_one),
+        buckets={"s": 4},
+        sizes=FEW,
+    ),
+    _case(
+        "third_order",
+        second_order(jax.grad(lambda x: jnp.sum(jnp.cumprod(x) ** 2))),
+        Arg("s", make=near_one),
+        buckets={"s": 3},
+        sizes=({"s": 2},),
+    ),
+    _case(
+        "hessian",
+        jax.hessian(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
+        Arg("s", make=near_one),
+        buckets={"s": 4},
+        sizes=FEW,
+    ),
+    _case(
+        "reverse_over_reverse",
+        lambda x: jax.jacrev(jax.jacrev(lambda x: jnp.sum(jnp.sin(scan(lax.mul)(x)))))(x),
+        Arg("s", make=near_one),
+        buckets={"s": 4},
+        sizes=FEW,
+    ),
+    _case(
+        "linear_transpose",
+        lambda x, t: jax.linear_transpose(
+            jax.vjp(scan(lax.mul), x)[1], jax.ShapeDtypeStruct(x.shape, x.dtype)
+        )((t,)),
+        Arg("s", make=near_one),
+        "s",
+        grad=True,
+    ),
     _case(
         "second_order_closed",
         lambda x, w: jax.hessian(lambda w: jnp.sum(closed_over(x, w) ** 2))(w),
-        "s, 2",
+        Arg("s, 2", make=scaled),
         "2",
+        buckets={"s": 4},
+        sizes=FEW,
     ),
-    _case("in_scan", lambda x: lax.scan(lambda c, r: (c + 1, scan(lax.add)(r * c)), 1.0, x)[1],
-          "b, s", grad=True),
+    _case(
+        "in_scan",
+        lambda x: lax.scan(lambda c, r: (c + 1, scan(lax.add)(r * c)), 1.0, x)[1],
+        "b, s",
+        grad=True,
+    ),
     _case("remat", jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one), grad=True),
     # what JAX builds on it
-    _case("cumprod_gradient", jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
-          Arg("s", make=near_one)),
+    _case(
+        "cumprod_gradient",
+        jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
+        Arg("s", make=near_one),
+    ),
     _case("cummax_gradient", jax.grad(lambda x: jnp.sum(jnp.sin(lax.cummax(x)))), "s"),
-    _case("cumlogsumexp_gradient",
-          jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))), "b, s"),
+    _case(
+        "cumlogsumexp_gradient",
+        jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))),
+        "b, s",
+    ),
 ]

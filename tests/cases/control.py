@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import linear_call
+from jax.experimental import hijax
 
 from tests.harness import Arg, Case
 
@@ -72,6 +75,34 @@ def _linear(x):
     return linear_call(lambda r, v: r * v, lambda r, v: r * v, x.sum(), x)
 
 
+@functools.partial(lax.composite, name="tests.centred")
+def _composite(x):
+    return x - x.mean(-1, keepdims=True)
+
+
+@jax.custom_vjp
+def _optimised(x):
+    return jnp.sin(x)
+
+
+def _optimised_forward(x):
+    return jnp.sin(x), jnp.cos(x) + x.mean()
+
+
+_optimised.defvjp(_optimised_forward, lambda r, t: (t * r,), optimize_remat=True)
+
+
+class _Tripled(getattr(hijax, "HiPrim", hijax.__dict__.get("VJPHiPrimitive"))):
+    """A primitive of the user's own: what it computes is in `expand`."""
+
+    def __init__(self, aval):
+        self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+        super().__init__()
+
+    def expand(self, x):
+        return 3 * x - x.mean()
+
+
 CALLS = [
     Case("jit", lambda x: jax.jit(lambda y: y - y.mean())(x), (BATCH,), ("jit",), grad=True),
     Case("jit_twice", lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), (BATCH,), ("jit",)),
@@ -98,9 +129,16 @@ CALLS = [
     ),
     Case("custom_linear_solve", _solve, (BATCH,), ("custom_linear_solve",), grad=True),
     Case("custom_root", _root, (BATCH,), domains=("positive",), grad=True),
+    Case("hi_primitive", lambda x: _Tripled(jax.typeof(x))(x), (BATCH,), ("call_hi_primitive",)),
+    Case("composite", _composite, (BATCH,), ("composite",)),
+    Case(
+        "optimize_remat",
+        jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)),
+        (BATCH,),
+        ("remat_opt",),
+    ),
     Case("conjugate_gradient", _conjugate_gradient, ("s",), ("while",), rtol=1e-4, atol=1e-4),
     Case("linear_call", _linear, (BATCH,), ("linear_call",)),
-    Case("checkpoint_name", lambda x: checkpoint_name(x, "x").sum(0), (BATCH,), ("name",)),
     Case("remat", lambda x: jax.checkpoint(softplus)(x), (BATCH,), ("remat2",), grad=True),
     Case(
         "remat_layers",

@@ -130,6 +130,14 @@ WINDOWS += [
     for mode in ("fill", "clip", "promise_in_bounds")
 ]
 WINDOWS += [
+    moves(
+        "windows_of_static",
+        jax.vmap(lambda x, y, i: lax.dynamic_slice_in_dim(y, i, x.shape[0]), (None, None, 0)),
+        ("s", "12", Arg("t", "int32", -5, 20)),
+        ("gather",),
+        grad=True,
+        constraints=("s <= 12",),
+    ),
     moves("windows_of_rows", _context_windows, ("b, s", Arg("b", "int32", -3, 9)), sizes=ATLEAST2),
 ]
 
@@ -179,6 +187,11 @@ OTHERS = [
     ),
     moves("where_select", lambda x: jnp.where(x > 0, x, 0), ("b, s",), grad=True),
     moves("nonzero", lambda x: jnp.nonzero(x > 0, size=5, fill_value=-1), ("b, s",)),
+    moves("triangle", lambda x: x[jnp.triu_indices(x.shape[0])], ("b, b",)),
+    moves(
+        "unravel", lambda i, x: jnp.unravel_index(i, x.shape), (Arg("t", "int32", 0, "b*s"), "b, s")
+    ),
+    moves("sorted_rows", lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1), ("b, s",)),
     moves("argwhere", lambda x: jnp.argwhere(x > 0, size=3), ("s",)),
     moves("extract_masked", lambda x: x[jnp.nonzero(x > 0, size=4, fill_value=0)], ("s",)),
     moves("digitize", lambda x: jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), ("b, s",)),

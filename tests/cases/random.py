@@ -89,7 +89,7 @@ BITS = [
     draw("bits_key_batch", jax.vmap(lambda k: random.bits(k, (3,))), (KEYS,)),
     draw(
         "bits_key_square",
-        lambda k, x: jax.vmap(jax.vmap(lambda key: random.bits(key, (2, *x.shape))))(k),
+        lambda k, x: jax.vmap(jax.vmap(lambda key: random.bits(key, x.shape)))(k),
         (Arg("2, b", "key"), "s"),
     ),
     draw("split", lambda k, x: random.split(k, x.shape[0]), (KEY, "b"), ("random_split",)),
@@ -233,7 +233,13 @@ REJECTION = [
         _positive(random.gamma),
         (KEY, "b, s"),
         ("random_gamma",),
-        grad=True,
+        **SMALL,
+    ),
+    draw(
+        "gamma_gradient",
+        lambda k, x: jax.grad(lambda y: jnp.sum(random.gamma(k, jnp.exp(y)) ** 2))(x),
+        (KEY, "b, s"),
+        ("random_gamma_grad",),
         rtol=1e-4,
         **SMALL,
     ),
@@ -270,6 +276,13 @@ REJECTION = [
         sizes=({"b": 3},),
     ),
     draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), (KEY, "b, s"), **SMALL),
+    draw(
+        "poisson_per_key",
+        lambda k, x: jax.vmap(random.poisson)(k, jnp.abs(x) * 4),
+        (KEYS, "b, s"),
+        ("while",),
+        **SMALL,
+    ),
     draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), (KEY, "b, s"), **SMALL),
     draw(
         "binomial",

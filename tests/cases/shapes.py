@@ -83,6 +83,11 @@ IOTAS = [
     moves("eye_offset", lambda x: jnp.eye(*x.shape, k=1), ("b, s",)),
     moves("tril", lambda x: jnp.tril(x, -1), ("b, s",), grad=True),
     moves("triu", lambda x: jnp.triu(x, 1), (Arg("2, s, s", "int32"),)),
+    moves("linspace", lambda x: jnp.linspace(0, 1, x.shape[0]), ("s",)),
+    moves("vander", lambda x: jnp.vander(x, 3), ("s",)),
+    moves(
+        "toeplitz", lambda x: x[jnp.abs(jnp.arange(x.size)[:, None] - jnp.arange(x.size))], ("s",)
+    ),
     moves("diag_of_vector", jnp.diag, ("s",)),
     moves("diagonal", jnp.diagonal, ("s, s",), grad=True),
 ]
@@ -140,6 +145,13 @@ TILES = [
     moves("repeat", lambda x: jnp.repeat(x, 2, axis=1), ("b, s",), grad=True),
     moves("repeat_outer", lambda x: jnp.repeat(x, 3, axis=0), (Arg("b, s", "bfloat16"),)),
     moves("repeat_heads", lambda x: jnp.repeat(x, 2, axis=2), ("b, s, 2, 3",), grad=True),
+    moves("repeat_by_size", lambda x: jnp.repeat(x, x.shape[1], axis=0), ("b, s",)),
+    moves(
+        "repeat_each",
+        lambda x, n: jnp.repeat(x, n, axis=0, total_repeat_length=9),
+        ("b, s", Arg("b", "int32", 0, 4)),
+        grad=True,
+    ),
     moves("kron", jnp.kron, ("b, s", "2, 2")),
 ]
 

@@ -72,6 +72,9 @@ SLICES = [
     moves("jnp_strides", _strided, ("b, s",), ("rev",), grad=True, sizes=ATLEAST2),
     moves("strides_int", _strided, (Arg("b, s", "int32"),), ("rev",), sizes=ATLEAST2),
     moves("one_element", lambda x: x[0, 0] + x[-1, -1], ("b, s",), grad=True),
+    moves("gradient", lambda x: jnp.gradient(x, axis=1), ("b, s",), grad=True, sizes=ATLEAST3),
+    moves("delete", lambda x: jnp.delete(x, 1, axis=1), ("b, s",), sizes=ATLEAST2),
+    moves("insert", lambda x: jnp.insert(x, 1, 5.0, axis=1), ("b, s",), sizes=ATLEAST2),
     moves("diff", jnp.diff, ("b, s",), grad=True, sizes=ATLEAST2),
     moves("trapezoid", jnp.trapezoid, ("b, s",), grad=True, sizes=ATLEAST2),
     moves("windows", _windows, ("b, s",), grad=True, sizes=ATLEAST3),
@@ -149,6 +152,13 @@ PADS = [
     ),
     moves("jnp_pad", lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3), ("b, s",)),
     moves("jnp_pad_edge", lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge"), ("b, s",)),
+    moves(
+        "jnp_pad_reflect",
+        lambda x: jnp.pad(x, ((0, 0), (1, 1)), mode="reflect"),
+        ("b, s",),
+        sizes=ATLEAST2,
+        constraints=("s >= 2",),
+    ),
     moves("jnp_pad_special", lambda x: jnp.pad(x, 1), ("b, s",), domains=("special",)),
 ]
 
@@ -164,7 +174,7 @@ DYNAMIC = [
     moves(
         "dynamic_slice_of_static",
         lambda x, y, i: lax.dynamic_slice_in_dim(y, i, x.shape[0]),
-        ("s", "20", START),
+        ("s", "20", Arg("", "int32", 5, 25)),
         ("dynamic_slice",),
         constraints=("s <= 20",),
     ),
@@ -224,6 +234,7 @@ DYNAMIC = [
 ROLLS = [
     moves("roll", lambda x: jnp.roll(x, 2, 1), ("b, s",), grad=True),
     moves("roll_back", lambda x: jnp.roll(x, (-1, 3), (0, 1)), (Arg("b, s", "int32"),)),
+    moves("roll_by_size", lambda x: jnp.roll(x, x.shape[1] // 2, 1), ("b, s",)),
     moves("roll_flat", lambda x: jnp.roll(x, 5), ("b, s",)),
     moves("roll_traced", lambda x, i: jnp.roll(x, i, 1), ("b, s", START), grad=True),
 ]

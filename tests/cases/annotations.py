@@ -1,0 +1,49 @@
+"""Names, placement and metadata, which change no value."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tests.harness import Case
+
+MIXED = ("mixed",)
+_SHARDING = NamedSharding(Mesh(jax.devices()[:1], ("i",)), PartitionSpec("i"))
+
+
+def _on_scope(x):
+    with set_xla_metadata(key="value"), jax.named_scope("scope"):
+        return x - x.mean()
+
+
+CASES = [
+    Case("checkpoint_name", lambda x: checkpoint_name(x, "x").sum(0), ("b, s",), ("name",)),
+    Case(
+        "device_put",
+        lambda x: jax.device_put(x, jax.devices()[0]).mean(0),
+        ("b, s",),
+        ("device_put",),
+        grad=True,
+        domains=MIXED,
+    ),
+    Case(
+        "sharding_constraint",
+        lambda x: lax.with_sharding_constraint(x, _SHARDING).mean(0),
+        ("b, s",),
+        ("sharding_constraint",),
+        grad=True,
+        domains=MIXED,
+    ),
+    Case(
+        "metadata_of_a_value",
+        lambda x: set_xla_metadata(jnp.cumsum(x, 0), key="value").sum(),
+        ("b, s",),
+        ("xla_metadata_value",),
+        domains=MIXED,
+    ),
+    Case("metadata_of_a_scope", _on_scope, ("b, s",), grad=True, domains=MIXED),
+]

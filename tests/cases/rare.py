@@ -1,0 +1,81 @@
+"""Primitives that few programs contain, some of which only JAX itself makes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax._src.lax import lax as lax_internal
+from jax._src.random import prng
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from bucketjit import _jax
+from tests.harness import Arg, Case
+
+BOTH = "b, s"
+WORDS = Arg("b, s", "uint32", low=0, high=1 << 31)
+
+# What a call that is linearized leaves behind changed its name in 0.12.
+CALL = "eval_jaxpr" if jax.__version_info__ >= (0, 12) else "closed_call"
+
+
+def _stack_pieces(x):
+    first, second = jnp.unstack(jnp.stack([x, -x], axis=1), axis=1)
+    return first + second.sum(0)
+
+
+def _inspected(x):
+    jax.debug.inspect_array_sharding(x, callback=lambda sharding: None)
+    return x.sum(1)
+
+
+def _sunk(x):
+    lax_internal.dce_sink(x)
+    return x.sum(1)
+
+
+def _remat_linearized(x):
+    return jax.linearize(jax.checkpoint(lambda y: jnp.sin(y - y.mean())), x)[0]
+
+
+def _hashed(name, count):
+    """A counter-based generator's hash of a word and its neighbours in the words' order."""
+    return lambda x: _jax.primitive(name).bind(*(x + jnp.uint32(i) for i in range(count)))
+
+
+CASES = [
+    Case("device_put", lambda x: jax.device_put(x).sum(1), (BOTH,), ("device_put",)),
+    Case(
+        "stack_inner",
+        lambda x: jnp.stack([x, x + 1, -x], axis=-1),
+        (BOTH,),
+        ("stack",),
+        grad=True,
+    ),
+    Case(
+        "unstack_static",
+        lambda x: jnp.unstack(x, axis=1),
+        ("b, 3, s",),
+        ("unstack",),
+        grad=True,
+    ),
+    Case("stack_pieces", _stack_pieces, (BOTH,), grad=True),
+    Case("inspect_sharding", _inspected, (BOTH,), ("inspect_sharding",)),
+    Case("dce_sink", _sunk, (BOTH,), ("dce_sink",)),
+    Case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), (BOTH,), ("tie",)),
+    Case("remat_linearized", _remat_linearized, (BOTH,), (CALL,)),
+    Case(
+        "iota_2x32_shape",
+        lambda x: prng.iota_2x32_shape(x.shape),
+        (BOTH,),
+        ("iota_2x32_shape",),
+    ),
+    Case("philox2x32", _hashed("philox2x32", 3), (WORDS,), ("philox2x32",)),
+    Case("philox4x32", _hashed("philox4x32", 6), (WORDS,), ("philox4x32",)),
+    Case("threefry4x32", _hashed("threefry4x32", 8), (WORDS,), ("threefry4x32",)),
+    Case(
+        "layout_constraint",
+        lambda x: with_layout_constraint(x, Layout((0, 1))).sum(1),
+        (BOTH,),
+        ("layout_constraint",),
+    ),
+]
