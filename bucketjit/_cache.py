@@ -113,7 +113,7 @@ class ExecutableCache(Generic[K, V]):
         """Return the entry of a key, compiled if there is none yet.
 
         If another thread is compiling the key, wait for it and take its entry, or raise its
-        exception. A failed compile stores nothing: the next ask compiles again. An interrupt
+        exception. A failed compile stores and counts nothing: the next ask compiles again. An interrupt
         (``KeyboardInterrupt``, ``SystemExit``) is for the thread that it hits alone, and another
         one that waits takes over the compile.
 
@@ -142,7 +142,6 @@ class ExecutableCache(Generic[K, V]):
                 flight = self._flights.get(key)
                 if flight is None:
                     flight = self._flights[key] = _Flight(me)
-                    self._misses += 1
                     break
                 self._refuse_deadlock(key, flight, me)
                 self._waiting[me] = flight
@@ -197,6 +196,7 @@ class ExecutableCache(Generic[K, V]):
             raise
         evicted = []
         with self._lock:
+            self._misses += 1
             if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
                 del self._flights[key]
                 while len(self._entries) >= self._entries.maxsize:

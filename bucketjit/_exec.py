@@ -131,7 +131,8 @@ class BucketedExec(Builders):
         self._refused: dict[Program, MaskingError] = {}
         self._routes: list[Route] = []
         self._lock = threading.RLock()
-        functools.update_wrapper(self, config.fn)
+        # The attributes of a callable object are its own: it may have one named like one here.
+        functools.update_wrapper(self, config.fn, updated=())
 
     def _with(self, **changes: Any) -> Self:
         new = object.__new__(type(self))
@@ -155,6 +156,9 @@ class BucketedExec(Builders):
                         return self._run_route(route, entry, sizes, known.vector, args)
                     except SignatureChanged:
                         break
+                    except Exception:
+                        self._signer.sign(args, kwargs)  # an argument may be what it cannot take
+                        raise
         return self._call_slowly(args, kwargs)
 
     def _run_route(
@@ -178,7 +182,7 @@ class BucketedExec(Builders):
     def _call_slowly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         signed = self._signer.sign(args, kwargs)
         if self._always_exact():
-            return self._run_exact(signed, {})
+            return self._run_exact(signed, signed.family.declared_sizes(signed.shapes))
         with self._lock:
             call = signed.family.resolve(signed.shapes)
         program = call.program
@@ -254,6 +258,7 @@ class BucketedExec(Builders):
             built = build()
             compiled = True
             self._counters.compile(built.compile_seconds)
+            built.on_compile = self._counters.compile
             return built
 
         entry = self._cache.get_or_compile(key, counted)

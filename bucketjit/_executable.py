@@ -47,7 +47,11 @@ class Executable:
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: Position, logical shape by sizes, and weak type of each output with open axes.
         out_tree: Tree of the outputs.
+        variables: The dimension variables, in the order of the sizes it takes.
         hits: Calls served after the first.
+        on_compile: Told the seconds of each compile after the first: like any jitted function,
+            it is compiled once more for arguments that are committed to a device where those
+            before were not.
     """
 
     sizes: Mapping[str, int]
@@ -60,6 +64,12 @@ class Executable:
     out_tree: Any = None
     variables: tuple[str, ...] = ()
     hits: int = field(default=0)
+    on_compile: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._count_signatures = _jax.signature_counter(self.function)
+        self._signatures = self._count_signatures()
+        self._placements: set[Any] = set()
 
     def run(
         self,
@@ -80,14 +90,26 @@ class Executable:
             SignatureChanged: The static leaves are not those it was built for.
         """
         if self.exact:
-            return self.function(*args, **kwargs)
-        result = self.function(sizes, *args, **kwargs)
+            result = self.function(*args, **kwargs)
+        else:
+            result = self.function(sizes, *args, **kwargs)
+        if self._count_signatures() != self._signatures:
+            self._note_compiles(args, kwargs)
         if not self.outs:
             return result
         leaves = self.out_tree.flatten_up_to(result)
         for position, shape, weak in self.outs:
             leaves[position] = unpad(leaves[position], shape(*ordered), weak)
         return self.out_tree.unflatten(leaves)
+
+    def _note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Tell of the compile that arguments placed in a new way have cost."""
+        self._signatures = self._count_signatures()
+        leaves = jax.tree_util.tree_leaves((args, dict(kwargs)))
+        placement = tuple(x.sharding if getattr(x, "committed", False) else None for x in leaves)
+        if self._placements and placement not in self._placements and self.on_compile is not None:
+            self.on_compile(0.0)
+        self._placements.add(placement)
 
 
 def padded_leaf_shapes(

@@ -129,6 +129,19 @@ class Family:
             self._open_what_varies(shapes)
         return self._serve(self._tokens, shapes)
 
+    def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
+        """The sizes of the variables that the user named, checked and without tracing.
+
+        Raises:
+            SizeMismatchError: One variable is given two sizes.
+            ArgumentError: A size does not fit what was declared.
+        """
+        self._anonymous_axes(shapes)
+        sizes = bind_sizes(self._with_axes(shapes, {}), shapes, self.paths)
+        if self._named:
+            self._check_constraints(sizes)
+        return sizes
+
     # --- the first call ---
 
     def _first(self, shapes: Shapes) -> Call:

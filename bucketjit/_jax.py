@@ -111,6 +111,11 @@ def is_concrete_array(x: Any) -> bool:
     return isinstance(x, _array.ArrayImpl)
 
 
+def signature_counter(function: Any) -> Callable[[], int]:
+    """Counts the argument signatures that a jitted function knows, placement included."""
+    return function._cache_size
+
+
 def key_impl(dtype: Any) -> Any:
     """The generator behind a typed key dtype, as ``wrap_key_data`` takes it.
 

@@ -163,7 +163,7 @@ class TestOneThread:
         assert cache.keys() == ["a", "b"]
         assert cache.evictions == 0
         assert cache.get_or_compile("c", lambda: "C") == "C"
-        assert cache.info().misses == 4
+        assert cache.info().misses == 3
 
     def test_a_failed_compile_frees_what_it_held(self):
         cache, held = ExecutableCache(2), []
@@ -272,7 +272,7 @@ class TestThreads:
         gate.opened.set()
         assert all(future.exception(PATIENCE) is error for future in futures)
         assert gate.calls == 1
-        assert cache.info() == CacheInfo(hits=0, misses=1, maxsize=4, currsize=0)
+        assert cache.info() == CacheInfo(hits=0, misses=0, maxsize=4, currsize=0)
         assert not cache._flights
         assert not cache._waiting
 
@@ -445,7 +445,6 @@ class AgainstModel(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(set(range(7)) - set(self.model))))
         with pytest.raises(ZeroDivisionError):
             self.cache.get_or_compile(key, lambda: 1 // 0)
-        self.misses += 1
 
     @rule(key=keys)
     def discard(self, key):
