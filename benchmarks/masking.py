@@ -199,7 +199,9 @@ def derived(model: Model) -> Callable[..., Any]:
     """The masked function that bucketjit makes of ``model.plain``, called like ``by_hand``."""
     flat, tree = jax.tree_util.tree_flatten(((model.params, *model.arrays), {}))
     shapes = [x.shape for x in flat[: len(flat) - len(model.arrays)]] + list(model.shapes)
-    leaves = [Leaf(f"arg{i}", s, x.dtype) for i, (s, x) in enumerate(zip(shapes, flat, strict=True))]
+    leaves = [
+        Leaf(f"arg{i}", s, x.dtype) for i, (s, x) in enumerate(zip(shapes, flat, strict=True))
+    ]
     program = trace(model.plain, tree, leaves, model.sizes)
 
     def run(*args: Any) -> Any:

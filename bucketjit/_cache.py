@@ -113,9 +113,9 @@ class ExecutableCache(Generic[K, V]):
         """Return the entry of a key, compiled if there is none yet.
 
         If another thread is compiling the key, wait for it and take its entry, or raise its
-        exception. A failed compile stores and counts nothing: the next ask compiles again. An interrupt
-        (``KeyboardInterrupt``, ``SystemExit``) is for the thread that it hits alone, and another
-        one that waits takes over the compile.
+        exception. A failed compile stores and counts nothing: the next ask compiles again. An
+        interrupt (``KeyboardInterrupt``, ``SystemExit``) is for the thread that it hits alone, and
+        another one that waits takes over the compile.
 
         Args:
             key: The key to look up.

@@ -1,9 +1,17 @@
-"""What every test relies on: fallbacks are errors, XLA compiles are counted."""
+"""What every test relies on: fallbacks are errors, XLA compiles fast and is counted."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
+
+# Nearly all the time of the suite goes into LLVM, for programs that run once. What XLA itself
+# does to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 
 import jax
 import pytest

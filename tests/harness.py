@@ -124,7 +124,7 @@ def _contents(
         key = jax.random.key(int(rng.integers(1 << 30)))
         return jax.random.split(key, shape) if shape else key
     dtype = jnp.dtype(arg.dtype)
-    if dtype == bool:
+    if jnp.issubdtype(dtype, jnp.bool_):
         data = rng.random(shape) < 0.5
     elif jnp.issubdtype(dtype, jnp.integer):
         low, high = (evaluate_text(str(x), sizes) for x in (arg.low, arg.high))
@@ -147,7 +147,7 @@ def _contents(
 def poison_value(dtype: Any, kind: str) -> Any:
     """The poison of this kind for a dtype."""
     dtype = jnp.dtype(dtype)
-    if dtype == bool:
+    if jnp.issubdtype(dtype, jnp.bool_):
         return kind in ("nan", "inf")
     if jnp.issubdtype(dtype, jnp.integer):
         info = jnp.iinfo(dtype)

@@ -73,7 +73,11 @@ STREAMS: dict[str, tuple[Callable[..., Any], Any, Callable[[int, int], tuple[Any
         ("b", "s"),
         lambda b, s: (ramp(b), jnp.asarray(ramp(s))),
     ),
-    "a container": (lambda d: d["x"] * d["w"], ({"x": "b"},), lambda b, s: ({"x": ramp(b), "w": 2.0},)),
+    "a container": (
+        lambda d: d["x"] * d["w"],
+        ({"x": "b"},),
+        lambda b, s: ({"x": ramp(b), "w": 2.0},),
+    ),
     "parameters": (
         lambda p, x: x @ p["w"] + p["b"],
         (None, "b, _"),

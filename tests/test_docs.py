@@ -17,7 +17,9 @@ import bucketjit
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if p.is_file())
-BLOCK = re.compile(r"^(?P<indent> *)```python(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.M | re.S)
+BLOCK = re.compile(
+    r"^(?P<indent> *)```python(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.M | re.S
+)
 
 
 def blocks(page: Path) -> list[tuple[int, str, str]]:
@@ -54,7 +56,9 @@ def run(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_blocks_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

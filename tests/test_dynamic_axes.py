@@ -201,7 +201,10 @@ CONTAINERS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
         {"a": "b", "n": None, "m": "b"},
         lambda b, s: {"a": ramp(b), "n": None, "m": None},
     ),
-    "ordered dict": (OrderedDict(y="b", x="b, s"), lambda b, s: OrderedDict(y=ramp(b), x=ramp(b, s))),
+    "ordered dict": (
+        OrderedDict(y="b", x="b, s"),
+        lambda b, s: OrderedDict(y=ramp(b), x=ramp(b, s)),
+    ),
     "int keys": ({"k": {7: "b", 3: "b, s"}}, lambda b, s: {"k": {7: ramp(b), 3: ramp(b, s)}}),
     "empty": ({"a": "b", "e": []}, lambda b, s: {"a": ramp(b), "e": []}),
 }
@@ -220,11 +223,11 @@ def test_containers(name: str) -> None:
 
 def test_one_name_means_one_size_across_containers() -> None:
     spec = ({"x": "b, _"}, ["b"])
-    executor = BucketedExec(lambda d, l: (d, l), dynamic_axes=spec).with_pow2()
+    executor = BucketedExec(lambda d, rows: (d, rows), dynamic_axes=spec).with_pow2()
     executor({"x": ramp(3, 2)}, [ramp(3)])
     with pytest.raises(SizeMismatchError) as raised:
         executor({"x": ramp(3, 2)}, [ramp(4)])
-    for part in ("'b'", "3", "axis 0 of d['x']", "4", "axis 0 of l[0]"):
+    for part in ("'b'", "3", "axis 0 of d['x']", "4", "axis 0 of rows[0]"):
         assert part in str(raised.value)
 
 
@@ -268,7 +271,9 @@ def test_a_size_argument_in_a_container_and_by_name() -> None:
 
 
 def test_a_size_argument_as_an_expression() -> None:
-    executor = BucketedExec(lambda x, n: jnp.concatenate([x, jnp.ones(n)]), dynamic_axes=("b", "2*b"))
+    executor = BucketedExec(
+        lambda x, n: jnp.concatenate([x, jnp.ones(n)]), dynamic_axes=("b", "2*b")
+    )
     executor = executor.with_pow2()
     for n in (1, 3, 4):
         assert executor(ramp(n), 2 * n).shape == (3 * n,)
@@ -465,7 +470,9 @@ def test_default_512_features_are_not_a_batch_of_512() -> None:
     executor = BucketedExec(fn).with_pow2()
     w = np.ones((16, 16), np.float32)
     for n in (16, 16, 12, 9):
-        np.testing.assert_array_equal(executor(np.ones((n, 16), np.float32), w), np.full(16, n * 16))
+        np.testing.assert_array_equal(
+            executor(np.ones((n, 16), np.float32), w), np.full(16, n * 16)
+        )
     assert executor.cache_size() <= 2
 
 

@@ -318,9 +318,11 @@ def test_a_strategy_that_breaks_its_contract(answer: Any) -> None:
 def test_a_strategy_for_one_dimension_that_breaks_its_contract() -> None:
     executor = BucketedExec(double, dynamic_axes="b, s").with_pow2()
     executor = executor.with_strategy(_Answers(1), "s")
-    with nothing_lost(executor, double, ramp(3, 3)):
-        with pytest.raises(StrategyContractError, match="'s' of size 6"):
-            executor(ramp(3, 6))
+    with (
+        nothing_lost(executor, double, ramp(3, 3)),
+        pytest.raises(StrategyContractError, match="'s' of size 6"),
+    ):
+        executor(ramp(3, 6))
 
 
 def test_what_a_strategy_raises_comes_through() -> None:

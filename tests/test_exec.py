@@ -128,10 +128,10 @@ def test_a_result_can_be_donated_to_another_function() -> None:
 
 # --- inputs ------------------------------------------------------------------------------------
 
-DTYPES = (
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
-    "complex64 complex128 float8_e4m3fn"
-).split()
+DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn"),
+]
 
 
 def _double(x: Any) -> Any:
@@ -163,9 +163,9 @@ LAYOUTS: dict[str, Callable[[int], Any]] = {
     "Fortran order": lambda n: np.asfortranarray(ramp(n, 3)),
     "broadcast": lambda n: np.broadcast_to(ramp(3), (n, 3)),
     "offset": lambda n: ramp(n + 1, 3)[1:],
-    "unaligned": lambda n: np.frombuffer(b"\0" + ramp(n, 3).tobytes(), np.uint8)[1:]
-    .view(np.float32)
-    .reshape(n, 3),
+    "unaligned": lambda n: (
+        np.frombuffer(b"\0" + ramp(n, 3).tobytes(), np.uint8)[1:].view(np.float32).reshape(n, 3)
+    ),
 }
 
 
@@ -705,8 +705,8 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[[Any], Any]]] = {
     "jit of grad of vmap": lambda f: jax.jit(
         jax.grad(lambda x: jax.vmap(f)(jnp.stack([x, x])).sum())
     ),
-    "make_jaxpr": lambda f: lambda x: jax.core.eval_jaxpr(
-        (c := jax.make_jaxpr(f)(x)).jaxpr, c.consts, x
+    "make_jaxpr": lambda f: (
+        lambda x: jax.core.eval_jaxpr((c := jax.make_jaxpr(f)(x)).jaxpr, c.consts, x)
     ),
 }
 

@@ -35,7 +35,7 @@ BRANCHES: dict[str, Callable[[Any], Any]] = {
     ">=": lambda n: n >= 4,
     "<": lambda n: n < 4,
     "<=": lambda n: n <= 4,
-    "reflected": lambda n: 4 < n,
+    "reflected": lambda n: n > 4,
     "chain": lambda n: 2 < n <= 6,
     "==": lambda n: n == 3,
     "!=": lambda n: n != 3,
@@ -53,7 +53,7 @@ BRANCHES: dict[str, Callable[[Any], Any]] = {
     "operator.eq": lambda n: operator.eq(n, 3),
     "not": lambda n: not n > 4,
     "and": lambda n: n > 2 and n < 6,
-    "or": lambda n: n == 3 or n == 5,  # noqa: PLR1714
+    "or": lambda n: n == 3 or n == 5,
     "in a tuple": lambda n: n in (3, 5),
     "in a list": lambda n: n in [1, 8],
     "not in": lambda n: n not in (3, 5),

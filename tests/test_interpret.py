@@ -65,7 +65,9 @@ def padded(x: np.ndarray, *shape: int, value: float = np.nan) -> np.ndarray:
 
 
 def test_two_rules_are_enough_for_their_program() -> None:
-    program = program_of(lambda x: lax.reduce_sum_p.bind(-x, axes=(0,), out_sharding=None), "b", sizes={"b": 3})
+    program = program_of(
+        lambda x: lax.reduce_sum_p.bind(-x, axes=(0,), out_sharding=None), "b", sizes={"b": 3}
+    )
     (out,) = run(program, [padded(ramp(3), 8)], {"b": 8}, {"b": 3})
     assert float(out) == -6
 
@@ -180,7 +182,12 @@ def test_sub_programs_are_walked_with_the_same_table() -> None:
 
 def test_a_sub_program_that_speaks_of_sizes_inside_only_needs_its_rule() -> None:
     """Its operands are static, but within it makes an array of an open size."""
-    program = program_of(lambda x, w: (-x, jax.jit(lambda v: v * jnp.ones(x.shape).sum())(w)), "b", "2", sizes={"b": 3})
+    program = program_of(
+        lambda x, w: (-x, jax.jit(lambda v: v * jnp.ones(x.shape).sum())(w)),
+        "b",
+        "2",
+        sizes={"b": 3},
+    )
     with pytest.raises(MaskingError, match="no masking rule"):
         run(program, [padded(ramp(3), 4), ramp(2)], {"b": 4}, {"b": 3})
 
@@ -189,7 +196,9 @@ def test_after_sees_every_equation_and_changes_its_outputs() -> None:
     seen = []
 
     def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
-        seen.append((eqn.primitive.name, outs[0].shape, int(sizes.logical(eqn.invars[0].aval.shape[0]))))
+        seen.append(
+            (eqn.primitive.name, outs[0].shape, int(sizes.logical(eqn.invars[0].aval.shape[0])))
+        )
         return [out + 1 for out in outs]
 
     program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})

@@ -203,7 +203,13 @@ _IMPORT = """
 def test_nothing_runs_at_import() -> None:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:bucketjit", "-c", textwrap.dedent(_IMPORT)],
+        [
+            sys.executable,
+            "-W",
+            "error::DeprecationWarning:bucketjit",
+            "-c",
+            textwrap.dedent(_IMPORT),
+        ],
         env=environment,
         capture_output=True,
         text=True,

@@ -50,9 +50,7 @@ def filled_with(value: Any, *, positions: tuple[int, ...] = (0,)) -> Rule:
 
     def rule(ctx: RuleContext, *operands: Any) -> Any:
         chosen = value(operands[0].dtype) if callable(value) else value
-        given = [
-            ctx.fill(x, value=chosen) if i in positions else x for i, x in enumerate(operands)
-        ]
+        given = [ctx.fill(x, value=chosen) if i in positions else x for i, x in enumerate(operands)]
         return ctx.bind(*given)
 
     return rule
@@ -141,9 +139,7 @@ def every_padded_step(ctx: RuleContext, *operands: Any) -> Any:
         outs = ctx.evaluate(ctx.params["jaxpr"], *consts, *carry, *x)
         return tuple(outs[:num_carry]), tuple(outs[num_carry:])
 
-    carry, ys = lax.scan(
-        step, init, xs, length=ctx.params["length"], reverse=ctx.params["reverse"]
-    )
+    carry, ys = lax.scan(step, init, xs, length=ctx.params["length"], reverse=ctx.params["reverse"])
     return [*carry, *ys]
 
 
@@ -266,9 +262,7 @@ CUMSUM = case("cumsum_reverse", lambda x: lax.cumsum(x, 1, reverse=True), "b, s"
 CUMPROD = case("cumprod_reverse", lambda x: lax.cumprod(x, 1, reverse=True), "b, s")
 CUMMAX = case("cummax_reverse", lambda x: lax.cummax(x, 1, reverse=True), "b, s")
 CUMMIN = case("cummin_reverse", lambda x: lax.cummin(x, 0, reverse=True), "b, s")
-CUMLOGSUMEXP = case(
-    "cumlogsumexp_reverse", lambda x: lax.cumlogsumexp(x, 1, reverse=True), "b, s"
-)
+CUMLOGSUMEXP = case("cumlogsumexp_reverse", lambda x: lax.cumlogsumexp(x, 1, reverse=True), "b, s")
 CUMSUM_GRAD = case("cumsum_grad", lambda x: jnp.cumsum(x, 1), "b, s", grad=True)
 SORT = case("sort", lambda x: jnp.sort(x, 1), "b, s", domains=ALL)
 SORT_INTS = case("sort_ints", lambda x: jnp.sort(x, 0), Arg("b, s", "int32"))
@@ -333,9 +327,7 @@ SPLIT = case(
     sizes=({"s": 3}, {"s": 5}, {"s": 8}),
 )
 TILE = case("tile", lambda x: jnp.tile(x, 2), "s")
-SCAN = case(
-    "scan", lambda x: lax.scan(lambda c, y: (c * 0.5 + y, c - y), jnp.float32(0), x), "s"
-)
+SCAN = case("scan", lambda x: lax.scan(lambda c, y: (c * 0.5 + y, c - y), jnp.float32(0), x), "s")
 SCAN_REVERSE = case(
     "scan_reverse",
     lambda x: lax.scan(lambda c, y: (c * 0.5 + y, c - y), jnp.float32(0), x, reverse=True),
@@ -343,7 +335,9 @@ SCAN_REVERSE = case(
 )
 RANDOM = case("random", lambda x: jax.random.bits(jax.random.key(3), x.shape), "b, s")
 DROPOUT = case(
-    "dropout", lambda x: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, x.shape), x, 0), "b, s"
+    "dropout",
+    lambda x: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, x.shape), x, 0),
+    "b, s",
 )
 CONVOLUTION = case(
     "convolution",
@@ -388,7 +382,9 @@ MUTANTS = [
     Mutant("min of unsigned filled with zero", "reduce_min", filled_with(0), MAX_UNSIGNED),
     Mutant("min unmasked", "reduce_min", unmasked, MIN),
     Mutant("min filled with zero", "reduce_min", filled_with(0), MIN),
-    Mutant("min filled with the highest finite", "reduce_min", filled_with(highest_finite), MIN_INF),
+    Mutant(
+        "min filled with the highest finite", "reduce_min", filled_with(highest_finite), MIN_INF
+    ),
     Mutant("all unmasked", "reduce_and", unmasked, ALL_TRUE),
     Mutant("all filled with false", "reduce_and", filled_with(False), ALL_TRUE),
     Mutant("any unmasked", "reduce_or", unmasked, ANY_TRUE),
@@ -404,11 +400,11 @@ MUTANTS = [
     Mutant("reduce unmasked", "reduce", unmasked, REDUCE_INIT),
     Mutant("dot unmasked", "dot_general", unmasked, DOT),
     Mutant("dot with the left side filled", "dot_general", filled_with(0), DOT),
-    Mutant(
-        "dot with the right side filled", "dot_general", filled_with(0, positions=(1,)), DOT
-    ),
+    Mutant("dot with the right side filled", "dot_general", filled_with(0, positions=(1,)), DOT),
     Mutant("dot by products with masks", "dot_general", multiplied(0, 1), DOT),
-    Mutant("dot with the left side filled, twice the same", "dot_general", filled_with(0), DOT_OUTER),
+    Mutant(
+        "dot with the left side filled, twice the same", "dot_general", filled_with(0), DOT_OUTER
+    ),
     Mutant("attention's sum unmasked", "reduce_sum", unmasked, ATTENTION),
     Mutant("attention's sum by a product with a mask", "reduce_sum", multiplied(0), ATTENTION),
     Mutant("gradient of a dot unmasked", "dot_general", unmasked, DOT_GRAD, gradient=True),
@@ -439,7 +435,9 @@ MUTANTS = [
     Mutant("rev without a shift", "rev", unmasked, REV),
     Mutant("flip without a shift", "rev", unmasked, FLIP_BOTH),
     Mutant("concatenate at padded ends", "concatenate", at_padded_ends, CONCATENATE),
-    Mutant("concatenate with itself at padded ends", "concatenate", at_padded_ends, CONCATENATE_SELF),
+    Mutant(
+        "concatenate with itself at padded ends", "concatenate", at_padded_ends, CONCATENATE_SELF
+    ),
     Mutant("a class token behind padding", "concatenate", at_padded_ends, STATIC_END),
     Mutant("a slice from a padded start", "slice", padded_slice, LAST_TWO),
     Mutant("gather clamped by the padded size", "gather", unmasked, TAKE),
@@ -511,9 +509,7 @@ def _never(self: Any, operand: Any, **options: Any) -> Any:
     return operand
 
 
-def _product(
-    self: Any, operand: Any, *, value: Any, axes: Any = None, shape: Any = None
-) -> Any:
+def _product(self: Any, operand: Any, *, value: Any, axes: Any = None, shape: Any = None) -> Any:
     mask = self.in_bounds(self.shape_of(operand) if shape is None else shape, axes)
     if mask is None:
         return operand

@@ -67,8 +67,8 @@ class _Scan:
         reduced = self._combined(left, right)
         before = [lax.slice_in_dim(x, 0, evens, 1, axis) for x in self.forward(reduced)]
         to_odd = [lax.slice_in_dim(t, 1, None, 2, axis) for t in cotangents]
-        to_even = [lax.slice_in_dim(t, 2, None, 2, axis) for t in cotangents]
-        to_consts = [jnp.zeros_like(self._consts[i]) for i in self._combine.floats[0]]
+        to_even: Arrays = [lax.slice_in_dim(t, 2, None, 2, axis) for t in cotangents]
+        to_consts: Arrays = [jnp.zeros_like(self._consts[i]) for i in self._combine.floats[0]]
         first = [lax.slice_in_dim(t, 0, 1, 1, axis) for t in cotangents]
         if evens:
             count = (logical - 1) // 2

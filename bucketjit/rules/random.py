@@ -130,11 +130,6 @@ def random_gamma(ctx: RuleContext, keys: Any, alpha: Any) -> Any:
     return _traced(ctx, lambda k, a: ctx.primitive.impl(k, a, **params), structs, keys, alpha)
 
 
-def random_gamma_grad(ctx: RuleContext, alpha: Any, sample: Any) -> Any:
-    """Elementwise, by a series that runs until every element is done: padding holds 1."""
-    return ctx.bind(ctx.fill(alpha, value=1), ctx.fill(sample, value=1))
-
-
 def _draw(ctx: RuleContext, keys: Any, draw: Callable[[Any], Any]) -> Any:
     """Trace a draw for keys of this logical shape, then evaluate it masked on their words."""
     for _ in range(keys.ndim):
@@ -220,7 +215,6 @@ def _table() -> dict[Any, Rule]:
         "random_bits": random_bits,
         "random_split": random_split,
         "random_gamma": random_gamma,
-        "random_gamma_grad": random_gamma_grad,
         "iota_2x32_shape": iota_2x32_shape,
     }
     return {p: rule for name, rule in rules.items() for p in _jax.primitives(name)}

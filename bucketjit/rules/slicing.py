@@ -9,7 +9,7 @@ from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
-from bucketjit._rule import Rule, RuleContext, select, take, window
+from bucketjit._rule import Rule, RuleContext, crop, select, take, window
 from bucketjit.rules._regions import read_window, saturate, write_window
 
 
@@ -72,7 +72,7 @@ def _spread(ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
     source = place // step
     real = (place >= 0) & (place % step == 0) & (source < ctx.logical(count))
     real = lax.expand_dims(real, [i for i in range(array.ndim) if i != axis])
-    return select(real, take(array, source, axis), value)
+    return select(real, take(crop(array, axis, max(array.shape[axis], 1)), source, axis), value)
 
 
 def dynamic_slice(ctx: RuleContext, operand: Any, *starts: Any) -> Any:

@@ -239,7 +239,7 @@ REJECTION = [
         "gamma_gradient",
         lambda k, x: jax.grad(lambda y: jnp.sum(random.gamma(k, jnp.exp(y)) ** 2))(x),
         (KEY, "b, s"),
-        ("random_gamma_grad",),
+        ("random_gamma",),
         rtol=1e-4,
         **SMALL,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax._src.lax import lax as lax_internal
+from jax._src.lax.eval_jaxpr import eval_jaxpr_p
 from jax._src.random import prng
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -14,8 +15,10 @@ from tests.harness import Arg, Case
 BOTH = "b, s"
 WORDS = Arg("b, s", "uint32", low=0, high=1 << 31)
 
-# What a call that is linearized leaves behind changed its name in 0.12.
-CALL = "eval_jaxpr" if jax.__version_info__ >= (0, 12) else "closed_call"
+# A call of a program rather than of a function; what it is traced as changed its name in 0.12.
+CALL, PROGRAM = (
+    ("eval_jaxpr", "call_jaxpr") if jax.__version_info__ >= (0, 12) else ("closed_call", "jaxpr")
+)
 
 
 def _stack_pieces(x):
@@ -33,8 +36,9 @@ def _sunk(x):
     return x.sum(1)
 
 
-def _remat_linearized(x):
-    return jax.linearize(jax.checkpoint(lambda y: jnp.sin(y - y.mean())), x)[0]
+def _program_called(x):
+    program = jax.make_jaxpr(lambda y: jnp.sin(y - y.mean()))(x)
+    return eval_jaxpr_p.bind(x, **{PROGRAM: program})
 
 
 def _hashed(name, count):
@@ -62,7 +66,7 @@ CASES = [
     Case("inspect_sharding", _inspected, (BOTH,), ("inspect_sharding",)),
     Case("dce_sink", _sunk, (BOTH,), ("dce_sink",)),
     Case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), (BOTH,), ("tie",)),
-    Case("remat_linearized", _remat_linearized, (BOTH,), (CALL,)),
+    Case("program_called", _program_called, (BOTH,), (CALL,)),
     Case(
         "iota_2x32_shape",
         lambda x: prng.iota_2x32_shape(x.shape),
