@@ -27,7 +27,7 @@ Shape = tuple[Dim, ...]
 
 def is_symbolic(dim: Any) -> bool:
     """True for a symbolic size, False for an int."""
-    return export.is_symbolic_dim(dim)
+    return type(dim) is not int and export.is_symbolic_dim(dim)
 
 
 def symbolic_axes(shape: Iterable[Dim]) -> tuple[int, ...]:
@@ -278,7 +278,9 @@ class BucketSizes:
         self.bucket = dict(bucket)
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
-        self._padded: dict[str, int] = {}
+        # By identity: hashing an expression formats it. What is looked up is kept alive.
+        self._padded: dict[int, tuple[Dim, int]] = {}
+        self._texts: dict[int, tuple[Dim, str]] = {}
         self._made: dict[Any, Any] = {}
 
     def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
@@ -293,10 +295,17 @@ class BucketSizes:
         """The padded size of a dimension: an upper bound of it over the whole bucket."""
         if isinstance(dim, int):
             return dim
-        text = str(dim)
-        if text not in self._padded:
-            self._padded[text] = upper_bound(dim, self._lower, self.bucket)
-        return self._padded[text]
+        known = self._padded.get(id(dim))
+        if known is None:
+            known = (dim, upper_bound(dim, self._lower, self.bucket))
+            self._padded[id(dim)] = known
+        return known[1]
+
+    def _text(self, dim: Dim) -> str:
+        known = self._texts.get(id(dim))
+        if known is None:
+            known = self._texts[id(dim)] = (dim, str(dim))
+        return known[1]
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
         """The padded sizes of a shape."""
@@ -328,7 +337,7 @@ class BucketSizes:
         """
         rank = len(shape)
         every = range(rank) if axes is None else sorted({a % rank for a in axes})
-        parts = tuple((a, str(shape[a])) for a in every if is_symbolic(shape[a]))
+        parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
         if not parts:
             return None
         key = (_jax.current_trace(), rank, parts, broadcast_to)

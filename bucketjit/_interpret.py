@@ -76,8 +76,9 @@ class _Walk:
             return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
 
         ever_read = _jax.variables_read(jaxpr)
+        scope_of = _jax.EquationScopes()
         for eqn in jaxpr.eqns:
-            with _jax.equation_scope(eqn):
+            with scope_of(eqn):
                 outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if self._after is not None:
                     outs = self._after(eqn, outs, self._sizes)

@@ -12,7 +12,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
+from jax._src import source_info_util as _source_info_util
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
@@ -217,25 +218,35 @@ def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-@contextmanager
-def equation_scope(eqn: Any) -> Iterator[None]:
-    """Names and configuration the equation was traced under, for profiles and errors."""
-    from jax._src import source_info_util
+class EquationScopes:
+    """Enters the names and configuration that an equation was traced under.
 
-    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with (
-        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
-        eqn.ctx.manager,
-    ):
-        yield
+    ``core.eval_jaxpr`` does it for every equation. Configurations are interned (since 0.10), and
+    nearly all equations have the current one, which need not be entered again.
+    """
+
+    def __init__(self) -> None:
+        self._names = _source_info_util.current_name_stack()
+        self._context = _core.current_jaxpr_eqn_context()
+
+    def __call__(self, eqn: Any) -> AbstractContextManager[Any]:
+        """The scope of one equation."""
+        source = eqn.source_info
+        names = _source_info_util.user_context(
+            source.traceback, name_stack=self._names + source.name_stack
+        )
+        if eqn.ctx is self._context:
+            return names
+        both = ExitStack()
+        both.enter_context(names)
+        both.enter_context(eqn.ctx.manager)
+        return both
 
 
 def source_line(eqn: Any) -> str:
     """``file:line (function)`` of the user's code that made the equation, or ``""``."""
-    from jax._src import source_info_util
-
     try:
-        return source_info_util.summarize(eqn.source_info)
+        return _source_info_util.summarize(eqn.source_info)
     except Exception:  # a summary is a courtesy: never let it hide the real message
         return ""
 
