@@ -240,6 +240,7 @@ def _bind(combine: Combine, mode: str, *operands: Any) -> list[Any]:
     return list(associative_scan_p.bind(*operands, combine=combine, mode=mode))
 
 
+@associative_scan_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _abstract_eval(*avals: Any, combine: Combine, mode: str) -> list[Any]:
     consts, rest = combine.split(avals)
     elems = rest[: len(rest) if mode == PRIMAL else _num_elems(combine)]
@@ -386,7 +387,6 @@ def _batch(
     return outs, [0] * len(outs)
 
 
-associative_scan_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[associative_scan_p] = _jvp
 ad.primitive_transposes[associative_scan_p] = _transpose
 batching.primitive_batchers[associative_scan_p] = _batch
