@@ -158,6 +158,15 @@ class RuleContext:
         inner, consts = _jax.open_jaxpr(jaxpr)
         return self._interpret(inner, consts, operands, sizes)
 
+    def require_equal(self, one: Shape, other: Shape) -> None:
+        """Refuse sizes that must be equal and are not: not every primitive compares symbolic ones.
+
+        Where they happen to be equal the exact run succeeds, and elsewhere it raises what JAX does.
+        """
+        for a, b in zip(one, other, strict=True):
+            if (is_symbolic(a) or is_symbolic(b)) and str(a) != str(b):
+                self.refuse(f"an axis of size {a} meets one of size {b}, which it must equal")
+
     def refuse(self, reason: str, remedy: str = "") -> NoReturn:
         """Say that this equation cannot be masked; the call then runs exact, or raises.
 

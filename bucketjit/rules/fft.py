@@ -26,6 +26,10 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
     rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
     axes = range(out_rank - rank, out_rank)
     lengths = dict(zip(axes, ctx.symbolic_params["fft_lengths"], strict=True))
+    kind = _jax.fft_name(ctx.params["fft_type"])
+    size = ctx.in_shapes[0][-1]
+    if kind == "IRFFT" and is_symbolic(size) and not is_symbolic(lengths[axes[-1]]):
+        ctx.refuse(f"an axis of symbolic size {size} meets the static length {lengths[axes[-1]]}")
     if not any(map(is_symbolic, lengths.values())):
         return ctx.bind(operand)
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
@@ -33,7 +37,6 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
     for length in lengths.values():
         if ctx.padded(length) > CHIRP_LIMIT and is_symbolic(length):
             ctx.refuse(f"a transform of symbolic length {length}, padded beyond {CHIRP_LIMIT}")
-    kind = _jax.fft_name(ctx.params["fft_type"])
     inverse, last = kind in ("IFFT", "IRFFT"), axes[-1]
     x = operand
     if kind == "RFFT":

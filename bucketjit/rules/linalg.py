@@ -128,6 +128,12 @@ def tridiagonal(ctx: RuleContext, operand: Any) -> Any:
     return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
 
 
+def triangular_solve(ctx: RuleContext, matrix: Any, rhs: Any) -> Any:
+    """An identity block after the matrix, nothing after the right-hand side."""
+    ctx.require_equal(ctx.in_shapes[0][:-2], ctx.in_shapes[1][:-2])
+    return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
+
+
 def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: Any) -> Any:
     """An identity block after the system, not coupled to it by what lies off its diagonals."""
     lower, rhs = zero(ctx, lower, 0), zero(ctx, rhs, 3)
@@ -184,7 +190,7 @@ def svd(ctx: RuleContext, operand: Any) -> Any:
 _RULES: dict[str, Rule] = {
     "cholesky": extended(identity),
     "cholesky_update": extended(identity, zero),
-    "triangular_solve": extended(identity, zero),
+    "triangular_solve": triangular_solve,
     "lu": lu,
     "lu_pivots_to_permutation": lu_pivots_to_permutation,
     "qr": extended(zero),

@@ -79,6 +79,8 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     """
     half = len(operands) // 2
     arrays, starts = operands[:half], operands[half:]
+    for shape in ctx.in_shapes[1:half]:
+        ctx.require_equal(ctx.in_shapes[0], shape)
     axes = ctx.params["dimensions"]
     inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
     if _reads_size(inner):

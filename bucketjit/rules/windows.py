@@ -233,6 +233,9 @@ def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Any) -> Any:
 def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
     """Windows beyond the logical ones add 0; the rest select where the logical ones do."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
+    for slide in slides:
+        if is_symbolic(slide.size) != is_symbolic(slide.out) and not is_symbolic(slide.window):
+            ctx.refuse(f"an axis of size {slide.size} has {slide.out} windows at all its sizes")
     if 0 in (*source.shape, *operand.shape):
         return zeros(ctx)[0]
     opened = [i for i, s in enumerate(slides) if _is_open(s)]

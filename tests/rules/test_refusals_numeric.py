@@ -78,3 +78,23 @@ def test_size_beyond_int32() -> None:
         lambda x, y: x.shape[0] * y.shape[0], of(("b",)), of(("s",)), b=1 << 16, s=1 << 16
     )
     assert "does not fit into int32 in this bucket" in error.reason
+
+
+def test_sizes_that_jax_does_not_compare() -> None:
+    def folded(x: Any, y: Any) -> Any:
+        pair = lambda a, b: (a[0] + b[0], a[1] + b[1])  # noqa: E731
+        return lax.reduce((x, y), (0.0, 0.0), pair, (0,))
+
+    error = refusal(folded, of(("s", 2)), of((4, 2)), s=4)
+    assert error.reason.startswith(
+        "reduce: an axis of size s meets one of size 4, which it must equal"
+    )
+    solve = lambda a, b: lax.linalg.triangular_solve(a, b)  # noqa: E731
+    error = refusal(solve, of(("b", 3, 3)), of((4, 3, 3)), b=4)
+    assert "an axis of size b meets one of size 4" in error.reason
+
+
+def test_half_a_spectrum_of_a_static_transform() -> None:
+    fn = lambda x: lax.fft(x, "IRFFT", (6,))  # noqa: E731
+    error = refusal(fn, of((2, "s"), "complex64"), s=4)
+    assert "fft: an axis of symbolic size s meets the static length 6" in error.reason

@@ -11,6 +11,7 @@ import jax.scipy.linalg as jsl
 import pytest
 from jax import lax
 
+from bucketjit import _jax
 from tests.rules.test_refusals_numeric import of, refusal
 
 
@@ -105,3 +106,20 @@ def test_unused_eigenvectors_are_no_reason() -> None:
 
     with pytest.raises(pytest.fail.Exception):
         refusal(fn, of(("n", "n")), n=4)
+
+
+def test_windows_scattered_from_a_static_source() -> None:
+    select_and_scatter_add = _jax.primitive("select_and_scatter_add")
+
+    def fn(x: Any, source: Any) -> Any:
+        return select_and_scatter_add.bind(
+            source,
+            x,
+            select_prim=lax.ge_p,
+            window_dimensions=(2,),
+            window_strides=(1,),
+            padding=((0, 0),),
+        )
+
+    error = refusal(fn, of(("s",)), of((4,)), s=8)
+    assert "select_and_scatter_add: an axis of size s has 4 windows" in error.reason
