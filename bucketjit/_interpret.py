@@ -14,7 +14,7 @@ from jax.extend import core as jex_core
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line
-from bucketjit._rule import RuleContext, RuleTable
+from bucketjit._rule import RuleContext, RuleTable, running_rows
 
 
 def interpret(
@@ -56,7 +56,7 @@ class _Walk:
         self._after = after
         self._sizes = sizes
         self._rules = rules
-        self._mentions: dict[int, tuple[Any, bool]] = {}
+        self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
 
     def run(
         self,
@@ -123,6 +123,10 @@ class _Walk:
         return outs
 
     def _equation_mentions_sizes(self, eqn: Any) -> bool:
+        if running_rows.get():
+            rule = self._rules.get(eqn.primitive)
+            if getattr(rule, "heeds_running_rows", False):
+                return True
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
@@ -134,11 +138,12 @@ class _Walk:
         if isinstance(value, int | float | str | bool) or value is None:
             return False
         if _jax.is_jaxpr(value):
-            if id(value) not in self._mentions:
+            key = (id(value), bool(running_rows.get()))
+            if key not in self._mentions:
                 inner = _jax.open_jaxpr(value)[0]
                 answer = any(map(self._equation_mentions_sizes, inner.eqns))
-                self._mentions[id(value)] = (value, answer)
-            return self._mentions[id(value)][1]
+                self._mentions[key] = (value, answer)
+            return self._mentions[key][1]
         if isinstance(value, tuple | list):
             return any(map(self._param_mentions_sizes, value))
         if isinstance(value, dict):

@@ -29,6 +29,7 @@ from bucketjit._dims import (
 )
 from bucketjit._errors import MaskingError, ShapeCheckError
 from bucketjit._patches import lenient_jax
+from bucketjit._unmerge import keep_apart
 
 MAX_RETRACES = 24
 
@@ -379,10 +380,11 @@ def _program(
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
     out_avals = [v.aval for v in jaxpr.outvars]
+    kept, kept_consts = keep_apart(_jax.without_dead_code(jaxpr), consts)
     all_guards = dict.fromkeys([*own, *guards, *attempt.assumed.values()])
     return Program(
-        jaxpr=_jax.without_dead_code(jaxpr),
-        consts=tuple(consts),
+        jaxpr=kept,
+        consts=tuple(kept_consts),
         in_shapes=tuple(tuple(v.aval.shape) for v in jaxpr.invars),
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),

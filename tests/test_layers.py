@@ -22,7 +22,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "_errors _version",
         "_jax strategies _cache _stats",
-        "_dims _axes _associative",
+        "_dims _axes _associative _elementwise",
+        "_groups",
+        "_unmerge",
         "_rule _padding _trace _signature _patches _family",
         "rules _interpret",
         "_check _config _signing _executable _route",

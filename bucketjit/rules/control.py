@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
-from bucketjit._rule import Rule, RuleContext
+from bucketjit._rule import Rule, RuleContext, running_rows
 
 
 def strong(x: Any) -> Any:
@@ -118,7 +117,7 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
         predicate = ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
-        for running in _enclosing.get():
+        for running in running_rows.get():
             predicate = _and_running(predicate, running)
         return predicate
 
@@ -136,19 +135,17 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     return lax.while_loop(lambda state: jnp.any(state[0]), step_rows, (holds(init), init))[1]
 
 
-# A scan whose vmapped rows have lengths of their own goes on for the longest. What its body
-# computes for a row that is done is thrown away, but a loop in it must not run for ever on that.
-_enclosing: ContextVar[tuple[Any, ...]] = ContextVar("_enclosing", default=())
+while_loop.heeds_running_rows = True  # type: ignore[attr-defined]
 
 
 @contextmanager
 def loops_only_while(running: Any) -> Iterator[None]:
     """Loops that are masked inside run in those vmapped rows only where ``running`` holds."""
-    token = _enclosing.set((*_enclosing.get(), running))
+    token = running_rows.set((*running_rows.get(), running))
     try:
         yield
     finally:
-        _enclosing.reset(token)
+        running_rows.reset(token)
 
 
 @custom_vmap

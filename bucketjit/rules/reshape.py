@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from bucketjit import _jax
-from bucketjit._dims import Dim, Shape, is_symbolic
+from bucketjit._dims import Shape, is_symbolic
+from bucketjit._groups import groups, without_ones
 from bucketjit._rule import Rule, RuleContext, crop
-
-Group = tuple[Shape, Shape]
 
 
 def reshape(ctx: RuleContext, operand: Any) -> Any:
@@ -29,45 +28,13 @@ def reshape(ctx: RuleContext, operand: Any) -> Any:
     shape = ctx.in_shapes[0]
     if (order := ctx.params.get("dimensions")) is not None:
         operand, shape = lax.transpose(operand, order), tuple(shape[a] for a in order)
-    before, after = _without_ones(shape), _without_ones(ctx.out_shapes[0])
+    before, after = without_ones(shape), without_ones(ctx.out_shapes[0])
     out = lax.reshape(operand, ctx.padded_shape(before))
     axis = 0
     for old, new in groups(before, after):
         out = _regroup(ctx, out, axis, old, new)
         axis += len(new)
     return lax.reshape(out, ctx.padded_shape(ctx.out_shapes[0]))
-
-
-def groups(before: Shape, after: Shape) -> list[Group]:
-    """Cut two shapes without axes of size 1 into the smallest groups of equal products.
-
-    Where the products agree only at some sizes (``(s,) -> (s // 2, 2)``), what can be
-    matched from the front and from the back is, and the middle is one group.
-    """
-    front = _matching(before, after)
-    i, j = (sum(len(g[k]) for g in front) for k in (0, 1))
-    before, after = before[i:], after[j:]
-    back = [(b[::-1], a[::-1]) for b, a in _matching(before[::-1], after[::-1])]
-    i, j = (sum(len(g[k]) for g in back) for k in (0, 1))
-    middle = (before[: len(before) - i], after[: len(after) - j])
-    return [*front, *([middle] if middle != ((), ()) else []), *back[::-1]]
-
-
-def _matching(before: Shape, after: Shape) -> list[Group]:
-    """Groups of equal products from the front, as far as there are any."""
-    found: list[Group] = []
-    while True:
-        ends = (
-            (i, j)
-            for i in range(1, len(before) + 1)
-            for j in range(1, len(after) + 1)
-            if _product(before[:i]) == _product(after[:j])
-        )
-        end = min(ends, key=sum, default=None)
-        if end is None:
-            return found
-        found.append((before[: end[0]], after[: end[1]]))
-        before, after = before[end[0] :], after[end[1] :]
 
 
 def _regroup(ctx: RuleContext, array: Any, axis: int, old: Shape, new: Shape) -> Any:
@@ -113,14 +80,6 @@ def _unravel(position: Any, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
         source = source + position // jnp.maximum(step, 1) * stride
         position = position % jnp.maximum(step, 1)
     return source
-
-
-def _without_ones(shape: Shape) -> Shape:
-    return tuple(d for d in shape if is_symbolic(d) or d != 1)
-
-
-def _product(shape: Sequence[Dim]) -> Dim:
-    return math.prod(shape)
 
 
 TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("reshape"), reshape)

@@ -47,7 +47,6 @@ def _hashed(name, count):
 
 
 CASES = [
-    Case("device_put", lambda x: jax.device_put(x).sum(1), (BOTH,), ("device_put",)),
     Case(
         "stack_inner",
         lambda x: jnp.stack([x, x + 1, -x], axis=-1),

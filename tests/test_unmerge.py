@@ -1,0 +1,163 @@
+"""Axes that a program merges and splits again are kept apart, where that saves gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from bucketjit._trace import Leaf, trace
+from tests.harness import Arg, Case, check, gradient_of, primitives_of
+
+X, W, V = "b, s, 4", "4, 6", "6"
+
+
+def flat(x: Any) -> Any:
+    return x.reshape(-1, *x.shape[2:])
+
+
+def back(y: Any, x: Any) -> Any:
+    return y.reshape(*x.shape[:2], *y.shape[1:])
+
+
+def layer(x: Any, w: Any, v: Any) -> Any:
+    return back(jax.nn.relu(flat(x) @ w + v), x)
+
+
+def block(x: Any, w: Any, v: Any) -> Any:
+    h = flat(x) @ w
+    h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-3)
+    return back(jax.nn.softmax(h * v), x).sum(1)
+
+
+def rows_on_the_right(x: Any, w: Any) -> Any:
+    return back(jnp.einsum("de,nd->en", w, flat(x)).T, x)
+
+
+def batch_of_both(x: Any, w: Any) -> Any:
+    y = flat(x) @ w
+    return back(jnp.einsum("nd,ne->nde", flat(x), y), x)
+
+
+def contracted(x: Any, w: Any) -> Any:
+    y = flat(x)
+    return back(y @ (y.T @ y) / 100, x) @ w
+
+
+def moved(x: Any, w: Any) -> Any:
+    y = (flat(x) @ w).T[:, None]
+    return back(jnp.squeeze(lax.cumsum(y, axis=0), 1).T, x)
+
+
+def reduced(x: Any, w: Any) -> Any:
+    y = flat(x) @ w
+    return back(y - y.mean(0) + y.max(0), x)
+
+
+def chosen(x: Any, w: Any) -> Any:
+    y = flat(x) @ w
+    return back(jnp.where(jnp.arange(6) < 3, y, jnp.zeros_like(y)), x)
+
+
+def three_axes(x: Any) -> Any:
+    y = x.reshape(-1, 2)
+    return (jnp.tanh(y) * 2).reshape(x.shape).sum((1, 2))
+
+
+def with_heads(x: Any, w: Any) -> Any:
+    y = (flat(x) @ w).reshape(-1, 2, 3)
+    return y.sum(-1).reshape(*x.shape[:2], 2)
+
+
+def case(fn: Callable[..., Any], *args: str | Arg, **more: Any) -> Case:
+    return Case(f"unmerge_{fn.__name__}", fn, args, rtol=2e-4, atol=2e-4, **more)
+
+
+CASES = [
+    case(layer, X, W, V),
+    case(block, X, W, V),
+    case(rows_on_the_right, X, W),
+    case(batch_of_both, X, W),
+    case(contracted, X, W),
+    case(moved, X, W),
+    case(reduced, X, W),
+    case(chosen, X, W),
+    case(three_axes, "b, s, t, 2", buckets={"b": 2, "s": 4, "t": 3}),
+    case(with_heads, X, W),
+]
+
+
+def program(of: Case, fn: Callable[..., Any]) -> Any:
+    leaves = [
+        Leaf("x", tuple(int(t) if t.isdigit() else t for t in a.sizes), jnp.dtype(a.dtype))
+        for a in of.arguments
+    ]
+    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
+    return trace(fn, tree, leaves, of.bucket).jaxpr
+
+
+def merged_axes(jaxpr: Any) -> list[Any]:
+    """The sizes in a program that are products of two variables."""
+    shapes = [v.aval.shape for eqn in jaxpr.eqns for v in eqn.outvars]
+    return [d for shape in shapes for d in shape if "*" in str(d)]
+
+
+@pytest.mark.parametrize("of", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+def test_no_axis_stays_merged(of: Case, gradient: bool) -> None:
+    fn = gradient_of(of) if gradient else of.fn
+    assert merged_axes(program(of, fn)) == []
+
+
+@pytest.mark.parametrize("of", CASES, ids=lambda c: c.name)
+def test_the_same_numbers(of: Case) -> None:
+    check(of, poisons=("nan", "index"))
+    check(of, fn=gradient_of(of), poisons=("nan",))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: flat(x) @ w,  # never split
+        lambda x, w: back(jnp.sort(flat(x), axis=0), x) @ w,  # needed merged at once
+        lambda x, w: back(jnp.roll(flat(x), 1, axis=0) @ w, x),
+        lambda x, w: flat(x @ w).reshape(x.shape[1], x.shape[0], 6),  # split another way
+    ],
+)
+def test_what_does_not_pay_is_left_alone(fn: Callable[..., Any]) -> None:
+    of = Case("unmerge_left_alone", fn, (X, W))
+    assert merged_axes(program(of, fn))
+    check(of, poisons=("nan", "index"))
+
+
+def test_a_value_needed_both_ways_is_merged_once() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        y = flat(x) @ w
+        return back(jnp.tanh(y), x) + back(jnp.exp(-y * y), x), y
+
+    of = Case("unmerge_both_ways", fn, (X, W))
+    found = program(of, fn)
+    assert [e.primitive.name for e in found.eqns if merged_axes_of(e)] == ["reshape"]
+    check(of, poisons=("nan", "index"))
+
+
+def merged_axes_of(eqn: Any) -> list[Any]:
+    return [d for v in eqn.outvars for d in v.aval.shape if "*" in str(d)]
+
+
+def test_functions_within_are_looked_into() -> None:
+    @jax.custom_jvp
+    def act(y: Any) -> Any:
+        return y * jax.nn.sigmoid(y)
+
+    act.defjvp(lambda p, t: (act(*p), t[0] * p[0]))
+    fn = lambda x, w: back(jax.jit(lambda y: act(y @ w))(flat(x)), x)  # noqa: E731
+    of = Case("unmerge_functions", fn, (X, W))
+    assert merged_axes(program(of, fn)) == []
+    assert not primitives_of(program(of, fn)) & {"jit", "custom_jvp_call"}
+    check(of, poisons=("nan",))
+    check(of, fn=gradient_of(of), poisons=("nan",))
