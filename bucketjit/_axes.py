@@ -86,7 +86,7 @@ def entries_of_arguments(
             f"or one entry for a function of one argument; got {spec!r}"
         )
     entries, by_name = list(spec), {}
-    if len(entries) > n_positional and _is_keyword_entry(entries[-1], n_positional, len(entries)):
+    if len(entries) > n_positional and _is_keyword_entry(entries, names, keywords):
         by_name = dict(entries.pop())
     for name, entry in zip(names[n_positional:], entries[n_positional:], strict=False):
         by_name.setdefault(name, entry)
@@ -103,12 +103,14 @@ def _optional(unknown: Sequence[str], names: Sequence[str]) -> bool:
     return not names and bool(unknown)
 
 
-def _is_keyword_entry(entry: Any, n_positional: int, n_entries: int) -> bool:
-    return (
-        isinstance(entry, Mapping)
-        and n_entries == n_positional + 1
-        and all(isinstance(k, str) for k in entry)
-    )
+def _is_keyword_entry(
+    entries: Sequence[Any], names: Sequence[str], keywords: Sequence[str]
+) -> bool:
+    """Whether the last entry goes by argument names, rather than by the keys of a container."""
+    last = entries[-1]
+    if not isinstance(last, Mapping) or not all(isinstance(k, str) for k in last):
+        return False
+    return len(entries) > len(names) or all(k in names or k in keywords for k in last)
 
 
 def leaf_entries(entry: Any, value: Any, path: str) -> list[tuple[LeafSpec, str]]:

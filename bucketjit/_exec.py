@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import MethodType
 from typing import Any, Self
 
 import numpy as np
@@ -34,7 +34,7 @@ from bucketjit._padding import pad
 from bucketjit._route import Route, make_route
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed, Signer
-from bucketjit._stats import BucketStats, Counters, Stats
+from bucketjit._stats import BucketStats, Counters, FrozenDict, Stats
 from bucketjit._trace import Program, parse_constraint
 from bucketjit.rules import default_rules
 from bucketjit.strategies.base import checked_bucket
@@ -91,9 +91,9 @@ class BucketedExec(Builders):
         *,
         dynamic_axes: Any = None,
         constraints: Sequence[str] = (),
-        static_argnums: int | Sequence[int] = (),
-        static_argnames: str | Sequence[str] = (),
-        donate_argnums: int | Sequence[int] = (),
+        static_argnums: int | Sequence[int] | None = (),
+        static_argnames: str | Sequence[str] | None = (),
+        donate_argnums: int | Sequence[int] | None = (),
         fallback: Fallback = Fallback.EXACT,
         check: Check = Check.OFF,
     ) -> None:
@@ -106,6 +106,8 @@ class BucketedExec(Builders):
         if isinstance(constraints, str):
             constraints = (constraints,)
         for text in constraints:
+            if not isinstance(text, str):
+                raise SpecError(f"constraints: expected text such as 's >= 4', got {text!r}")
             try:
                 parse_constraint(text)
             except (ValueError, SyntaxError) as error:
@@ -129,6 +131,7 @@ class BucketedExec(Builders):
         self._cache: ExecutableCache[Any, Executable] = ExecutableCache(config.maxsize)
         self._counters = Counters()
         self._refused: dict[Program, MaskingError] = {}
+        self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._routes: list[Route] = []
         self._lock = threading.RLock()
         # The attributes of a callable object are its own: it may have one named like one here.
@@ -138,6 +141,10 @@ class BucketedExec(Builders):
         new = object.__new__(type(self))
         new._setup(dataclasses.replace(self._config, **changes))
         return new
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A method, where the function is one of a class, as with ``jax.jit``."""
+        return self if instance is None else MethodType(self, instance)
 
     # --- the call path ---
 
@@ -222,7 +229,16 @@ class BucketedExec(Builders):
         }
         if program.fits(bucket):
             return bucket
-        # The largest sizes up to the bucket that satisfy the guards: one for all its sizes.
+        key = tuple(sizes.items())
+        known = self._cut.setdefault(program, {})
+        if key not in known:
+            known[key] = self._cut_bucket(program, sizes, bucket)
+        return known[key]
+
+    def _cut_bucket(
+        self, program: Program, sizes: Mapping[str, int], bucket: Mapping[str, int]
+    ) -> dict[str, int]:
+        """The largest sizes up to the bucket that satisfy the guards: one for all its sizes."""
         for variable, size in sizes.items():
             trial = dict(bucket)
             for n in range(bucket[variable], size - 1, -1):
@@ -241,8 +257,8 @@ class BucketedExec(Builders):
             leaves = list(signed.leaves)
             for i, shape in pads:
                 leaves[i] = pad(leaves[i], shape)
-            poisoned = self._config.check is Check.POISON
-            return build_masked(signed, call, bucket, pads, self._rules, leaves, poisoned)
+            check = self._config.check
+            return build_masked(signed, call, bucket, pads, self._rules, leaves, check)
 
         return self._entry((call.program, tuple(bucket.values())), build)
 
@@ -327,7 +343,8 @@ class BucketedExec(Builders):
         named = zip(signed.family.paths, signed.shapes, strict=True)
         shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
         key = (signed.family, tuple(signed.shapes))
-        entry, _ = self._entry(key, lambda: build_exact(signed, shown, args, kwargs))
+        check = self._config.check
+        entry, _ = self._entry(key, lambda: build_exact(signed, shown, args, kwargs, check))
         result = entry.run((), None, args, kwargs)
         self._counters.call(0, 0)
         return result
@@ -335,7 +352,7 @@ class BucketedExec(Builders):
     def _add_route(self, signed: Signed, call: Call, args: Any, key: Any) -> None:
         """Let the next call like this one skip the slow path."""
         for route in self._routes:
-            if route.family is signed.family and route.sizes(args) is not None:
+            if route.tokens is call.tokens and route.sizes(args) is not None:
                 break
         else:
             made = make_route(signed.family, call.tokens, args, signed.dynamic, signed.statics)
@@ -370,13 +387,14 @@ class BucketedExec(Builders):
             self._signer.clear()
             self._routes = []
             self._refused.clear()
+            self._cut.clear()
             self._counters.clear()
 
     def stats(self) -> Stats:
         """A snapshot of what this executor has done; see `Stats`."""
         info = self._cache.info()
         buckets = tuple(
-            BucketStats(MappingProxyType(dict(e.sizes)), e.hits, e.compile_seconds, e.exact)
+            BucketStats(FrozenDict(e.sizes), e.hits, e.compile_seconds, e.exact)
             for _, e in self._cache.items()
         )
         return self._counters.snapshot(info.hits, info.misses, self._cache.evictions, buckets)

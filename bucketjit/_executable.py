@@ -16,10 +16,10 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._axes import STATIC
-from bucketjit._check import POISONS, pad_poisoned, poison_equations
+from bucketjit._check import POISONS, Check, pad_poisoned, poison_equations
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
 from bucketjit._errors import MaskingError, first_line
-from bucketjit._family import Call, Family
+from bucketjit._family import Call, Family, variables_in
 from bucketjit._interpret import interpret
 from bucketjit._padding import unpad
 from bucketjit._rule import RuleTable, select
@@ -136,7 +136,7 @@ def build_masked(
     pads: tuple[tuple[int, tuple[int, ...]], ...],
     rules: RuleTable,
     leaves: Sequence[Any],
-    poisoned: bool = False,
+    check: Check = Check.OFF,
 ) -> Executable:
     """Compile a program for a bucket.
 
@@ -147,16 +147,18 @@ def build_masked(
         pads: Position and padded shape of each leaf with open axes.
         rules: The rule table.
         leaves: The leaves of the call, padded.
-        poisoned: Overwrite the padding of every equation; the executable then takes the index
-            of the poison behind the sizes.
+        check: `Check.POISON` overwrites the padding of every equation; the executable then takes
+            the index of the poison behind the sizes. Checked calls run twice, so nothing that
+            they are given is donated.
 
     Raises:
         MaskingError: The program cannot be masked.
     """
     program, family = call.program, signed.family
     assert program is not None
-    variables = family.variables
+    variables = variables_in(call.tokens)
     began = time.perf_counter()
+    poisoned = check is Check.POISON
     expected = _Expected({i for i, _ in pads})
     is_size = [t.dtype is None for t in family.types]
 
@@ -175,7 +177,9 @@ def build_masked(
     masked.__name__ = getattr(family.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(leaves)
     open_leaves = {i for i, _ in pads}
-    donated = [i + 1 for i in signed.donate if not poisoned and not _touches(args, i, open_leaves)]
+    donated = [
+        i + 1 for i in signed.donate if check is Check.OFF and not _touches(args, i, open_leaves)
+    ]
     function = jax.jit(masked, donate_argnums=tuple(donated))
     sizes = np.array([call.sizes[v] for v in variables] + [0] * poisoned, np.int32)
     try:
@@ -209,7 +213,11 @@ def build_masked(
 
 
 def build_exact(
-    signed: Signed, sizes: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    signed: Signed,
+    sizes: Mapping[str, int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    check: Check = Check.OFF,
 ) -> Executable:
     """Compile the function itself for one exact shape.
 
@@ -218,6 +226,7 @@ def build_exact(
         sizes: Its sizes, for the statistics.
         args: Its positional arguments, static ones left out.
         kwargs: Its keyword arguments, likewise.
+        check: Checked calls donate nothing: they run twice.
 
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
@@ -239,7 +248,8 @@ def build_exact(
         return fn(*args, **kwargs)
 
     exact.__name__ = getattr(fn, "__name__", "exact")
-    function = jax.jit(exact, donate_argnums=tuple(signed.donate))
+    donated = tuple(signed.donate) if check is Check.OFF else ()
+    function = jax.jit(exact, donate_argnums=donated)
     compiled = function.lower(*args, **kwargs).compile()
     return Executable(dict(sizes), True, function, compiled, time.perf_counter() - began)
 

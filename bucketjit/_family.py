@@ -9,6 +9,7 @@ taken as static and then varies is opened.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
+_MAX_REFUSALS = 4
+_REFUSALS_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,28 @@ class Call:
     refusal: TraceRefused | None = None
 
 
+def variables_in(tokens: Tokens) -> tuple[str, ...]:
+    """The dimension variables of some axes, in order of first appearance."""
+    found: dict[str, None] = {}
+    for row in tokens:
+        for token in row:
+            if token != STATIC and not token.isdigit():
+                found.update(dict.fromkeys(variables_of(token)))
+    return tuple(found)
+
+
 @dataclass
 class _Traced:
-    """What is known for one set of static sizes."""
+    """What is known for one set of static sizes: programs, and by size why there is none."""
 
     programs: list[Program] = field(default_factory=list)
-    refusal: TraceRefused | None = None
+    refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
+
+    def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
+        """Why a call is not traced again: it was refused, or so was every one of several."""
+        if not self.programs and len(self.refusals) >= _MAX_REFUSALS:
+            return next(iter(self.refusals.values()))
+        return self.refusals.get(tuple(sizes.values()))
 
 
 class Family:
@@ -97,16 +116,6 @@ class Family:
     def tokens(self) -> Tokens | None:
         """A token per axis of each leaf; None before the first call."""
         return self._tokens
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The dimension variables, in order of first appearance."""
-        found: dict[str, None] = {}
-        for row in self._tokens or ():
-            for token in row:
-                if token != STATIC and not token.isdigit():
-                    found.update(dict.fromkeys(variables_of(token)))
-        return tuple(found)
 
     def resolve(self, shapes: Shapes) -> Call:
         """Find or trace the program for a call of these shapes.
@@ -351,6 +360,7 @@ class Family:
             for shape, kind, size in zip(shapes, self.types, is_size, strict=True)
         ]
 
+        @functools.wraps(self.fn)  # so that an error of JAX's names the user's function
         def flat(*arrays: Any) -> Any:
             rest = iter(arrays)
             given = [x if size else next(rest) for x, size in zip(leaves, is_size, strict=True)]
@@ -368,20 +378,23 @@ class Family:
         if min(sizes.values()) < 1:
             return Call(tokens, sizes, None)
         known = self._at(tokens, shapes)
-        if known.refusal is not None:
-            return Call(tokens, sizes, None, known.refusal)
         for program in known.programs:
             if program.admits(sizes):
                 return Call(tokens, sizes, program)
+        if (refusal := known.refusal(sizes)) is not None:
+            return Call(tokens, sizes, None, refusal)
         call = self._attempt(tokens, shapes)
         if call.program is not None:
             known.programs.append(call.program)
         return call
 
     def remember_refusal(self, call: Call, shapes: Shapes) -> None:
-        """Do not try to trace these static sizes again: the exact run has succeeded."""
+        """Do not try to trace this again: the exact run has succeeded."""
         if call.refusal is not None:
-            self._at(call.tokens, shapes).refusal = call.refusal
+            refusals = self._at(call.tokens, shapes).refusals
+            refusals[tuple(call.sizes.values())] = call.refusal
+            if len(refusals) > _REFUSALS_KEPT:
+                del refusals[next(iter(refusals))]
 
     def _check_constraints(self, sizes: Mapping[str, int]) -> None:
         for text in self.constraints:
@@ -412,3 +425,8 @@ def _leaf_size(token: str, size: int) -> int | str:
 
 def _base_name(axis: int) -> str:
     return "batch" if axis == 0 else f"axis{axis}"
+
+
+def is_default_name(name: str) -> bool:
+    """Whether an axis that the user has not named may get this name."""
+    return re.fullmatch(r"(batch|axis[1-9]\d*)(_\d+)?", name) is not None

@@ -7,6 +7,7 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import operator
 import sys
@@ -275,6 +276,12 @@ def _caller_caches(depth: int) -> bool:
     return sys._getframe(depth).f_globals.get("__name__", "").startswith(("einops.", "jax."))
 
 
+def _caller_is_user(depth: int) -> bool:
+    """True for code outside JAX, and outside NumPy, to which JAX hands sizes as well."""
+    name = sys._getframe(depth).f_globals.get("__name__", "")
+    return not name.startswith(("jax.", "jaxlib.", "numpy.", "bucketjit.")) and name != "jax"
+
+
 _watching = threading.local()
 _hook_lock = threading.Lock()
 _hook_users = 0
@@ -282,7 +289,9 @@ _hook_users = 0
 
 @contextmanager
 def watch_equalities(
-    found: Callable[[Any, Any], None], used_as_key: Callable[[Any], None]
+    found: Callable[[Any, Any], None],
+    used_as_key: Callable[[Any], None],
+    raised: Callable[[Exception], None],
 ) -> Iterator[None]:
     """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
 
@@ -291,23 +300,27 @@ def watch_equalities(
     Two more decide without a comparison: ``if n % 2`` (every symbolic size is true, so it is
     reported as different from 0), and ``{4: w}.get(n)`` (its hash is no int's, so it is never
     compared with the keys).
+    User code may also catch what a size raises (``try: k = int(n)``), which is why that is
+    reported too, and ask for its class, which is ``int`` to it, as in the exact run.
     The hooks are installed while some thread watches, and report to the thread that compares.
 
     Args:
         found: Told of two sizes, at least one symbolic, that were taken to be different.
         used_as_key: Told of a symbolic size that was hashed.
+        raised: Told of each error that user code gets from a size, which it may catch.
     """
     global _hook_users
     with _hook_lock:
         if _hook_users == 0:
             _install_hook()
         _hook_users += 1
-    previous = getattr(_watching, "report", None), getattr(_watching, "report_key", None)
-    _watching.report, _watching.report_key = found, used_as_key
+    names = ("report", "report_key", "report_raised")
+    previous = [getattr(_watching, name, None) for name in names]
+    _watching.report, _watching.report_key, _watching.report_raised = found, used_as_key, raised
     try:
         yield
     finally:
-        _watching.report, _watching.report_key = previous
+        _watching.report, _watching.report_key, _watching.report_raised = previous
         with _hook_lock:
             _hook_users -= 1
             if _hook_users == 0:
@@ -315,24 +328,97 @@ def watch_equalities(
 
 
 _plain_eq = _shape_poly._DimExpr.__eq__
-_plain_ne = _shape_poly._DimExpr.__ne__
 _plain_hash = _shape_poly._DimExpr.__hash__
 
 
-def _reporting_eq(self: Any, other: Any) -> bool:
-    answer = _plain_eq(self, other)
+def _reporting_eq(self: Any, other: Any) -> Any:
     report = getattr(_watching, "report", None)
+    if report is not None and _is_array(other):
+        return _equal_to_array(self, other)
+    answer = _plain_eq(self, other)
     if report is not None and answer is False and _caller_decides(2):
         report(self, other)
     return answer
 
 
-def _reporting_ne(self: Any, other: Any) -> bool:
-    answer = _plain_eq(self, other)
+def _reporting_ne(self: Any, other: Any) -> Any:
     report = getattr(_watching, "report", None)
+    if report is not None and _is_array(other):
+        return ~_equal_to_array(self, other)
+    answer = _plain_eq(self, other)
     if report is not None and answer is False and _caller_decides(2):
         report(self, other)
     return not answer
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def _equal_to_array(size: Any, array: Any) -> Any:
+    """As an int compares: elementwise, where JAX says that a size is no array."""
+    if isinstance(array, np.ndarray):
+        equal = [_reported_equal(size, x) for x in array.ravel().tolist()]
+        return np.array(equal, bool).reshape(array.shape)
+    return jax.numpy.equal(_core.dimension_as_value(size), array)
+
+
+def _reported_equal(size: Any, number: Any) -> bool:
+    answer = _plain_eq(size, number)
+    if answer is False:
+        _watching.report(size, number)
+    return answer
+
+
+def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of sizes that reports what it raises for user code."""
+
+    @functools.wraps(plain)
+    def reporting(*operands: Any) -> Any:
+        try:
+            return plain(*operands)
+        except _shape_poly.InconclusiveDimensionOperation as error:
+            report = getattr(_watching, "report_raised", None)
+            if report is not None and _caller_is_user(2):
+                report(error)
+            raise
+
+    return reporting
+
+
+def _no_index(self: Any) -> int:
+    error = TypeError("'_DimExpr' object cannot be interpreted as an integer")
+    report = getattr(_watching, "report_raised", None)
+    if report is not None and _caller_is_user(2):
+        report(error)
+    raise error
+
+
+def _no_attribute(self: Any, name: str) -> Any:
+    error = AttributeError(f"a symbolic size has no attribute {name!r}")
+    report = getattr(_watching, "report_raised", None)
+    if report is not None and hasattr(int, name) and _caller_is_user(2):
+        report(error)
+    raise error
+
+
+def _class_of_size(self: Any) -> type:
+    """``int`` for user code that is being traced: it has to take the branch that exact takes."""
+    if getattr(_watching, "report", None) is not None and _caller_is_user(2):
+        return int
+    return _shape_poly._DimExpr
+
+
+def _let_sizes_pass_for_ints() -> None:
+    """Make ``isinstance(size, int)`` ask `_class_of_size`.
+
+    ``isinstance`` looks at ``__class__`` where the type does not answer. To assign it to a class
+    would change the class of the class; only its own dict, behind the proxy, takes a property.
+    """
+    (own,) = gc.get_referents(vars(_shape_poly._DimExpr))
+    own["__class__"] = property(_class_of_size)
+    # An ordinary change of the class drops what the interpreter has cached of it.
+    setattr(_shape_poly._DimExpr, "_passes_for_int", True)  # noqa: B010
 
 
 def _reporting_bool(self: Any) -> bool:
@@ -357,18 +443,32 @@ def _reporting_hash(self: Any) -> int:
     return _plain_hash(self)
 
 
+_COMPARISONS = ("__ge__", "__le__", "__gt__", "__lt__", "__int__")
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "__eq__": _reporting_eq,
+    "__ne__": _reporting_ne,
+    "__bool__": _reporting_bool,
+    "__hash__": _reporting_hash,
+    "__index__": _no_index,
+    "__getattr__": _no_attribute,
+    **{name: _raising(getattr(_shape_poly._DimExpr, name)) for name in _COMPARISONS},
+}
+_PLAIN = {name: vars(_shape_poly._DimExpr).get(name) for name in _HOOKS}
+
+
 def _install_hook() -> None:
-    setattr(_shape_poly._DimExpr, "__eq__", _reporting_eq)  # noqa: B010
-    setattr(_shape_poly._DimExpr, "__ne__", _reporting_ne)  # noqa: B010
-    setattr(_shape_poly._DimExpr, "__bool__", _reporting_bool)  # noqa: B010
-    setattr(_shape_poly._DimExpr, "__hash__", _reporting_hash)  # noqa: B010
+    if not hasattr(_shape_poly._DimExpr, "_passes_for_int"):
+        _let_sizes_pass_for_ints()
+    for name, hook in _HOOKS.items():
+        setattr(_shape_poly._DimExpr, name, hook)
 
 
 def _remove_hook() -> None:
-    setattr(_shape_poly._DimExpr, "__eq__", _plain_eq)  # noqa: B010
-    setattr(_shape_poly._DimExpr, "__ne__", _plain_ne)  # noqa: B010
-    delattr(_shape_poly._DimExpr, "__bool__")
-    setattr(_shape_poly._DimExpr, "__hash__", _plain_hash)  # noqa: B010
+    for name, plain in _PLAIN.items():
+        if plain is None:
+            delattr(_shape_poly._DimExpr, name)
+        else:
+            setattr(_shape_poly._DimExpr, name, plain)
 
 
 # --- sub-programs of particular primitives -------------------------------------------------
@@ -516,16 +616,37 @@ def fresh_dimension(like: Any, name: str) -> Any:
     return jax.export.symbolic_shape(name, scope=like.scope)[0]
 
 
+def open_scans() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for scans of a symbolic length over nothing else.
+
+    ``lax.scan(f, c, None, length=n)`` insists on an int (``loops.scan``, since 0.1), but scans
+    over an array of as many steps, whose elements nobody looks at.
+    """
+    original = _loops.scan
+
+    @functools.wraps(original)
+    def scan(f: Any, init: Any, xs: Any = None, length: Any = None, *more: Any, **kw: Any) -> Any:
+        if not _core.is_symbolic_dim(length):
+            return original(f, init, xs, length, *more, **kw)
+        if jax.tree_util.tree_leaves(xs):
+            return original(f, init, xs, None, *more, **kw)
+        steps = jax.lax.broadcasted_iota(np.int32, (length,), 0)
+        return original(lambda carry, _: f(carry, xs), init, steps, *more, **kw)
+
+    return [(m, "scan", scan) for m in _modules_holding("scan", original)]
+
+
+def _modules_holding(name: str, value: Any) -> list[Any]:
+    """User code may have imported a function by name."""
+    modules = [m for m in list(sys.modules.values()) if m is not None]
+    return [m for m in modules if getattr(m, "__dict__", {}).get(name) is value]
+
+
 def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
     """``lax.associative_scan`` and the modules that hold it under its name.
 
     JAX calls it by its name in ``control_flow.loops`` for the derivatives of ``cumprod``,
-    ``cummax`` and the like; user code may have imported it by name.
+    ``cummax`` and the like.
     """
     original = _loops.associative_scan
-    modules = [m for m in list(sys.modules.values()) if m is not None]
-    return original, [m for m in modules if _held(m, "associative_scan") is original]
-
-
-def _held(module: Any, name: str) -> Any:
-    return getattr(module, "__dict__", {}).get(name)
+    return original, _modules_holding("associative_scan", original)

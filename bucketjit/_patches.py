@@ -50,6 +50,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     open_scan = associative_scan_of(scan)
     return [
         *((module, "associative_scan", open_scan) for module in modules),
+        *_jax.open_scans(),
         _jax.convolution_padding(),
         _jax.lengths(),
         _jax.fft_lengths(),

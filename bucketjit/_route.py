@@ -17,7 +17,7 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._axes import STATIC
-from bucketjit._family import Family, Tokens
+from bucketjit._family import Family, Tokens, variables_in
 from bucketjit._signature import Statics
 
 _MEMO_LIMIT = 4096
@@ -65,6 +65,7 @@ class Route:
 
     Attributes:
         family: The signature.
+        tokens: A token per axis of each leaf.
         n_args: Number of positional arguments.
         dynamic: Positions of the arguments that are not static; None if all are dynamic.
         position_of_leaf: Argument position of each leaf with open axes.
@@ -85,20 +86,20 @@ class Route:
         self.dynamic = dynamic
         self.position_of_leaf = {a.leaf: a.position for a in arguments}
         self.memo: dict[tuple[int, ...], Known] = {}
-        self._tokens = tokens
+        self.tokens = tokens
         self._statics = tuple(statics.positional.items())
         self._arguments = tuple(arguments)
-        self._n_variables = len(family.variables)
+        self._variables = variables_in(tokens)
 
     def sizes(self, args: tuple[Any, ...]) -> tuple[int, ...] | None:
         """The logical sizes of a call, or None if this route does not serve it."""
-        if len(args) != self.n_args or self.family.tokens is not self._tokens:
+        if len(args) != self.n_args or self.family.tokens is not self.tokens:
             return None
         for position, value in self._statics:
             given = args[position]
             if given is not value and (type(given) is not type(value) or given != value):
                 return None
-        found = [-1] * self._n_variables
+        found = [-1] * len(self._variables)
         for a in self._arguments:
             value = args[a.position]
             if a.is_jax:
@@ -124,7 +125,7 @@ class Route:
         """These sizes are served by the cache entry of this key."""
         if len(self.memo) >= _MEMO_LIMIT:
             self.memo.clear()
-        ordered = tuple(sizes[v] for v in self.family.variables)
+        ordered = tuple(sizes[v] for v in self._variables)
         self.memo[ordered] = Known(key, jax.device_put(np.array(ordered, np.int32)))
 
 
@@ -149,7 +150,7 @@ def make_route(
     """
     if statics.keyword or any(t.dtype is None for t in family.types):
         return None
-    index = {v: i for i, v in enumerate(family.variables)}
+    index = {v: i for i, v in enumerate(variables_in(tokens))}
     arguments: list[OpenArgument] = []
     leaf = 0
     for position in dynamic:

@@ -90,9 +90,9 @@ class Parameters:
     def __init__(
         self,
         fn: Callable[..., Any],
-        static_argnums: int | Sequence[int],
-        static_argnames: str | Sequence[str],
-        donate_argnums: int | Sequence[int],
+        static_argnums: int | Sequence[int] | None,
+        static_argnames: str | Sequence[str] | None,
+        donate_argnums: int | Sequence[int] | None,
     ) -> None:
         try:
             parameters = list(inspect.signature(fn).parameters.values())
@@ -103,7 +103,7 @@ class Parameters:
         self.variadic = not parameters or any(
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )
-        names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+        names = self._names(static_argnames)
         nums = self._numbers(static_argnums, "static_argnums")
         if parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             known = {p.name for p in parameters}
@@ -117,7 +117,18 @@ class Parameters:
         if both := self.donated & self.static_nums:
             raise SpecError(f"arguments {sorted(both)} are both static and donated")
 
-    def _numbers(self, given: int | Sequence[int], option: str) -> set[int]:
+    @staticmethod
+    def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+        if given is None or isinstance(given, str):
+            return () if given is None else (given,)
+        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        if wrong := [n for n in names if not isinstance(n, str)]:
+            raise SpecError(f"static_argnames: expected names of parameters, got {wrong[0]!r}")
+        return names
+
+    def _numbers(self, given: int | Sequence[int] | None, option: str) -> set[int]:
+        if given is None:
+            return set()
         numbers = tuple(given) if isinstance(given, Iterable) else (given,)
         count = len(self.positional)
         found = set()
@@ -232,6 +243,12 @@ def bind_sizes(
             if token == "_":
                 continue
             where = f"axis {axis} of {path}"
+            if token.isdigit():
+                if int(token) != size:
+                    raise ArgumentError(
+                        f"{where} has size {size}, declared {token} in dynamic_axes"
+                    )
+                continue
             if token.isidentifier():
                 if sizes.setdefault(token, size) != size:
                     raise SizeMismatchError(

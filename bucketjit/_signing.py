@@ -15,7 +15,7 @@ from bucketjit import _jax
 from bucketjit._axes import Anonymous, entries_of_arguments, leaf_entries
 from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
-from bucketjit._family import Family
+from bucketjit._family import Family, is_default_name
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
 
 
@@ -159,16 +159,21 @@ class Signer:
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
         """Refuse a strategy for a variable that ``dynamic_axes`` does not have."""
-        if self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs):
-            return
         text = repr(self._config.dynamic_axes)
         words = re.findall(r"\w+", text)
+        unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
         for dim in self._config.per_dim:
-            if dim not in words:
+            if dim in words or (unnamed and is_default_name(dim)):
+                continue
+            if self._config.dynamic_axes is None:
                 raise SpecError(
-                    f"there is a strategy for dimension {dim!r}, but dynamic_axes {text} has no "
-                    "such variable"
+                    f"there is a strategy for dimension {dim!r}, but without dynamic_axes the "
+                    "dimensions are called batch, axis1, axis2 and so on"
                 )
+            raise SpecError(
+                f"there is a strategy for dimension {dim!r}, but dynamic_axes {text} has no "
+                "such variable"
+            )
 
 
 def _default_entry(value: Any) -> Any:

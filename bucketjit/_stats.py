@@ -5,7 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Any, NoReturn
+
+
+class FrozenDict(dict[str, int]):
+    """A dict that cannot be changed; unlike a mapping proxy it can be hashed, copied, pickled."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a snapshot cannot be changed")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ class Counters:
                 compile_seconds=self.compile_seconds,
                 evictions=evictions,
                 fallback_calls=sum(self.reasons.values()),
-                fallback_reasons=MappingProxyType(dict(self.reasons)),
+                fallback_reasons=FrozenDict(self.reasons),
                 padding_waste=padding / self.all_elements if self.all_elements else 0.0,
                 buckets=buckets,
             )

@@ -7,6 +7,8 @@ guard: the program serves every call whose sizes agree with it, others get their
 
 from __future__ import annotations
 
+import decimal
+import numbers
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -224,6 +226,7 @@ class _Tracing:
         self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
         self.assumed: dict[tuple[str, str], Guard] = {}
         self.keys: dict[str, Guard] = {}
+        self.raised: list[Exception] = []
         self.out_tree: Any = None
 
     def unequal(self, left: Any, right: Any) -> None:
@@ -235,7 +238,9 @@ class _Tracing:
                 if left > right or left < right:
                     return  # never equal, as JAX can tell by itself
             except TypeError:
-                return  # no size is equal to anything but a number
+                right = _whole_number(right)
+                if right is None:
+                    return  # no size is equal to anything but a whole number
             except InconclusiveDimensionOperation:
                 pass
         self.assumed.setdefault((str(left), str(right)), Guard(str(left), "!=", str(right)))
@@ -253,7 +258,8 @@ class _Tracing:
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
             return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
 
-        with _jax.watch_equalities(self.unequal, self.used_as_key), lenient_jax():
+        watched = _jax.watch_equalities(self.unequal, self.used_as_key, self.raised.append)
+        with watched, lenient_jax():
             return jax.make_jaxpr(flat)(*arrays)
 
 
@@ -301,6 +307,8 @@ def trace(
             failure = error
         except Exception as error:
             failure = error
+        if closed is not None and attempt.raised:  # and caught by user code
+            closed, failure = None, attempt.raised[0]
         # A wrong branch may have been taken before the failure, so equalities come first.
         equal = [
             Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
@@ -323,6 +331,17 @@ def trace(
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes", "leave the axis static"
     )
+
+
+def _whole_number(value: Any) -> int | None:
+    """The int that a complex number, a fraction or a decimal is equal to, if there is one."""
+    if not isinstance(value, numbers.Number | decimal.Decimal):
+        return None
+    try:
+        whole = int(value.real)  # type: ignore[union-attr]
+    except (ValueError, OverflowError):  # NaN, infinity
+        return None
+    return whole if whole == value else None
 
 
 def _pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
@@ -365,6 +384,8 @@ def parse_constraint(text: str) -> Guard:
         raise ValueError(f"{text!r} is not of the form 'e1 >= e2', 'e1 <= e2' or 'e1 == e2'")
     for side in (found[1], found[3]):
         variables_of(side)
+        if re.search(r"\d\.|\.\d", side):
+            raise ValueError(f"{text!r} compares a size with {side}; sizes are whole numbers")
     return Guard(found[1], found[2], found[3])
 
 

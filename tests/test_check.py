@@ -87,3 +87,12 @@ def test_poison_reaches_gradients_keys_and_sizes() -> None:
 def test_check_must_be_a_check() -> None:
     with pytest.raises(SpecError, match="bucketjit.Check"):
         BucketedExec(pooled, check="poison")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
+def test_checked_calls_donate_nothing(check: Check) -> None:
+    fn = lambda s, x: s + x.sum()  # noqa: E731
+    checked = BucketedExec(fn, check=check, donate_argnums=0).with_pow2()
+    total = jnp.zeros(())
+    for n in (3, 4, 3):
+        assert checked(total, np.ones(n, np.float32)) == n

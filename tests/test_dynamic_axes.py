@@ -672,3 +672,19 @@ def test_entries_of_a_container_are_paired_with_its_leaves() -> None:
         (Anonymous((0,)), "x['a'][2]"),
         (None, "x['b']"),
     ]
+
+
+def test_keywords_by_name_after_positions_that_come_as_keywords() -> None:
+    def fn(a: Any, b: Any, *, c: Any) -> Any:
+        return a.sum() + b.sum() + c.sum()
+
+    executor = BucketedExec(fn, dynamic_axes=("n", "n", {"c": "n"})).with_pow2()
+    for n in (3, 4, 5, 6, 7):
+        executor(ramp(n), b=ramp(n), c=ramp(n))
+        executor(ramp(n), ramp(n), c=ramp(n))
+    assert {tuple(b.sizes.items()) for b in executor.stats().buckets} == {
+        (("n", 4),),
+        (("n", 8),),
+    }
+    with pytest.raises(SizeMismatchError, match="axis 0 of c"):
+        executor(ramp(3), b=ramp(3), c=ramp(4))

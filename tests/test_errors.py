@@ -500,3 +500,54 @@ def test_errors_survive_pickling() -> None:
         assert type(copy) is type(error)
         assert str(copy) == str(error)
         assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"constraints": (4,)}, "constraints: expected text"),
+        ({"constraints": "b >= 4.5"}, "sizes are whole numbers"),
+        ({"static_argnames": 3}, "static_argnames: expected names"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        BucketedExec(double, **options)
+
+
+def test_options_that_are_none_as_with_jit() -> None:
+    none: dict[str, Any] = dict.fromkeys(("static_argnums", "static_argnames", "donate_argnums"))
+    np.testing.assert_array_equal(BucketedExec(double, **none).with_pow2()(ramp(3)), 2 * ramp(3))
+
+
+def test_a_strategy_for_a_name_that_no_axis_gets() -> None:
+    executor = BucketedExec(double).with_pow2("s")
+    with pytest.raises(SpecError, match="dimension 's'.*batch, axis1"):
+        executor(ramp(3))
+    np.testing.assert_array_equal(BucketedExec(double).with_pow2("batch")(ramp(3)), 2 * ramp(3))
+
+
+class _OneMore:
+    def bucket(self, n: int) -> int:
+        return n + 1
+
+
+class _Falling:
+    def bucket(self, n: int) -> int:
+        return {3: 8, 5: 6, 8: 8}.get(n, 8)
+
+
+@pytest.mark.parametrize("strategy", [_OneMore(), _Falling()])
+def test_a_strategy_that_is_not_idempotent_or_monotone(strategy: Any) -> None:
+    executor = BucketedExec(double).with_strategy(strategy)
+    with pytest.raises(StrategyContractError, match="'batch' of size 3 into the bucket"):
+        executor(ramp(3))
+    assert executor.cache_size() == 0
+
+
+def test_a_wrong_static_size_says_the_same_twice() -> None:
+    executor = BucketedExec(double, dynamic_axes="3, b").with_pow2()
+    executor(ramp(3, 2))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="axis 0 of x has size 5, declared 3"):
+            executor(ramp(5, 2))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
 import operator
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -1356,3 +1358,31 @@ def test_the_names_of_variables_follow_the_default_rule() -> None:
     executor = BucketedExec(lambda x, y: x.sum() + y.sum()).with_pow2("batch")
     executor(ramp(3), ramp(3))
     assert executor.stats().buckets[0].sizes == {"batch": 4}
+
+
+def test_snapshots_can_be_copied_pickled_and_hashed() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ramp(3))
+    stats = executor.stats()
+    for twin in (pickle.loads(pickle.dumps(stats)), copy.deepcopy(stats)):
+        assert twin == stats and hash(twin) == hash(stats)
+    assert dataclasses.asdict(stats)["buckets"][0]["sizes"] == {"batch": 4}
+
+
+def test_methods() -> None:
+    class Model:
+        factor = 3.0
+
+        @functools.partial(BucketedExec, static_argnums=0)
+        def apply(self, x: Any) -> Any:
+            return x * self.factor
+
+    np.testing.assert_array_equal(Model().apply(ramp(3)), 3 * ramp(3))
+
+
+def test_a_cut_bucket_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(lambda x: x * 2 if x.shape[0] > 40 else x * 3).with_pow2()
+    executor(x=ramp(33))
+    assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 40}]
+    monkeypatch.setattr(type(executor), "_cut_bucket", None)
+    np.testing.assert_array_equal(executor(x=ramp(33)), 3 * ramp(33))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import decimal
+import fractions
 import functools
 import math
+import numbers
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from bucketjit import BucketedExec, FallbackWarning, ShapeCheckError
 from bucketjit._trace import Guard, Leaf, TraceRefused, parse_constraint, trace
@@ -85,7 +89,43 @@ BRANCHES: dict[str, Callable[[Any], Any]] = {
     "shape ==": lambda n: (n, 2) == (3, 2),
     "nested tuples ==": lambda n: ((n,), 1) == ((5,), 1),
     "two in one": lambda n: n > 3 and n % 2 == 0,
+    "== complex": lambda n: n == 3 + 0j,
+    "== a fraction": lambda n: n == fractions.Fraction(4),
+    "== a decimal": lambda n: n == decimal.Decimal(4),
+    "== NaN": lambda n: n == float("nan"),
+    "in an array": lambda n: n in np.array([3, 5]),
+    "array.any": lambda n: (np.array([[3], [8]]) == n).any(),
+    "isinstance": lambda n: isinstance(n, int),
+    "isinstance of several": lambda n: isinstance(n, str | int | np.integer),
+    "not isinstance": lambda n: isinstance(n, np.integer | float),
+    "isinstance of an ABC": lambda n: isinstance(n, numbers.Integral),
+    "__class__": lambda n: n.__class__ is int,
+    "match": lambda n: _is_matched(n),
+    "a comparison that is caught": lambda n: _caught(lambda: n > 3),
 }
+
+# What no guard can decide runs exact, also where user code catches what a size raises.
+UNDECIDABLE: dict[str, Callable[[Any], Any]] = {
+    "int": lambda n: _caught(lambda: int(n) > 3),
+    "range": lambda n: _caught(lambda: bool(list(range(n)))),
+    "operator.index": lambda n: _caught(lambda: operator.index(n) > 3),
+    "NumPy": lambda n: _caught(lambda: np.zeros(n).size > 3),
+    "an attribute of ints": lambda n: hasattr(n, "bit_length"),
+}
+
+
+def _is_matched(n: Any) -> bool:
+    match n:
+        case int():
+            return True
+    return False
+
+
+def _caught(decide: Callable[[], bool]) -> bool:
+    try:
+        return decide()
+    except Exception:
+        return False
 
 
 @pytest.mark.parametrize("name", BRANCHES)
@@ -95,6 +135,16 @@ def test_branches(name: str) -> None:
     for n in SIZES:
         assert_like_jit(executor, fn, ramp(n))
     assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("name", UNDECIDABLE)
+def test_what_sizes_raise_is_not_caught_in_silence(name: str) -> None:
+    fn = _branch(UNDECIDABLE[name])
+    executor = BucketedExec(fn).with_pow2()
+    with pytest.warns(FallbackWarning, match="cannot trace with symbolic sizes"):
+        for n in SIZES:
+            assert_like_jit(executor, fn, ramp(n))
+    assert executor.stats().fallback_calls == len(SIZES)
 
 
 @pytest.mark.parametrize("first", [1, 3, 4, 8])
@@ -142,6 +192,13 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "first or last": lambda x: x[0] if x.shape[0] == 1 else x[-1],
     "math": lambda x: x * math.prod((2, x.shape[0])),
     "reduce": lambda x: functools.reduce(operator.mul, (x.shape[0], 2)) * x,
+    "== an index": lambda x: lax.fori_loop(
+        0, x.shape[0], lambda i, a: a + jnp.where(x.shape[0] - 1 == i, 100.0, x[i]), 0.0
+    ),
+    "index ==": lambda x: jnp.where(jnp.arange(x.shape[0]) == x.shape[0] - 1, x, -x),
+    "!= an array": lambda x: jnp.where(x.shape[0] != jnp.asarray(4), x, -x),
+    "== a NumPy array": lambda x: jnp.asarray(x.shape[0] == np.array([[3, 4, 5]])),
+    "NumPy array !=": lambda x: jnp.asarray(np.array([3.0, 4.5, 5.0]) != x.shape[0]),
 }
 
 
@@ -391,3 +448,49 @@ def test_constraints_of_another_form(text: str) -> None:
 def test_guard_text_is_a_constraint_again() -> None:
     guard = Guard("2*b", ">=", "s + 1")
     assert parse_constraint(str(guard)) == guard
+
+
+def test_a_refused_size_leaves_the_others_alone() -> None:
+    """At size 1 there is nothing to compare with; every other size has a program."""
+
+    def fn(x: Any) -> Any:
+        return (x[1:] * x[:-1]).reshape(x.shape[0] - 1, 1) / (x.shape[0] - 1)
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (8, 7, 6, 5):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.stats().compiles == 1
+
+
+def test_refusals_are_remembered_by_size() -> None:
+    traced = []
+
+    def fn(x: Any) -> Any:
+        traced.append(x.shape)
+        return x * len(range(x.shape[0]))
+
+    executor = BucketedExec(fn).with_pow2()
+    with pytest.warns(FallbackWarning):
+        for n in (3, 4, 5, 6):
+            executor(ramp(n))
+        count = len(traced)
+        for n in (3, 4, 5, 6):
+            executor(ramp(n))
+    assert len(traced) == count
+    executor(ramp(9))  # refused at four sizes: not tried again, traced for its exact run only
+    assert len(traced) == count + 1
+
+
+def test_a_size_that_is_refused_does_not_close_the_bucket() -> None:
+    def fn(x: Any) -> Any:
+        return sum((x[k:] * x[: x.shape[0] - k]).sum() for k in range(2))
+
+    def once(x: Any) -> Any:
+        return fn(x) if x.shape[0] > 1 else x.sum() * len(range(x.shape[0]))
+
+    executor = BucketedExec(once).with_pow2()
+    with pytest.warns(FallbackWarning):
+        for n in (1, 8, 7, 6, 5):
+            assert_like_jit(executor, once, ramp(n))
+    assert executor.stats().compiles == 2
+    assert executor.stats().fallback_calls == 1

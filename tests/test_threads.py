@@ -209,3 +209,26 @@ def test_executors_call_executors_across_threads() -> None:
 
     together(8, work)
     assert outer.cache_size() == inner.cache_size() == 2
+
+
+def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call goes on with the axes that it was resolved with."""
+    from bucketjit import _exec
+
+    build, waiting, release = _exec.build_masked, threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        if not waiting.is_set():
+            waiting.set()
+            assert release.wait(60)
+        return build(*args)
+
+    monkeypatch.setattr(_exec, "build_masked", slow)
+    executor = BucketedExec(lambda x, y: (x.sum(), y.sum())).with_pow2()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(executor, np.ones(4, np.float32), np.ones(4, np.float32))
+        assert waiting.wait(60)
+        assert executor(np.ones(5, np.float32), np.ones(3, np.float32)) == (5, 3)
+        release.set()
+        assert first.result(60) == (4, 4)
+    assert executor(np.ones(4, np.float32), np.ones(4, np.float32)) == (4, 4)

@@ -48,8 +48,9 @@ class Strategy(Protocol):
 def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
     """Ask a strategy for a bucket and hold it to its contract.
 
-    What one answer shows is checked, at every call: its type and ``bucket >= n``. A strategy
-    that is not monotone or not idempotent costs compiles, not correctness, and is not looked for.
+    What is checked at every call: the type of the answer, ``bucket >= n``, and that the bucket
+    is the bucket of itself and of a size between, as it is for a strategy that is deterministic,
+    idempotent and monotone.
 
     Args:
         strategy: The strategy to ask.
@@ -62,7 +63,8 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
     Raises:
         BucketOverflowError: If ``n`` is beyond the strategy's largest bucket; it names the
             dimension.
-        StrategyContractError: If the answer is not an integer, or is below ``n``.
+        StrategyContractError: If the answer is not an integer, or is below ``n``, or is not
+            the bucket of the sizes up to it.
 
     Examples:
         >>> from bucketjit.strategies import Boundaries
@@ -73,6 +75,20 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
             ...
         bucketjit._errors.BucketOverflowError: dimension 'seq' has size 61, beyond ...
     """
+    bucket = _answer(strategy, dim_name, n)
+    if isinstance(strategy, Ladder):  # keeps the contract by construction
+        return bucket
+    for between in {(n + bucket) // 2, bucket}:
+        if (other := _answer(strategy, dim_name, between)) != bucket:
+            raise StrategyContractError(
+                f"strategy {strategy!r} puts dimension {dim_name!r} of size {n} into the bucket "
+                f"{bucket}, and size {between} into {other}; sizes from {n} to {bucket} must "
+                "all have that bucket"
+            )
+    return bucket
+
+
+def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
     try:
         bucket = strategy.bucket(n)
     except BucketOverflowError as error:

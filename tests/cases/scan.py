@@ -55,6 +55,21 @@ SCANS = [
     Case("scan_both", _scan(), ("s", BATCH), ("scan",), grad=True),
     Case("scan_reverse", _scan(reverse=True), ("s", BATCH), ("scan",), grad=True),
     Case("scan_unroll", _scan(unroll=3), ("3", "s, 3"), ("scan",), grad=True),
+    Case(
+        "scan_of_a_length",
+        lambda x: lax.scan(
+            lambda c, _: (c * 0.5 + x.sum(0), c), x[0], None, length=x.shape[0], reverse=True
+        ),
+        (BATCH,),
+        ("scan",),
+        grad=True,
+    ),
+    Case(
+        "scan_of_an_array_and_its_length",
+        lambda x: lax.scan(lambda c, r: (c + r, c * r), x[0], x, x.shape[0]),
+        (BATCH,),
+        ("scan",),
+    ),
     Case("scan_same_size", _scan(), ("s", "s, s"), ("scan",)),
     Case(
         "scan_bfloat16",
