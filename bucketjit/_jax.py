@@ -28,9 +28,11 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
 from jax._src.lax import fft as _lax_fft
 from jax._src.lax import lax as _lax
+from jax._src.lax import utils as _lax_utils
 from jax._src.lax.control_flow import loops as _loops
 from jax._src.lib import xla_client as _xla_client
 from jax._src.numpy import fft as _numpy_fft
+from jax._src.numpy import hijax as _numpy_hijax
 from jax._src.numpy import lax_numpy as _lax_numpy
 from jax._src.random import core as _random
 from jax.extend import core as jex_core
@@ -633,13 +635,146 @@ def open_scans() -> list[tuple[Any, str, Any]]:
         steps = jax.lax.broadcasted_iota(np.int32, (length,), 0)
         return original(lambda carry, _: f(carry, xs), init, steps, *more, **kw)
 
-    return [(m, "scan", scan) for m in _modules_holding("scan", original)]
+    return [(module, name, scan) for module, name in _holding("scan", original)]
 
 
-def _modules_holding(name: str, value: Any) -> list[Any]:
-    """User code may have imported a function by name."""
+def _holding(name: str, value: Any) -> list[tuple[Any, str]]:
+    """The modules that have a function under its name: user code may have imported it."""
     modules = [m for m in list(sys.modules.values()) if m is not None]
-    return [m for m in modules if getattr(m, "__dict__", {}).get(name) is value]
+    return [(m, name) for m in modules if getattr(m, "__dict__", {}).get(name) is value]
+
+
+def open_searches() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for ``jnp.searchsorted`` in an array of symbolic size.
+
+    JAX unrolls the binary search into as many steps as the size has bits, a Python int
+    (``numpy.hijax``, since 0.10). This one counts the bits at run time, and takes the same steps.
+    """
+
+    def searching(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def search(array: Any, query: Any, /, **options: Any) -> Any:
+            dimension, batch_dims = options.get("dimension", 0), options.get("batch_dims", 0)
+            if (dimension, batch_dims) != (0, 0) or not _core.is_symbolic_dim(array.shape[0]):
+                return original(array, query, **options)
+            return _search(array, query, options.get("side", "left"), options["dtype"])
+
+        return search
+
+    names = ("searchsorted", "searchsorted_via_expand")
+    found = [(name, vars(_numpy_hijax).get(name)) for name in names]
+    return [(_numpy_hijax, name, searching(f)) for name, f in found if f is not None]
+
+
+def _search(array: Any, query: Any, side: str, dtype: Any) -> Any:
+    compare = _lax._sort_le_comparator if side == "left" else _lax._sort_lt_comparator
+    array, query = jax.lax.stop_gradient(array), jax.lax.stop_gradient(query)
+    size = _core.dimension_as_value(array.shape[0]).astype(np.int32)
+
+    def halve(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        low, high = ends
+        middle = low + (high - low) // 2
+        left = compare(query, array.at[middle].get(mode="clip"))
+        return jax.numpy.where(left, low, middle), jax.numpy.where(left, middle, high)
+
+    ends = (jax.numpy.zeros(query.shape, np.int32), jax.numpy.full(query.shape, size))
+    return jax.lax.fori_loop(0, 32 - jax.lax.clz(size), halve, ends)[1].astype(dtype)
+
+
+def open_shuffles() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for permutations of an axis of symbolic size.
+
+    JAX shuffles in rounds, one more for each power of the size, and asks for a Python int
+    (``random.core``, since 0.1). Comparisons with the sizes where the number changes do as well:
+    they become guards of the program. Counts as arguments become arrays of as many numbers.
+    """
+    shuffle, permutation, choice = _random._shuffle, _random.permutation, _random.choice
+
+    @functools.wraps(shuffle)
+    def open_shuffle(key: Any, x: Any, axis: int) -> Any:
+        if not _core.is_symbolic_dim(x.size):
+            return shuffle(key, x, axis)
+        rounds = 0
+        while x.size > _largest_shuffled_in(rounds):
+            rounds += 1
+        for _ in range(rounds):
+            key, subkey = jax.random.split(key)
+            _, x = jax.lax.sort_key_val(jax.random.bits(subkey, x.shape, np.uint32), x, axis)
+        return x
+
+    @functools.wraps(permutation)
+    def open_permutation(key: Any, x: Any, *more: Any, **options: Any) -> Any:
+        return permutation(key, _numbers(x), *more, **options)
+
+    @functools.wraps(choice)
+    def open_choice(key: Any, a: Any, *more: Any, **options: Any) -> Any:
+        return choice(key, _numbers(a), *more, **options)
+
+    return [
+        (_random, "_shuffle", open_shuffle),
+        *((m, n, open_permutation) for m, n in _holding("permutation", permutation)),
+        *((m, n, open_choice) for m, n in _holding("choice", choice)),
+    ]
+
+
+def _numbers(count: Any) -> Any:
+    return jax.numpy.arange(count) if _core.is_symbolic_dim(count) else count
+
+
+@functools.lru_cache(maxsize=64)
+def _largest_shuffled_in(rounds: int) -> int:
+    """The largest size for which JAX's formula gives this many rounds."""
+
+    def needed(size: int) -> int:
+        return int(np.ceil(3 * np.log(max(1, size)) / np.log(np.iinfo(np.uint32).max)))
+
+    low, high = 1, 1 << 62
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= rounds else (low, middle)
+    return low
+
+
+def open_constants() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` that lets a symbolic size be a constant beside an array.
+
+    ``jnp.take(mode="wrap")`` and others make one by ``lax._const`` (since 0.1) of NumPy's.
+    """
+    original = _lax._const
+
+    def const(example: Any, value: Any) -> Any:
+        if not _core.is_symbolic_dim(value):
+            return original(example, value)
+        weak = bool(jax.typeof(example).weak_type)
+        return with_type(_core.dimension_as_value(value), jax.typeof(example).dtype, weak)
+
+    return _lax, "_const", const
+
+
+def open_index_types() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)``: indices into a symbolic axis have the exact run's dtype.
+
+    JAX takes the default integer (``lax.utils``, since 0.7), which is int64 with x64 enabled; for
+    every size that an executable here can have, the exact run takes int32.
+    """
+
+    def for_dim(original: Callable[..., Any]) -> Callable[..., Any]:
+        def dtype(size: Any, *, signed: bool) -> Any:
+            if _core.is_symbolic_dim(size):
+                return np.dtype(np.int32 if signed else np.uint32)
+            return original(size, signed=signed)
+
+        return dtype
+
+    def for_shape(original: Callable[..., Any]) -> Callable[..., Any]:
+        def dtype(shape: Any, *, signed: bool) -> Any:
+            return original([d for d in shape if not _core.is_symbolic_dim(d)], signed=signed)
+
+        return dtype
+
+    makers = {"int_dtype_for_dim": for_dim, "int_dtype_for_shape": for_shape}
+    found = [(name, make, vars(_lax_utils).get(name)) for name, make in makers.items()]
+    return [(_lax_utils, name, make(f)) for name, make, f in found if f is not None]
 
 
 def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
@@ -649,4 +784,4 @@ def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
     ``cummax`` and the like.
     """
     original = _loops.associative_scan
-    return original, _modules_holding("associative_scan", original)
+    return original, [module for module, _ in _holding("associative_scan", original)]

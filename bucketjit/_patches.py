@@ -51,6 +51,10 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     return [
         *((module, "associative_scan", open_scan) for module in modules),
         *_jax.open_scans(),
+        *_jax.open_searches(),
+        *_jax.open_shuffles(),
+        _jax.open_constants(),
+        *_jax.open_index_types(),
         _jax.convolution_padding(),
         _jax.lengths(),
         _jax.fft_lengths(),

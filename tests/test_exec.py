@@ -1386,3 +1386,24 @@ def test_a_cut_bucket_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 40}]
     monkeypatch.setattr(type(executor), "_cut_bucket", None)
     np.testing.assert_array_equal(executor(x=ramp(33)), 3 * ramp(33))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        jnp.argsort,
+        lambda x: jnp.searchsorted(jnp.sort(x), x),
+        lambda x: jax.random.permutation(jax.random.key(0), x.shape[0]),
+        lambda x: jnp.nonzero(x > 2, size=2),
+        lambda x: jnp.unique(x, size=2, return_index=True),
+        lambda x: jnp.bincount(x.astype(int), length=3),
+        lambda x: jax.lax.top_k(x, 1),
+        jnp.argmax,
+    ],
+)
+def test_indices_have_the_dtype_of_the_exact_run(fn: Any) -> None:
+    with jax.enable_x64(True):
+        executor = BucketedExec(fn).with_pow2()
+        for n in (3, 5):
+            assert_like_jit(executor, fn, ramp(n))
+        assert executor.stats().fallback_calls == 0

@@ -194,6 +194,11 @@ OTHERS = [
     moves("sorted_rows", lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1), ("b, s",)),
     moves("argwhere", lambda x: jnp.argwhere(x > 0, size=3), ("s",)),
     moves("extract_masked", lambda x: x[jnp.nonzero(x > 0, size=4, fill_value=0)], ("s",)),
+    moves(
+        "take_wrapped",
+        lambda x, i: jnp.take(x, i, mode="wrap", axis=1),
+        ("b, s", Arg("3", "int32", -20, 20)),
+    ),
     moves("digitize", lambda x: jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), ("b, s",)),
 ]
 

@@ -305,4 +305,29 @@ CASES = [
         ("b, s", "b, s"),
         grad=True,
     ),
+    *(
+        Case(
+            f"searchsorted_in_open_{method}",
+            lambda a, v, m=method: [
+                jnp.searchsorted(jnp.sort(a), v, side=side, method=m) for side in ("left", "right")
+            ],
+            ("s", "b"),
+            domains=("mixed", "special"),
+        )
+        for method in ("scan", "compare_all", "sort")
+    ),
+    Case(
+        "searchsorted_in_rows",
+        lambda a, v: jax.vmap(jnp.searchsorted)(jnp.sort(a), v),
+        ("b, s", "b, 3"),
+        domains=("mixed", "special"),
+    ),
+    Case("searchsorted_unsorted", lambda a, v: jnp.searchsorted(a, v), ("s", "b")),
+    Case(
+        "interp_in_open",
+        lambda x, a, b: jnp.interp(x, jnp.sort(a), b),
+        ("b", "s", "s"),
+        grad=True,
+    ),
+    Case("digitize_in_open", lambda x, a: jnp.digitize(x, jnp.sort(a)), ("b", "s")),
 ]

@@ -206,6 +206,37 @@ SAMPLERS = [
     draw("categorical", lambda k, x: random.categorical(k, x), (KEY, "b, s")),
     draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), (KEY, "b, s")),
     draw("choice", lambda k, x: random.choice(k, x, (5,)), (KEY, "s"), ()),
+    draw("choice_of_a_count", lambda k, x: random.choice(k, x.shape[0], (5,)), (KEY, "s"), ()),
+    draw(
+        "choice_by_weight",
+        lambda k, x: [
+            random.choice(k, x, (5,), p=jax.nn.softmax(x)),
+            random.choice(k, x.shape[0], (5,), p=jax.nn.softmax(x)),
+        ],
+        (KEY, "s"),
+        (),
+    ),
+    draw(
+        "choice_without_replacement",
+        lambda k, x: [
+            random.choice(k, x, (1,), replace=False),
+            random.choice(k, x, (x.shape[0],), replace=False, p=jax.nn.softmax(x[:, 0])),
+        ],
+        (KEY, "s, 2"),
+        (),
+    ),
+    draw("permutation", lambda k, x: random.permutation(k, x), (KEY, "s"), ("sort",)),
+    draw("permutation_of_rows", lambda k, x: random.permutation(k, x), (KEY, "b, s"), ("sort",)),
+    draw(
+        "permutation_of_columns",
+        lambda k, x: [
+            random.permutation(k, x, axis=1),
+            random.permutation(k, x, axis=1, independent=True),
+            random.permutation(k, x.shape[1]),
+        ],
+        (KEY, "b, s"),
+        ("sort",),
+    ),
     draw("choice_many", lambda k, x: random.choice(k, 7, x.shape), (KEY, "b, s")),
     draw(
         "multivariate_normal",
