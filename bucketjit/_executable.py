@@ -168,7 +168,8 @@ def build_masked(
         values = {v: sizes[i] for i, v in enumerate(variables)}
         at = BucketSizes(bucket, program.lower, values)
         after = poison_equations(sizes[len(variables)]) if poisoned else None
-        outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after)
+        padding = 0 if check is not Check.POISON else None  # what `pad` writes
+        outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after, padding)
         return program.out_tree.unflatten(
             _finish(out, shape, kind, at)
             for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)

@@ -14,6 +14,7 @@ from jax.extend import core as jex_core
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line
+from bucketjit._known import KnownPadding
 from bucketjit._rule import RuleContext, RuleTable, running_rows
 
 
@@ -24,6 +25,7 @@ def interpret(
     sizes: BucketSizes,
     rules: RuleTable,
     after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None = None,
+    padding: Any = None,
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
@@ -35,6 +37,7 @@ def interpret(
         rules: Masking rule of each primitive.
         after: Sees each equation with its padded outputs and returns the outputs to go on
             with; used to poison padding at every step.
+        padding: What the padding of the arguments holds, or None if that is not known.
 
     Returns:
         The outputs at padded sizes; the first logical positions of each symbolic axis are the
@@ -43,7 +46,13 @@ def interpret(
     Raises:
         MaskingError: An equation has no rule, or its rule refuses.
     """
-    return _Walk(sizes, rules, after).run(jaxpr, consts, args)
+    known = KnownPadding()
+    if padding is not None:
+        for var, value in zip(jaxpr.invars, args, strict=True):
+            shape = getattr(var.aval, "shape", ())
+            if any(map(is_symbolic, shape)):
+                known.note(value, shape, padding)
+    return _Walk(sizes, rules, after, known).run(jaxpr, consts, args)
 
 
 class _Walk:
@@ -52,8 +61,10 @@ class _Walk:
         sizes: BucketSizes,
         rules: RuleTable,
         after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None,
+        known: KnownPadding,
     ) -> None:
         self._after = after
+        self._known = known
         self._sizes = sizes
         self._rules = rules
         self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
@@ -66,9 +77,9 @@ class _Walk:
         sizes: Mapping[str, tuple[int, Any]] | None = None,
     ) -> list[Any]:
         if sizes:
-            return _Walk(self._sizes.extended(sizes), self._rules, self._after).run(
-                jaxpr, consts, args
-            )
+            sizes_there = self._sizes.extended(sizes)
+            walk = _Walk(sizes_there, self._rules, self._after, self._known)
+            return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -96,7 +107,7 @@ class _Walk:
                 f"{name}: no masking rule{_where(eqn)}",
                 f"add one with .with_rules({{{name}_p: rule}}), or leave the axis static",
             )
-        ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read)
+        ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read, self._known)
         try:
             out = rule(ctx, *operands)
         except MaskingError as error:
@@ -120,6 +131,7 @@ class _Walk:
                     f"for {aval}{_where(eqn)}",
                     "this is a defect of the rule",
                 )
+        self._known.follow(eqn, operands, outs)
         return outs
 
     def _equation_mentions_sizes(self, eqn: Any) -> bool:

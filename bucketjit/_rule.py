@@ -20,6 +20,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._errors import MaskingError
+from bucketjit._known import KnownPadding
 
 # A scan whose vmapped rows have lengths of their own goes on for the longest. What its body
 # computes for a row that is done is thrown away, but a loop in it must not run for ever on that.
@@ -53,6 +54,7 @@ class RuleContext:
         interpret: Interpreter,
         operands: Sequence[Any],
         ever_read: Set[Any],
+        known: KnownPadding,
     ) -> None:
         self.eqn = eqn
         self.primitive = eqn.primitive
@@ -66,6 +68,7 @@ class RuleContext:
         self._interpret = interpret
         self._operands = operands
         self._ever_read = ever_read
+        self._known = known
 
     def is_read(self, output: int) -> bool:
         """Whether anything in the program reads this output."""
@@ -125,11 +128,12 @@ class RuleContext:
                 equation exactly as the rule received it.
 
         Returns:
-            ``operand`` with its padding replaced; itself if these axes are all static.
+            ``operand`` with its padding replaced; itself if these axes are all static, or if its
+            padding is known to hold ``value``.
         """
         shape = self.shape_of(operand) if shape is None else shape
         mask = self._sizes.in_bounds(shape, axes, tuple(operand.shape))
-        if mask is None:
+        if mask is None or self._known.holds(operand, shape, value):
             return operand
         if not isinstance(value, jax.Array) and not _is_key(operand):
             value = self._sizes.constant(operand.shape, operand.dtype, value)

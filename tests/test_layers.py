@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_errors _version",
         "_jax strategies _cache _stats",
         "_dims _axes _associative _elementwise",
-        "_groups",
+        "_groups _known",
         "_unmerge",
         "_rule _padding _trace _signature _patches _family",
         "rules _interpret",

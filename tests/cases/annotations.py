@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.scheduling_groups import scheduling_group
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -43,6 +44,14 @@ CASES = [
         lambda x: set_xla_metadata(jnp.cumsum(x, 0), key="value").sum(),
         ("b, s",),
         ("xla_metadata_value",),
+        domains=MIXED,
+    ),
+    Case(
+        "metadata_of_a_call",
+        lambda x: scheduling_group(name="group")(lambda y: y - y.mean())(x),
+        ("b, s",),
+        ("xla_metadata_call",),
+        grad=True,
         domains=MIXED,
     ),
     Case("metadata_of_a_scope", _on_scope, ("b, s",), grad=True, domains=MIXED),

@@ -1,0 +1,124 @@
+"""What the padding of a value is known to hold, so that it need not be filled with the same again.
+
+Arguments arrive padded with zeros, and a zero squared is a zero: the sum of ``x * x`` reads no
+padding that would have to be masked. The interpreter follows such constants from equation to
+equation in its one pass over a program; masking rules know nothing of it, they ask for a fill and
+get the value as it is. Only what is certain is followed: functions of constants that NumPy
+evaluates exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit._dims import Shape, is_symbolic
+
+_SAME = (
+    *("copy", "stop_gradient", "convert_element_type"),
+    *("transpose", "squeeze", "broadcast_in_dim"),
+)
+_OVER_STATIC_AXES = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or")
+# Those that keep 0 do so exactly; at other constants nothing is claimed.
+_KEEP_ZERO = (
+    *("abs", "sign", "square", "sqrt", "cbrt", "floor", "ceil", "round"),
+    *("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "expm1", "log1p", "erf"),
+    "integer_pow",
+)
+_OF_CONSTANTS: Mapping[str, Callable[..., Any]] = {
+    "mul": np.multiply,
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+
+
+class KnownPadding:
+    """Constants by value: every position of its padding, along any axis, holds the constant.
+
+    What is padding depends on the logical shape, and one array may stand for two values of
+    different shapes (``x`` and ``x[:-1]``), so both are looked up.
+    """
+
+    def __init__(self) -> None:
+        # By identity: tracers are compared by what they trace. What is looked up is kept alive.
+        self._known: dict[int, tuple[Any, str, np.ndarray]] = {}
+
+    def note(self, value: Any, shape: Shape, constant: Any) -> None:
+        """Remember that the padding of a value of this logical shape holds a constant."""
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            return
+        exact = np.asarray(constant)
+        with np.errstate(all="ignore"):
+            kept = exact.astype(value.dtype)
+        if np.isfinite(exact).all() and (kept == exact).all():
+            self._known.setdefault(id(value), (value, str(shape), kept))
+
+    def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
+        """Whether the padding of a value is known to hold this constant, bit by bit."""
+        known = self._known.get(id(value))
+        if known is None or isinstance(constant, jax.Array) or np.ndim(constant):
+            return False
+        _, own_shape, kept = known
+        return (
+            own_shape == str(shape)
+            and kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
+        )
+
+    def follow(self, eqn: Any, operands: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Note what is known of the padding of an equation's outputs."""
+        if len(outs) != 1 or not hasattr(outs[0], "dtype"):
+            return
+        name = eqn.primitive.name
+        constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
+        if not constants or any(c is None for c in constants):
+            return
+        constant = _result(name, eqn, constants)
+        if constant is not None:
+            self.note(outs[0], eqn.outvars[0].aval.shape, constant)
+
+    def _constant(self, var: Any, operand: Any) -> Any:
+        if isinstance(operand, jax.core.Tracer):
+            known = self._known.get(id(operand))
+            return known[2] if known is not None and known[1] == str(var.aval.shape) else None
+        if isinstance(operand, jax.Array) or np.ndim(operand):
+            return None
+        return np.asarray(operand, var.aval.dtype)
+
+
+def _result(name: str, eqn: Any, constants: Sequence[Any]) -> Any:
+    """The constant in the padding of the output, or None if there may be none."""
+    shape, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    first = constants[0]
+    if name in _SAME:
+        if name == "broadcast_in_dim" and shape:
+            places = eqn.params["broadcast_dimensions"]
+            if any(is_symbolic(d) and i not in places for i, d in enumerate(out)):
+                return None
+            if any(str(d) != str(out[p]) for d, p in zip(shape, places, strict=True)):
+                return None
+        return first
+    if name in _OVER_STATIC_AXES:
+        if any(is_symbolic(shape[a]) for a in eqn.params["axes"]):
+            return None
+        return first if name != "reduce_sum" or _is_zero(first) else None
+    if name in _KEEP_ZERO:
+        return first if _is_zero(first) and eqn.params.get("y", 1) > 0 else None
+    if name in _OF_CONSTANTS:
+        if any(v.aval.shape and str(v.aval.shape) != str(out) for v in eqn.invars):
+            return None
+        with np.errstate(all="ignore"):
+            return _OF_CONSTANTS[name](*constants)
+    return None
+
+
+def _is_zero(constant: Any) -> bool:
+    """Whether it is the 0 that a sum is filled with, not -0.0."""
+    return not constant.tobytes().strip(b"\0")

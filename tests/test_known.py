@@ -1,0 +1,117 @@
+"""Fills that would write what the padding holds already are dropped, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from bucketjit import BucketedExec
+from bucketjit._dims import BucketSizes
+from bucketjit._interpret import interpret
+from bucketjit._known import KnownPadding
+from bucketjit._trace import Leaf, trace
+from bucketjit.rules import default_rules
+from tests.comparison import assert_like_jit, ramp
+
+
+def fills(fn: Callable[..., Any], *shapes: str, padding: Any = 0) -> int:
+    """How many fills are left in a function of open arrays padded with zeros."""
+    leaves = [
+        Leaf("x", tuple(int(t) if t.isdigit() else t for t in s.split(", ")), np.dtype("f4"))
+        for s in shapes
+    ]
+    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
+    program = trace(fn, tree, leaves, {v: 4 for s in shapes for v in s.split(", ") if v.isalpha()})
+    names = sorted({v for s in shapes for v in s.split(", ") if v.isalpha()})
+
+    def run(values: Any, *args: Any) -> Any:
+        sizes = BucketSizes(dict.fromkeys(names, 8), program.lower, values)
+        table = default_rules()
+        return interpret(program.jaxpr, program.consts, args, sizes, table, padding=padding)
+
+    padded = [np.zeros([8 if isinstance(d, str) else d for d in x.shape], "f4") for x in leaves]
+    text = str(jax.make_jaxpr(run)(dict.fromkeys(names, np.int32(3)), *padded))
+    return text.count("= select_n")
+
+
+DROPPED: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: x.sum(0),
+    "sum of squares": lambda x: (x * x).sum(0),
+    "norm": lambda x: jnp.sqrt(jnp.sum(jnp.tanh(x) ** 2)),
+    "scaled": lambda x: (x * 3.0 + x).sum(0),
+    "of a function": lambda x: jax.jit(jnp.sin)(x).sum(0),
+    "transposed": lambda x: x.T[:, :, None].sum((1, 2)),
+    "closed axis first": lambda x: jnp.abs(x).sum(1).sum(0),
+    "dot": lambda x: x.T @ x,
+    "ones less ones": lambda x: (x + 1.0 - 1.0).sum(0),
+    "cast": lambda x: x.astype(jnp.int32).sum(0),
+    "cumulative": lambda x: jnp.cumsum(x[::-1] * 0 + x, axis=1).shape[0] + x.sum(0),
+}
+
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "exp": lambda x: jnp.exp(x).sum(0),
+    "shifted": lambda x: (x + 1.0).sum(0),
+    "max": lambda x: x.max(0),
+    "product": lambda x: x.prod(0),
+    "a slice": lambda x: x[:-1].sum(0),
+    "a slice of a function": lambda x: jnp.sin(x)[: x.shape[0] - 1].sum(0),
+    "reversed": lambda x: x[::-1][1:].sum(0),
+    "negative zero": lambda x: (x * -1.0).sum(0),
+    "its own size": lambda x: (x * x.shape[0]).sum(0),
+    "divided": lambda x: (x / x).sum(0),
+    "chosen": lambda x: jnp.where(x > 0, x, 1.0).sum(0),
+    "a matrix product": lambda x: (x @ jnp.ones((3, 3))).sum(0),
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropped(name: str) -> None:
+    if name != "cumulative":
+        assert fills(DROPPED[name], "b, 3") == 0
+    assert fills(DROPPED[name], "b, 3", padding=None) > 0
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept(name: str) -> None:
+    assert fills(KEPT[name], "b, 3") > 0
+
+
+@pytest.mark.parametrize("name", [*DROPPED, *KEPT])
+def test_the_same_numbers(name: str) -> None:
+    fn = {**DROPPED, **KEPT}[name]
+    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    for n in (5, 7, 8, 3, 2):
+        x = ramp(n, 3) + 1
+        for value in (x, jnp.asarray(x), -x):
+            assert_like_jit(executor, fn, value)
+    assert executor.stats().fallback_calls == 0
+
+
+def test_one_array_that_is_two_values() -> None:
+    """The padding of ``x[:-1]`` begins where ``x`` ends."""
+
+    def fn(x: Any) -> Any:
+        return x.sum(), x[:-1].sum(), x[: x.shape[0] // 2].sum(), lax.rev(x, (0,))[1:].sum()
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (5, 7, 8, 3):
+        assert_like_jit(executor, fn, ramp(n) + 1)
+
+
+def test_what_a_dtype_cannot_hold_is_not_claimed() -> None:
+    known = KnownPadding()
+    array = jnp.zeros(4, jnp.int8)
+    for constant in (300, np.inf, np.nan, 0.5):
+        known.note(array, ("b",), constant)
+        assert not known.holds(array, ("b",), constant)
+    known.note(array, ("b",), 1)
+    assert known.holds(array, ("b",), 1)
+    assert not known.holds(array, ("b",), 0)
+    assert not known.holds(array, ("b - 1",), 1)
+    assert not known.holds(array, ("b",), jnp.int8(1))
