@@ -199,12 +199,20 @@ def poison_equations(values: Mapping[Any, Any], which: Any) -> Callable[..., lis
 
 
 class Masked:
-    """A case traced once and compiled once per bucket, with the poison chosen at run time."""
+    """A case traced once and compiled once per bucket, with the poison chosen at run time.
+
+    Or without poison, as users run it: arguments come padded with zeros, which is made use of.
+    """
 
     def __init__(
-        self, case: Case, fn: Callable[..., Any], rules: Mapping[Any, Any] | None = None
+        self,
+        case: Case,
+        fn: Callable[..., Any],
+        rules: Mapping[Any, Any] | None = None,
+        poisoned: bool = True,
     ) -> None:
         self.case = case
+        self.poisoned = poisoned
         self.rules = default_rules() if rules is None else rules
         self.bucket = case.bucket
         self._programs: list[Any] = []
@@ -241,7 +249,8 @@ class Masked:
                     padded,
                     at,
                     self.rules,
-                    after=poison_equations(values, which),
+                    after=poison_equations(values, which) if self.poisoned else None,
+                    padding=None if self.poisoned else 0,
                 )
 
             self._compiled[key] = jax.jit(run)
@@ -335,6 +344,7 @@ def check(
     fn: Callable[..., Any] | None = None,
     rules: Mapping[Any, Any] | None = None,
     poisons: Sequence[str] = POISONS,
+    poisoned: bool = True,
 ) -> None:
     """Run a case at its logical sizes, domains and poisons; raise on the first difference.
 
@@ -343,13 +353,15 @@ def check(
         fn: Run this in place of ``case.fn`` (its gradient, say), with the same arguments.
         rules: Rule table; the default one if None.
         poisons: Which poisons.
+        poisoned: Whether padding is poisoned at all.
 
     Raises:
         AssertionError: Padded and exact differ.
         MaskingError: The program cannot be masked.
     """
     fn = case.fn if fn is None else fn
-    masked = Masked(case, fn, rules)
+    masked = Masked(case, fn, rules, poisoned)
+    poisons = poisons if poisoned else ("zero",)
     exact = jax.jit(fn)
     seed = zlib.crc32(case.name.encode())
     for sizes in case.logical_sizes if fn is case.fn else case.gradient_sizes:

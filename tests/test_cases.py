@@ -34,3 +34,16 @@ def test_forward(case: Case) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.grad], ids=lambda c: c.name)
 def test_gradient(case: Case) -> None:
     check(case, fn=gradient_of(case))
+
+
+@pytest.mark.parametrize("case", CASES[::12], ids=lambda c: c.name)
+def test_without_poison(case: Case) -> None:
+    check(case, poisoned=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_all_without_poison(case: Case) -> None:
+    check(case, poisoned=False)
+    if case.grad:
+        check(case, fn=gradient_of(case), poisoned=False)
