@@ -94,7 +94,8 @@ def _splits(ctx: RuleContext, size: Dim, groups: Dim) -> bool:
 def _fill(ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis]) -> tuple[Any, Any]:
     """Zeros into what is contracted: features, kernels, and data read beyond its end.
 
-    Symbolic groups need none: padding makes groups of its own.
+    Padding makes groups of its own, but XLA may take the groups for one dense convolution with
+    zeros between them, where a NaN of one would reach the others.
     """
     numbers = ctx.params["dimension_numbers"]
     kernels = [a for a in axes if is_symbolic(a.slide.window)]
@@ -103,6 +104,11 @@ def _fill(ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis]) -> tuple[
     if is_symbolic(ctx.in_shapes[1][numbers.rhs_spec[1]]):
         lhs_axes.append(numbers.lhs_spec[1])
         rhs_axes.append(numbers.rhs_spec[1])
+    groups = {"batch_group_count": numbers.lhs_spec[0], "feature_group_count": numbers.lhs_spec[1]}
+    for name, grouped in groups.items():
+        if is_symbolic(ctx.symbolic_params[name]):
+            lhs_axes.append(grouped)
+            rhs_axes.append(numbers.rhs_spec[0])
     lhs = ctx.fill(lhs, axes=lhs_axes, value=0, shape=ctx.in_shapes[0])
     return lhs, ctx.fill(rhs, axes=rhs_axes, value=0, shape=ctx.in_shapes[1])
 
