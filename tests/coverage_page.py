@@ -39,6 +39,9 @@ UNCOVERED = {
     "with_memory_space_constraint": "made in Pallas kernels only, which are refused",
 }
 
+#: What `RuleContext.require_equal` refuses.
+UNEQUAL = "an axis of size ... meets one of size ..., which it must equal"
+
 _HEAD = """\
 # What is masked
 
@@ -186,6 +189,8 @@ def refusals(rule: Callable[..., Any]) -> list[str]:
                 match call:
                     case ast.Call(func=ast.Attribute(attr="refuse"), args=[reason, *_]):
                         found[_text(reason, known)] = None
+                    case ast.Call(func=ast.Attribute(attr="require_equal")):
+                        found[UNEQUAL] = None
     return sorted(found)
 
 
