@@ -2,7 +2,8 @@
 #
 #   make test                     the tests, also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
-#   make test-slow test-312       the long sweeps; the tests once more with Python 3.12
+#   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
+#                                 masking cases every third (all of them with EVERY=1)
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
@@ -13,6 +14,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+EVERY ?= 3
 ARGS ?=
 PYTEST_ARGS ?=
 
@@ -39,7 +41,7 @@ test-slow: $(STAMP)-test $(STAMP)-model
 test-312:
 	@for python in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
 	    if "$$python" -c 'import sys, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
-	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312; \
+	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312 PYTEST_ARGS="--every $(EVERY) $(PYTEST_ARGS)"; \
 	    fi; \
 	done; \
 	echo "lane python3.12/jax 0.12: skipped, no interpreter"

@@ -36,7 +36,7 @@ def test_gradient(case: Case) -> None:
     check(case, fn=gradient_of(case))
 
 
-@pytest.mark.parametrize("case", CASES[::12], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES[::24], ids=lambda c: c.name)
 def test_without_poison(case: Case) -> None:
     check(case, poisoned=False)
 
