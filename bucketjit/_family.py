@@ -21,7 +21,7 @@ import jax
 from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
-from bucketjit._signature import LeafType, bind_sizes
+from bucketjit._signature import LeafType, bind_sizes, check_declared
 from bucketjit._trace import Leaf, Program, TraceRefused, parse_constraint, trace
 
 Tokens = tuple[tuple[str, ...], ...]
@@ -310,10 +310,8 @@ class Family:
                 rows.append(tokens_of(spec, len(shape), self.paths[leaf], shape))
         for row, shape, path in zip(rows, shapes, self.paths, strict=True):
             for axis, (token, size) in enumerate(zip(row, shape, strict=True)):
-                if token.isdigit() and int(token) != size:
-                    raise ArgumentError(
-                        f"axis {axis} of {path} has size {size}, declared {token} in dynamic_axes"
-                    )
+                if token.isdigit():
+                    check_declared(token, size, f"axis {axis} of {path}")
         return tuple(rows)
 
     def _static_key(self, tokens: Tokens, shapes: Shapes) -> Any:

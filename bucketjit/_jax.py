@@ -190,6 +190,14 @@ def open_jaxpr(jaxpr: Jaxpr) -> tuple[Any, Sequence[Any]]:
     return jaxpr, getattr(jaxpr, "consts", ())
 
 
+_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "callee", "call")
+
+
+def called_jaxpr(params: Mapping[str, Any]) -> Any:
+    """The program that an equation calls; its parameter has a name of its own in each primitive."""
+    return next(params[name] for name in _CALLED if name in params)
+
+
 def evaluate_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
     return _core.eval_jaxpr(jaxpr, (), *args)
@@ -334,27 +342,23 @@ _plain_hash = _shape_poly._DimExpr.__hash__
 
 
 def _reporting_eq(self: Any, other: Any) -> Any:
-    report = getattr(_watching, "report", None)
-    if report is not None and _is_array(other):
-        return _equal_to_array(self, other)
-    answer = _plain_eq(self, other)
-    if report is not None and answer is False and _caller_decides(2):
-        report(self, other)
-    return answer
+    return _reported_answer(self, other)
 
 
 def _reporting_ne(self: Any, other: Any) -> Any:
+    answer = _reported_answer(self, other)
+    return not answer if isinstance(answer, bool) else ~answer
+
+
+def _reported_answer(size: Any, other: Any) -> Any:
+    """What ``size == other`` says, to code that is three frames up."""
     report = getattr(_watching, "report", None)
-    if report is not None and _is_array(other):
-        return ~_equal_to_array(self, other)
-    answer = _plain_eq(self, other)
-    if report is not None and answer is False and _caller_decides(2):
-        report(self, other)
-    return not answer
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray)
+    if report is not None and isinstance(other, jax.Array | np.ndarray):
+        return _equal_to_array(size, other)
+    answer = _plain_eq(size, other)
+    if report is not None and answer is False and _caller_decides(3):
+        report(size, other)
+    return answer
 
 
 def _equal_to_array(size: Any, array: Any) -> Any:
@@ -380,9 +384,7 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return plain(*operands)
         except _shape_poly.InconclusiveDimensionOperation as error:
-            report = getattr(_watching, "report_raised", None)
-            if report is not None and _caller_is_user(2):
-                report(error)
+            _report_raised(error)
             raise
 
     return reporting
@@ -390,18 +392,22 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _no_index(self: Any) -> int:
     error = TypeError("'_DimExpr' object cannot be interpreted as an integer")
-    report = getattr(_watching, "report_raised", None)
-    if report is not None and _caller_is_user(2):
-        report(error)
+    _report_raised(error)
     raise error
 
 
 def _no_attribute(self: Any, name: str) -> Any:
     error = AttributeError(f"a symbolic size has no attribute {name!r}")
-    report = getattr(_watching, "report_raised", None)
-    if report is not None and hasattr(int, name) and _caller_is_user(2):
-        report(error)
+    if hasattr(int, name):
+        _report_raised(error)
     raise error
+
+
+def _report_raised(error: Exception) -> None:
+    """Tell of what a hook is about to raise, if the code that is three frames up is the user's."""
+    report = getattr(_watching, "report_raised", None)
+    if report is not None and _caller_is_user(3):
+        report(error)
 
 
 def _class_of_size(self: Any) -> type:

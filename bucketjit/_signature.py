@@ -218,6 +218,16 @@ class Statics:
 NO_STATICS = Statics({}, {})
 
 
+def check_declared(token: str, size: int, where: str) -> None:
+    """Hold an axis to the number that it was declared with.
+
+    Raises:
+        ArgumentError: It has another size.
+    """
+    if int(token) != size:
+        raise ArgumentError(f"{where} has size {size}, declared {token} in dynamic_axes")
+
+
 def bind_sizes(
     tokens: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]], paths: Sequence[str]
 ) -> dict[str, int]:
@@ -244,10 +254,7 @@ def bind_sizes(
                 continue
             where = f"axis {axis} of {path}"
             if token.isdigit():
-                if int(token) != size:
-                    raise ArgumentError(
-                        f"{where} has size {size}, declared {token} in dynamic_axes"
-                    )
+                check_declared(token, size, where)
                 continue
             if token.isidentifier():
                 if sizes.setdefault(token, size) != size:

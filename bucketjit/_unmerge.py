@@ -236,19 +236,21 @@ class _Analysis:
     Attributes:
         forms: The form of each value that has one.
         plans: How to run the equations that touch such a value, by position.
+        made_by: The equation that each value comes from.
     """
 
     forms: dict[Any, Apart] = field(default_factory=dict)
     plans: dict[int, Plan] = field(default_factory=dict)
+    made_by: dict[Any, Any] = field(default_factory=dict)
     _parent: dict[Any, Any] = field(default_factory=dict)
     _saved: dict[Any, int] = field(default_factory=dict)
 
     def run(self, jaxpr: Any) -> None:
-        made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         paid: set[tuple[Any, bool]] = set()
 
         def pay(v: Any, wanted: Form) -> None:
-            free = wanted is not None and _spreads(made_by.get(v), wanted)
+            free = wanted is not None and _spreads(self.made_by.get(v), wanted)
             if (v, wanted is None) not in paid and not free:
                 paid.add((v, wanted is None))
                 self._add(v, -1)
@@ -335,11 +337,9 @@ class _Rewriting:
         self._analysis = analysis
         self._values: dict[Any, Any] = {}  # in their own form
         self._converted: dict[tuple[Any, bool], Any] = {}
-        self._made_by: dict[Any, Any] = {}
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         self._values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-        self._made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         scope_of = _jax.EquationScopes()
         for i, eqn in enumerate(jaxpr.eqns):
             plan = self._analysis.plans.get(i)
@@ -365,7 +365,7 @@ class _Rewriting:
         return self._converted[key]
 
     def _convert(self, v: Any, wanted: Form) -> Any:
-        eqn = self._made_by.get(v)
+        eqn = self._analysis.made_by.get(v)
         if eqn is not None and wanted is not None and _spreads(eqn, wanted):
             places = wanted.axes(eqn.params["broadcast_dimensions"])
             operand = self._read(eqn.invars[0], None)
@@ -377,7 +377,6 @@ class _Rewriting:
 # --- the pass ------------------------------------------------------------------------------------
 
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
-_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def keep_apart(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
@@ -421,8 +420,7 @@ def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
         operands = [v.val if _is_literal(v) else env[v] for v in eqn.invars]
         with scope_of(eqn):
             if eqn.primitive.name in _CALLS:
-                called = next(eqn.params[k] for k in _CALLED if k in eqn.params)
-                outs = _inlined(*_jax.open_jaxpr(called), operands)
+                outs = _inlined(*_jax.open_jaxpr(_jax.called_jaxpr(eqn.params)), operands)
             else:
                 outs = _jax.bind_equation(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -441,7 +439,7 @@ def _merges_and_splits(jaxpr: Any) -> bool:
                     found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
                     found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))
             elif eqn.primitive.name in _CALLS:
-                visit(_jax.open_jaxpr(next(eqn.params[k] for k in _CALLED if k in eqn.params))[0])
+                visit(_jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0])
 
     visit(jaxpr)
     return all(found.values())

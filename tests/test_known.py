@@ -27,8 +27,8 @@ def fills(fn: Callable[..., Any], *shapes: str, padding: Any = 0) -> int:
         for s in shapes
     ]
     _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
-    program = trace(fn, tree, leaves, {v: 4 for s in shapes for v in s.split(", ") if v.isalpha()})
     names = sorted({v for s in shapes for v in s.split(", ") if v.isalpha()})
+    program = trace(fn, tree, leaves, dict.fromkeys(names, 4))
 
     def run(values: Any, *args: Any) -> Any:
         sizes = BucketSizes(dict.fromkeys(names, 8), program.lower, values)

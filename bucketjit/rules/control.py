@@ -38,13 +38,9 @@ def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, 
 # --- calls --------------------------------------------------------------------------------
 
 
-_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "callee", "call")
-
-
 def call(ctx: RuleContext, *operands: Any) -> list[Any]:
     """Evaluate the called program in place: what calls it does not change what it computes."""
-    called = next(ctx.params[name] for name in _CALLED if name in ctx.params)
-    return ctx.evaluate(called, *operands)
+    return ctx.evaluate(_jax.called_jaxpr(ctx.params), *operands)
 
 
 def remat(ctx: RuleContext, *operands: Any) -> Any:

@@ -159,19 +159,21 @@ CASES = [
     # vmap
     _case("vmap_batch", jax.vmap(conv("SAME", 2), (0, None)), "b, 2, s, 2", "3, 2, 3", grad=True),
     _case("vmap_kernels", jax.vmap(conv("SAME", 2)), "b, 2, s, 2", "b, 3, 2, 3"),
-    _case(
-        "vmap_batch_groups",
-        jax.vmap(lambda x, w: lax.conv_general_dilated(x, w, (1,), "VALID", batch_group_count=2)),
-        "b, 4, 3, 9",
-        "b, 6, 3, 4",
-        grad=True,
-    ),
-    _case(
-        "vmap_feature_groups",
-        jax.vmap(lambda x, w: lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2)),
-        "b, 2, 4, 9",
-        "b, 6, 2, 4",
-        grad=True,
+    *(
+        _case(
+            f"vmap_{groups}_groups",
+            jax.vmap(
+                lambda x, w, name=f"{groups}_group_count": lax.conv_general_dilated(
+                    x, w, (1,), "VALID", **{name: 2}
+                )
+            ),
+            *shapes,
+            grad=True,
+        )
+        for groups, shapes in {
+            "batch": ("b, 4, 3, 9", "b, 6, 3, 4"),
+            "feature": ("b, 2, 4, 9", "b, 6, 2, 4"),
+        }.items()
     ),
     _case("vmap_kernels_only", jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2", "b, 3, 2, 3"),
     _case("per_example_gradients", per_example, "b, 5, 2", "3, 2, 3"),
