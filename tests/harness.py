@@ -105,12 +105,6 @@ class Case:
             )
         return rows
 
-    @property
-    def gradient_sizes(self) -> list[dict[str, int]]:
-        """Fewer sizes, for gradients compile longer: the smallest, one inside, and the last."""
-        rows = self.logical_sizes
-        return rows[:2] + rows[3:][-1:]
-
 
 DOMAINS = ("mixed", "negative", "positive", "special")
 # The last one is an index that is good, beside a NaN: what a padded row scatters shows.
@@ -364,7 +358,7 @@ def check(
     poisons = poisons if poisoned else ("zero",)
     exact = jax.jit(fn)
     seed = zlib.crc32(case.name.encode())
-    for sizes in case.logical_sizes if fn is case.fn else case.gradient_sizes:
+    for sizes in case.logical_sizes:
         for domain in case.domains:
             rng = np.random.default_rng([seed, *sizes.values(), DOMAINS.index(domain)])
             args = []
