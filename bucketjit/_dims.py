@@ -270,11 +270,17 @@ class BucketSizes:
     Attributes:
         bucket: Padded size of each variable.
         values: Run-time logical size of each variable, int32 scalars.
+        leaks: Constants that depend on the logical sizes, at padded sizes.
     """
 
     def __init__(
-        self, bucket: Mapping[str, int], lower: Mapping[str, int], values: Mapping[str, Any]
+        self,
+        bucket: Mapping[str, int],
+        lower: Mapping[str, int],
+        values: Mapping[str, Any],
+        leaks: Sequence[Any] = (),
     ) -> None:
+        self.leaks = tuple(leaks)
         self.bucket = dict(bucket)
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
@@ -289,6 +295,7 @@ class BucketSizes:
             {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
             {**self._lower, **dict.fromkeys(more, 0)},
             {**self.values, **{v: logical for v, (_, logical) in more.items()}},
+            self.leaks,
         )
 
     def padded(self, dim: Dim) -> int:

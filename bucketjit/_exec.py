@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
-import numpy as np
+import jax
 
 from bucketjit import _jax, strategies
 from bucketjit._builders import Builders
@@ -28,10 +28,11 @@ from bucketjit._executable import (
     build_masked,
     padded_leaf_shapes,
     run_poisoned,
+    sizes_argument,
 )
 from bucketjit._family import Call
 from bucketjit._padding import pad
-from bucketjit._route import Route, make_route
+from bucketjit._route import Known, Route, make_route
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed, Signer
 from bucketjit._stats import BucketStats, Counters, FrozenDict, Stats
@@ -132,6 +133,7 @@ class BucketedExec(Builders):
         self._counters = Counters()
         self._refused: dict[Program, MaskingError] = {}
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
+        self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
         self._routes: list[Route] = []
         self._lock = threading.RLock()
         # The attributes of a callable object are its own: it may have one named like one here.
@@ -160,7 +162,7 @@ class BucketedExec(Builders):
                     if entry is None:
                         break
                     try:
-                        return self._run_route(route, entry, sizes, known.vector, args)
+                        return self._run_route(route, entry, known, args)
                     except SignatureChanged:
                         break
                     except Exception:
@@ -168,9 +170,7 @@ class BucketedExec(Builders):
                         raise
         return self._call_slowly(args, kwargs)
 
-    def _run_route(
-        self, route: Route, entry: Executable, sizes: tuple[int, ...], vector: Any, args: Any
-    ) -> Any:
+    def _run_route(self, route: Route, entry: Executable, known: Known, args: Any) -> Any:
         values = list(args)
         real = total = 0
         for leaf, shape in entry.pads:
@@ -181,7 +181,7 @@ class BucketedExec(Builders):
             values[position] = pad(value, shape)
         if route.dynamic is not None:
             values = [values[i] for i in route.dynamic]
-        result = entry.run(sizes, vector, values)
+        result = entry.run(known.ordered, known.sizes, values)
         entry.hits += 1
         self._counters.call(real, total)
         return result
@@ -203,7 +203,8 @@ class BucketedExec(Builders):
         program.check_reshapes(call.sizes)
         if (refusal := self._refused.get(program)) is not None:
             return self._fall_back(refusal, signed, call)
-        bucket = self._bucket(program, call.sizes)
+        with self._lock:
+            bucket = self._bucket_of(program, call)
         try:
             entry, compiled = self._masked_entry(signed, call, bucket)
         except MaskingError as error:
@@ -212,7 +213,7 @@ class BucketedExec(Builders):
         if self._config.check is Check.OFF:
             result = self._run_masked(entry, signed, call)
             if not kwargs:
-                self._add_route(signed, call, args, (program, tuple(bucket.values())))
+                self._add_route(signed, call, args, entry, (program, tuple(bucket.values())))
             return result
         return self._run_checked(entry, compiled, signed, call, bucket)
 
@@ -220,6 +221,18 @@ class BucketedExec(Builders):
         config = self._config
         every = (config.default, *config.per_dim.values())
         return all(isinstance(s, strategies.Exact) for s in every)
+
+    def _bucket_of(self, program: Program, call: Call) -> dict[str, int]:
+        """Padded size of each variable, those of the program's own included."""
+        bucket = self._bucket(program, call.sizes)
+        if not program.found:
+            return bucket
+        # Nothing bounds these over the bucket, so room is made for the largest seen in it.
+        largest = self._found.setdefault((program, tuple(bucket.values())), {})
+        there = program.found_sizes(bucket) or {}
+        for name, size in zip(program.found, call.leaks.sizes, strict=True):
+            largest[name] = max(size, there.get(name, 0), largest.get(name, 0))
+        return {**bucket, **largest}
 
     def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
         """Padded size of each variable: the strategies' choice, or what the guards allow of it."""
@@ -290,8 +303,8 @@ class BucketedExec(Builders):
             total += math.prod(shape)
             leaves[i] = pad(leaves[i], shape)
         args, kwargs = signed.tree.unflatten(leaves)
-        ordered = [call.sizes[v] for v in entry.variables]
-        result = entry.run(ordered, np.array(ordered, np.int32), args, kwargs)
+        sizes = sizes_argument(call, entry.leak_shapes)
+        result = entry.run(call.ordered, sizes, args, kwargs)
         self._counters.call(real, total)
         return result
 
@@ -318,8 +331,9 @@ class BucketedExec(Builders):
             blamed = blame(
                 call.program,
                 self._rules,
-                call.sizes,
+                dict(zip(call.variables, call.ordered, strict=True)),
                 bucket,
+                call.leaks.values,
                 lambda kind: arguments_with(entry, signed, kind),
                 not exactly,
             )
@@ -349,7 +363,9 @@ class BucketedExec(Builders):
         self._counters.call(0, 0)
         return result
 
-    def _add_route(self, signed: Signed, call: Call, args: Any, key: Any) -> None:
+    def _add_route(
+        self, signed: Signed, call: Call, args: Any, entry: Executable, key: Any
+    ) -> None:
         """Let the next call like this one skip the slow path."""
         for route in self._routes:
             if route.tokens is call.tokens and route.sizes(args) is not None:
@@ -360,7 +376,8 @@ class BucketedExec(Builders):
                 return
             route = made
             self._routes = [route, *self._routes][:_MAX_ROUTES]
-        route.remember(call.sizes, key)
+        sizes = sizes_argument(call, entry.leak_shapes)
+        route.remember(call.sizes, Known(key, call.ordered, jax.device_put(sizes)))
 
     @functools.cached_property
     def _rules(self) -> Mapping[Any, Rule]:
@@ -388,6 +405,7 @@ class BucketedExec(Builders):
             self._routes = []
             self._refused.clear()
             self._cut.clear()
+            self._found.clear()
             self._counters.clear()
 
     def stats(self) -> Stats:

@@ -19,9 +19,9 @@ from bucketjit._axes import STATIC
 from bucketjit._check import POISONS, Check, pad_poisoned, poison_equations
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
 from bucketjit._errors import MaskingError, first_line
-from bucketjit._family import Call, Family, variables_in
+from bucketjit._family import Call, Family
 from bucketjit._interpret import interpret
-from bucketjit._padding import unpad
+from bucketjit._padding import pad, unpad
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
 
@@ -47,7 +47,7 @@ class Executable:
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: Position, logical shape by sizes, and weak type of each output with open axes.
         out_tree: Tree of the outputs.
-        variables: The dimension variables, in the order of the sizes it takes.
+        leak_shapes: Padded shape of each constant that depends on the logical sizes.
         hits: Calls served after the first.
         on_compile: Told the seconds of each compile after the first: like any jitted function,
             it is compiled once more for arguments that are committed to a device where those
@@ -62,7 +62,7 @@ class Executable:
     pads: tuple[tuple[int, tuple[int, ...]], ...] = ()
     outs: tuple[tuple[int, Callable[..., tuple[int, ...]], bool], ...] = ()
     out_tree: Any = None
-    variables: tuple[str, ...] = ()
+    leak_shapes: tuple[tuple[int, ...], ...] = ()
     hits: int = field(default=0)
     on_compile: Callable[[float], None] | None = None
 
@@ -81,8 +81,8 @@ class Executable:
         """Call it with padded arguments, and cut its results to their logical shapes.
 
         Args:
-            ordered: Logical sizes in the order of `variables`.
-            sizes: The same as an int32 vector.
+            ordered: Logical sizes, in the order of `Call.variables`.
+            sizes: The same for the executable, see `sizes_argument`.
             args: The positional arguments, padded, static ones left out.
             kwargs: The keyword arguments, likewise.
 
@@ -143,7 +143,7 @@ def build_masked(
     Args:
         signed: The call that asks for it.
         call: The same call, resolved: its sizes and its program.
-        bucket: Padded size of each variable.
+        bucket: Padded size of each variable, those of the program's own included.
         pads: Position and padded shape of each leaf with open axes.
         rules: The rule table.
         leaves: The leaves of the call, padded.
@@ -156,7 +156,7 @@ def build_masked(
     """
     program, family = call.program, signed.family
     assert program is not None
-    variables = variables_in(call.tokens)
+    variables = call.variables
     began = time.perf_counter()
     poisoned = check is Check.POISON
     expected = _Expected({i for i, _ in pads})
@@ -165,9 +165,10 @@ def build_masked(
     def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = expected.check(args, kwargs)
         arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
-        values = {v: sizes[i] for i, v in enumerate(variables)}
-        at = BucketSizes(bucket, program.lower, values)
-        after = poison_equations(sizes[len(variables)]) if poisoned else None
+        vector, leaks = sizes if isinstance(sizes, tuple) else (sizes, ())
+        values = {v: vector[i] for i, v in enumerate(variables)}
+        at = BucketSizes(bucket, program.lower, values, leaks)
+        after = poison_equations(vector[len(variables)]) if poisoned else None
         padding = 0 if check is not Check.POISON else None  # what `pad` writes
         outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after, padding)
         return program.out_tree.unflatten(
@@ -182,7 +183,9 @@ def build_masked(
         i + 1 for i in signed.donate if check is Check.OFF and not _touches(args, i, open_leaves)
     ]
     function = jax.jit(masked, donate_argnums=tuple(donated))
-    sizes = np.array([call.sizes[v] for v in variables] + [0] * poisoned, np.int32)
+    static = BucketSizes(bucket, program.lower, {})
+    leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
+    sizes = sizes_argument(call, leak_shapes, 0 if poisoned else None)
     try:
         lowered = function.lower(sizes, *args, **kwargs)
     except MaskingError:
@@ -209,8 +212,22 @@ def build_masked(
         pads=pads,
         outs=outs,
         out_tree=program.out_tree,
-        variables=variables,
+        leak_shapes=leak_shapes,
     )
+
+
+def sizes_argument(
+    call: Call, leak_shapes: Sequence[tuple[int, ...]], poison: int | None = None
+) -> Any:
+    """What an executable takes before the arguments of the call.
+
+    An int32 vector: the logical sizes, and in a checked call the index of a poison; with the
+    constants that depend on the logical sizes, if the program has any.
+    """
+    vector = np.array([*call.ordered, *(() if poison is None else (poison,))], np.int32)
+    if not leak_shapes:
+        return vector
+    return vector, tuple(map(pad, call.leaks.values, leak_shapes))
 
 
 def build_exact(
@@ -271,8 +288,8 @@ def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int) -> A
     for i, shape in entry.pads:
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])
     args, kwargs = signed.tree.unflatten(leaves)
-    ordered = [call.sizes[v] for v in entry.variables]
-    return entry.run(ordered, np.array([*ordered, which], np.int32), args, kwargs)
+    sizes = sizes_argument(call, entry.leak_shapes, which)
+    return entry.run(call.ordered, sizes, args, kwargs)
 
 
 class _Expected:

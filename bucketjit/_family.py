@@ -21,8 +21,17 @@ import jax
 from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._paired import pair
 from bucketjit._signature import LeafType, bind_sizes, check_declared
-from bucketjit._trace import Leaf, Program, TraceRefused, parse_constraint, trace
+from bucketjit._trace import (
+    NO_LEAKS,
+    Leaf,
+    Leaks,
+    Program,
+    TraceRefused,
+    parse_constraint,
+    trace,
+)
 
 Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
@@ -30,6 +39,7 @@ Shapes = Sequence[tuple[int, ...]]
 _MAX_GUESSES = 64
 _MAX_REFUSALS = 4
 _REFUSALS_KEPT = 4096
+_MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,25 @@ class Call:
         sizes: Logical size of each dimension variable.
         program: The program, or None if the call must run exact.
         refusal: Why it must, or None.
+        leaks: What the program needs to know besides the sizes.
     """
 
     tokens: Tokens
     sizes: dict[str, int]
     program: Program | None
     refusal: TraceRefused | None = None
+    leaks: Leaks = NO_LEAKS
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The dimension variables, those of the program's own last."""
+        own = () if self.program is None else self.program.found
+        return (*variables_in(self.tokens), *own)
+
+    @property
+    def ordered(self) -> tuple[int, ...]:
+        """The logical size of each of `variables`."""
+        return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.leaks.sizes)
 
 
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
@@ -345,8 +368,42 @@ class Family:
             )
         except TraceRefused as refusal:
             self._raise_what_exact_raises(shapes)
-            return Call(tokens, sizes, None, refusal)
+            return self._pair(tokens, shapes, sizes, refusal)
+        if any(g.pins for g in program.guards):  # good for one size; traces may serve more
+            call = self._pair(tokens, shapes, sizes)
+            if call.program is not None:
+                return call
         return Call(tokens, sizes, program)
+
+    def _pair(
+        self,
+        tokens: Tokens,
+        shapes: Shapes,
+        sizes: dict[str, int],
+        refusal: TraceRefused | None = None,
+    ) -> Call:
+        """Concrete traces in place of a symbolic one."""
+        known = [p.pairing.samples[0] for p in self._at(tokens, shapes).programs if p.pairing]
+        if len(known) >= _MAX_PAIRED:
+            return Call(tokens, sizes, None, refusal)
+        try:
+            program = pair(
+                self.fn,
+                self.in_tree,
+                self._leaves(tokens, shapes),
+                sizes,
+                self.constraints,
+                known,
+            )
+        except TraceRefused as second:
+            if refusal is not None:
+                reason = f"{refusal.reason}; {second.reason}"
+                refusal = TraceRefused(reason, second.remedy, refusal.cause)
+            return Call(tokens, sizes, None, refusal)
+        leaks = program.leaks(sizes)
+        if leaks is None:  # it is not traced the same way twice
+            return Call(tokens, sizes, None, refusal)
+        return Call(tokens, sizes, program, leaks=leaks)
 
     def _raise_what_exact_raises(self, shapes: Shapes) -> None:
         """A function that fails by itself is no reason to fall back, now or later."""
@@ -377,8 +434,8 @@ class Family:
             return Call(tokens, sizes, None)
         known = self._at(tokens, shapes)
         for program in known.programs:
-            if program.admits(sizes):
-                return Call(tokens, sizes, program)
+            if (leaks := program.leaks(sizes)) is not None:
+                return Call(tokens, sizes, program, leaks=leaks)
         if (refusal := known.refusal(sizes)) is not None:
             return Call(tokens, sizes, None, refusal)
         call = self._attempt(tokens, shapes)

@@ -223,6 +223,48 @@ def without_dead_code(jaxpr: Any) -> Any:
     return _partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
 
 
+def is_shaped(aval: Any) -> bool:
+    """True for the abstract value of an array (``core.ShapedArray``, since 0.2)."""
+    return type(aval) is _core.ShapedArray
+
+
+def variable(aval: Any) -> Any:
+    """A new variable of a jaxpr (``core.Var`` takes an aval alone since 0.7)."""
+    return _core.Var(aval)
+
+
+def equation(invars: Sequence[Any], outvars: Sequence[Any], primitive: Any, params: Any) -> Any:
+    """A new equation without effects (``core.new_jaxpr_eqn``, since 0.2)."""
+    return _core.new_jaxpr_eqn(list(invars), list(outvars), primitive, params, _core.no_effects)
+
+
+def rebuilt_jaxpr(
+    original: Jaxpr,
+    constvars: Sequence[Any],
+    consts: Sequence[Any],
+    invars: Sequence[Any],
+    outvars: Sequence[Any],
+    eqns: Sequence[Any],
+) -> Jaxpr:
+    """A jaxpr with other variables and equations; closed over its constants if the original was.
+
+    ``jax.extend`` can make no jaxpr from another one (``Jaxpr.replace``, since 0.4).
+    """
+    jaxpr = open_jaxpr(original)[0]
+    lists = {
+        "constvars": list(constvars),
+        "invars": list(invars),
+        "outvars": list(outvars),
+        "eqns": list(eqns),
+    }
+    if not hasattr(_core, "ClosedJaxpr"):  # 0.12 merged the two classes into one
+        return jaxpr.replace(**lists, consts=list(consts))
+    rebuilt = jaxpr.replace(**lists)
+    return (
+        original.replace(jaxpr=rebuilt, consts=list(consts)) if original is not jaxpr else rebuilt
+    )
+
+
 def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Run one equation as it stands, sub-programs included (as ``core.eval_jaxpr`` does)."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))

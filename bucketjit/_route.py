@@ -53,11 +53,13 @@ class Known(NamedTuple):
 
     Attributes:
         key: Their key in the cache.
-        vector: The sizes as the executable takes them: int32, on the device.
+        ordered: Every logical size that results are cut by.
+        sizes: The same as the executable takes them, on the device.
     """
 
     key: Any
-    vector: Any
+    ordered: tuple[int, ...]
+    sizes: Any
 
 
 class Route:
@@ -121,12 +123,11 @@ class Route:
                     found[variable] = size
         return tuple(found)
 
-    def remember(self, sizes: Mapping[str, int], key: Any) -> None:
-        """These sizes are served by the cache entry of this key."""
+    def remember(self, sizes: Mapping[str, int], known: Known) -> None:
+        """These sizes are served like this."""
         if len(self.memo) >= _MEMO_LIMIT:
             self.memo.clear()
-        ordered = tuple(sizes[v] for v in self._variables)
-        self.memo[ordered] = Known(key, jax.device_put(np.array(ordered, np.int32)))
+        self.memo[tuple(sizes[v] for v in self._variables)] = known
 
 
 def make_route(

@@ -92,6 +92,10 @@ class RuleContext:
         """The axes of an operand, given by its position, whose size is symbolic."""
         return symbolic_axes(self.in_shapes[operand])
 
+    def leaked(self, index: int) -> Any:
+        """A constant of the program that depends on the logical sizes, at padded size."""
+        return self._sizes.leaks[index]
+
     # --- filling ---
 
     def shape_of(self, operand: Any) -> Shape:

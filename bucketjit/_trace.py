@@ -13,9 +13,10 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
@@ -55,6 +56,11 @@ class Guard:
         return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
 
     @property
+    def pins(self) -> bool:
+        """Whether it leaves a variable one size only."""
+        return self.op == "==" and self.left.isidentifier() and not variables_of(self.right)
+
+    @property
     def variables(self) -> frozenset[str]:
         """The dimension variables the guard speaks of."""
         return frozenset(variables_of(self.left)) | frozenset(variables_of(self.right))
@@ -85,6 +91,40 @@ class Leaf:
         return self.dtype is None
 
 
+@dataclass(frozen=True)
+class Leaks:
+    """What a program needs to know of the logical sizes that it cannot compute from them.
+
+    Attributes:
+        sizes: The program's *found* sizes, see `Program`.
+        values: Constants that depend on the sizes: scalars, or arrays of logical shape.
+    """
+
+    sizes: tuple[int, ...] = ()
+    values: tuple[np.ndarray, ...] = ()
+
+
+NO_LEAKS = Leaks()
+
+
+class Pairing(Protocol):
+    """Concrete traces that a program was made from; see `bucketjit._paired`."""
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, int]]:
+        """The sizes they were made at."""
+
+    @property
+    def leaked(self) -> int:
+        """How many constants depend on the logical sizes."""
+
+    def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
+        """What to know at these sizes; None if the program does not serve them."""
+
+    def found_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The found sizes at these sizes; None if the program does not serve them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A function traced with symbolic sizes.
@@ -98,6 +138,9 @@ class Program:
         guards: What must hold of the sizes of a call.
         lower: Smallest size of each variable, 1 unless a guard says more.
         reshapes: Pairs of shapes of one reshape that are equal only at some sizes.
+        found: Variables of its own: sizes that no expression of the others gives.
+        leak_shapes: Shape of each leaked constant, see `Leaks`.
+        pairing: The concrete traces it was made from; None if it was traced symbolically.
     """
 
     jaxpr: Any
@@ -109,10 +152,23 @@ class Program:
     guards: tuple[Guard, ...]
     lower: Mapping[str, int]
     reshapes: tuple[tuple[Shape, Shape], ...] = field(default=())
+    found: tuple[str, ...] = ()
+    leak_shapes: tuple[Shape, ...] = ()
+    pairing: Pairing | None = None
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
         """Whether every guard holds at these sizes."""
         return all(g.holds(sizes) for g in self.guards)
+
+    def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
+        """What to know besides the sizes; None if the program does not serve them."""
+        if not self.admits(sizes):
+            return None
+        return NO_LEAKS if self.pairing is None else self.pairing.leaks(sizes)
+
+    def found_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
+        """Padded values of the found sizes; None if they are not known for this bucket."""
+        return {} if self.pairing is None else self.pairing.found_sizes(bucket)
 
     def fits(self, bucket: Mapping[str, int]) -> bool:
         """Whether the program may be built at these padded sizes.

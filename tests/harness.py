@@ -22,7 +22,8 @@ from jax import lax
 
 from bucketjit._dims import BucketSizes, evaluate, evaluate_text, is_symbolic, variables_of
 from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
+from bucketjit._paired import pair
+from bucketjit._trace import Leaf, TraceRefused, trace
 from bucketjit.rules import default_rules
 
 
@@ -204,9 +205,11 @@ class Masked:
         fn: Callable[..., Any],
         rules: Mapping[Any, Any] | None = None,
         poisoned: bool = True,
+        paired: bool = False,
     ) -> None:
         self.case = case
         self.poisoned = poisoned
+        self.paired = paired
         self.rules = default_rules() if rules is None else rules
         self.bucket = case.bucket
         self._programs: list[Any] = []
@@ -215,7 +218,7 @@ class Masked:
 
     def program(self, sizes: Mapping[str, int]) -> Any:
         for program in self._programs:
-            if program.admits(sizes):
+            if program.leaks(sizes) is not None:
                 return program
         leaves = []
         for i, arg in enumerate(self.case.arguments):
@@ -223,20 +226,40 @@ class Masked:
             shape = tuple(int(t) if t.isdigit() else t for t in arg.sizes)
             leaves.append(Leaf(f"arg{i}", shape, dtype))
         _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
-        program = trace(self.fn, tree, leaves, sizes, self.case.constraints)
+        given = (self.fn, tree, leaves, sizes, self.case.constraints)
+        if self.paired:
+            program = pair(*given)
+        else:
+            try:
+                program = trace(*given)
+            except TraceRefused:
+                program = pair(*given)
         self._programs.append(program)
         return program
 
+    def serves(self, sizes: Mapping[str, int]) -> bool:
+        """Whether there is a program for these sizes."""
+        try:
+            self.program(sizes)
+        except TraceRefused:
+            return False
+        return True
+
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int], poison: str) -> Any:
         program = self.program(sizes)
+        leaks = program.leaks(sizes)
+        assert leaks is not None, "traced twice, two different programs"
         bucket = self.bucket
         if not program.admits(bucket):
             bucket = dict(sizes)
+        there = program.found_sizes(bucket) or {}
+        for name, size in zip(program.found, leaks.sizes, strict=True):
+            bucket[name] = max(size, there.get(name, 0))
         key = (id(program), tuple(bucket.items()))
         if key not in self._compiled:
 
-            def run(values: Any, which: Any, *padded: Any) -> Any:
-                at = BucketSizes(bucket, program.lower, values)
+            def run(values: Any, leaked: Any, which: Any, *padded: Any) -> Any:
+                at = BucketSizes(bucket, program.lower, values, leaked)
                 return interpret(
                     program.jaxpr,
                     program.consts,
@@ -258,11 +281,14 @@ class Masked:
                 for i, t in enumerate(arg.sizes)
             ]
             padded.append(poison_padding(x, tuple(dims), poison))
-        values = {v: np.int32(sizes[v]) for v in bucket}
-        outs = self._compiled[key](values, POISONS.index(poison), *padded)
+        known = {**sizes, **dict(zip(program.found, leaks.sizes, strict=True))}
+        values = {v: np.int32(known[v]) for v in bucket}
+        shapes = map(BucketSizes(bucket, program.lower, {}).padded_shape, program.leak_shapes)
+        leaked = [poison_padding(x, s, poison) for x, s in zip(leaks.values, shapes, strict=True)]
+        outs = self._compiled[key](values, leaked, POISONS.index(poison), *padded)
         cut = []
         for out, shape in zip(outs, program.out_shapes, strict=True):
-            dims = tuple(evaluate(d, sizes) for d in shape)
+            dims = tuple(evaluate(d, known) for d in shape)
             if jax.dtypes.issubdtype(out.dtype, jax.dtypes.prng_key):
                 out = jax.random.key_data(out)
             cut.append(np.asarray(out)[tuple(slice(0, n) for n in dims)])
@@ -339,6 +365,7 @@ def check(
     rules: Mapping[Any, Any] | None = None,
     poisons: Sequence[str] = POISONS,
     poisoned: bool = True,
+    paired: bool = False,
 ) -> None:
     """Run a case at its logical sizes, domains and poisons; raise on the first difference.
 
@@ -348,13 +375,14 @@ def check(
         rules: Rule table; the default one if None.
         poisons: Which poisons.
         poisoned: Whether padding is poisoned at all.
+        paired: Make its programs of concrete traces even where it can be traced symbolically.
 
     Raises:
         AssertionError: Padded and exact differ.
         MaskingError: The program cannot be masked.
     """
     fn = case.fn if fn is None else fn
-    masked = Masked(case, fn, rules, poisoned)
+    masked = Masked(case, fn, rules, poisoned, paired)
     poisons = poisons if poisoned else ("zero",)
     exact = jax.jit(fn)
     seed = zlib.crc32(case.name.encode())
@@ -366,10 +394,12 @@ def check(
                 shape = tuple(evaluate_text(t, sizes) for t in arg.sizes)
                 args.append(_contents(arg, shape, sizes, domain, rng))
             want = exact(*args)
+            if paired and not masked.serves(sizes):
+                continue
             for poison in poisons:
                 got = masked(args, sizes, poison)
                 _compare(case, got, want, f"{case.name} at {sizes}, {domain}, {poison}")
-    if fn is case.fn:
+    if fn is case.fn and not paired:
         found = set(itertools.chain(*(primitives_of(p.jaxpr) for p in masked._programs)))
         missing = set(case.covers) - found
         assert not missing, f"{case.name}: claims to cover {missing}, program has {found}"

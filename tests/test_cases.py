@@ -41,6 +41,20 @@ def test_without_poison(case: Case) -> None:
     check(case, poisoned=False)
 
 
+@pytest.mark.parametrize("case", CASES[7::24], ids=lambda c: c.name)
+def test_paired(case: Case) -> None:
+    """Programs of concrete traces do the same, though symbolic traces would do."""
+    check(case, paired=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_all_paired(case: Case) -> None:
+    check(case, paired=True)
+    if case.grad:
+        check(case, fn=gradient_of(case), paired=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_all_without_poison(case: Case) -> None:

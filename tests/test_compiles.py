@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, FallbackWarning
-from tests.comparison import ramp
+from tests.comparison import ramp, unrolled
 
 Count = Callable[[], int]
 
@@ -154,7 +154,7 @@ def test_the_exact_run_compiles_once_per_size(xla_compiles: Count) -> None:
 
 
 def test_a_fallback_compiles_once_per_size(xla_compiles: Count) -> None:
-    executor = BucketedExec(lambda x: x * int(x.shape[0])).with_pow2()
+    executor = BucketedExec(unrolled).with_pow2()
     before = xla_compiles()
     with pytest.warns(FallbackWarning):
         for n in (3, 4, 3, 4, 3):

@@ -29,7 +29,7 @@ from bucketjit import (
     MaskingError,
     strategies,
 )
-from tests.comparison import assert_like_jit, assert_same, ramp
+from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)
 
@@ -585,7 +585,7 @@ def test_a_donated_array_used_again_is_refused_as_by_jit() -> None:
 
 
 def test_a_fallback_donates_too() -> None:
-    fn = lambda w, x: (w + x.sum(), x * int(x.shape[0]))  # noqa: E731
+    fn = lambda w, x: (w + x.sum(), unrolled(x))  # noqa: E731
     executor = BucketedExec(fn, donate_argnums=0, dynamic_axes=(None, "b")).with_pow2()
     with pytest.warns(FallbackWarning):
         executor(jnp.zeros(4), ramp(3))
@@ -855,21 +855,17 @@ def test_rank_promotion_is_checked_as_by_jit() -> None:
 # --- fallback ----------------------------------------------------------------------------------
 
 
-def _needs_an_int(x: Any) -> Any:
-    return x * int(x.shape[0])
-
-
 def test_a_fallback_is_exact_warns_once_and_counts() -> None:
-    executor = BucketedExec(_needs_an_int).with_pow2()
+    executor = BucketedExec(unrolled).with_pow2()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (3, 4, 3, 3, 5):
             got = executor(ramp(n))
-            assert_same(got, jax.jit(_needs_an_int)(ramp(n)))
+            assert_same(got, jax.jit(unrolled)(ramp(n)))
     (warning,) = caught
     assert issubclass(warning.category, FallbackWarning)
     assert warning.filename == __file__
-    assert "_needs_an_int" in str(warning.message)
+    assert "unrolled" in str(warning.message)
     assert "used as a Python int" in str(warning.message)
     stats = executor.stats()
     assert stats.fallback_calls == 5
@@ -882,13 +878,13 @@ def test_a_fallback_is_exact_warns_once_and_counts() -> None:
 
 def test_each_reason_warns_once() -> None:
     def fn(x: Any, how: str) -> Any:
-        return x * (int(x.shape[0]) if how == "int" else float(x.shape[0]))
+        return unrolled(x) if how == "index" else jnp.stack(list(x.reshape(-1, 1)))
 
     executor = BucketedExec(fn, static_argnums=1).with_pow2()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (3, 4, 3):
-            for how in ("int", "float"):
+            for how in ("index", "iteration"):
                 executor(ramp(n), how)
     assert len(caught) == 2
     assert sorted(executor.stats().fallback_reasons.values()) == [3, 3]
@@ -896,7 +892,7 @@ def test_each_reason_warns_once() -> None:
 
 def _ran(x: Any) -> Any:
     jax.debug.callback(_ran.calls.append, x.sum())  # type: ignore[attr-defined]
-    return x * int(x.shape[0])
+    return unrolled(x)
 
 
 def test_fallback_error_raises_before_anything_runs() -> None:
@@ -1252,7 +1248,7 @@ def test_stats_are_a_frozen_snapshot() -> None:
 
 
 def test_every_call_is_a_hit_or_a_miss() -> None:
-    executor = BucketedExec(_needs_an_int).with_pow2()
+    executor = BucketedExec(unrolled).with_pow2()
     with pytest.warns(FallbackWarning):
         for n in (3, 4, 0, 3, 5, 3):
             executor(ramp(n))

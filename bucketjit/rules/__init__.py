@@ -34,6 +34,7 @@ FAMILIES = (
     "linalg",
     "effects",
     "annotations",
+    "paired",
     "refused",
 )
 

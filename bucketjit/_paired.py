@@ -1,0 +1,338 @@
+"""The second way to a program: concrete traces, compared.
+
+Some code turns a size into a Python number: ``math.sqrt(n)``, ``np.arange(n)``, ``int(n)``. It
+cannot be traced with symbolic sizes, but it can be traced at any sizes there are. Where traces at
+several sizes have one skeleton (see `bucketjit._skeleton`), they are one program: a size that
+differs between them is an expression of the variables, or, if none is found, a *found* size with a
+name of its own; a constant that differs is *leaked*, an input of the executable.
+
+Nothing that is guessed here is trusted. Before a program serves a call, the function is traced at
+the logical sizes of that call: the skeleton, every size and every constant must be those of the
+program at these sizes, and leaked constants and found sizes are taken from that very trace. So what
+is run, masked, is what the exact run does, whatever coincidence made the expressions. This trace
+costs what tracing costs, once for each logical size, and never a compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cachetools
+import jax
+import numpy as np
+from jax import export
+
+from bucketjit import _jax
+from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
+from bucketjit._fit import fit
+from bucketjit._skeleton import Skeleton, put_together, same_constant, take_apart
+from bucketjit._trace import Leaf, Leaks, Program, TraceRefused, parse_constraint
+from bucketjit._unmerge import keep_apart
+
+_SAMPLES = 6
+_REMEMBERED = 1024  # logical sizes, for each program
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Concrete:
+    """A trace at certain sizes.
+
+    Attributes:
+        jaxpr, consts: The program and its constants.
+        out_tree: How its outputs nest.
+        skeleton: The same, taken apart.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    out_tree: Any
+    skeleton: Skeleton
+
+
+class Tracer:
+    """Traces one function at concrete sizes.
+
+    Args:
+        fn: The function, its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        leaves: What is known of each argument leaf.
+    """
+
+    def __init__(self, fn: Callable[..., Any], in_tree: Any, leaves: Sequence[Leaf]) -> None:
+        self._fn = fn
+        self._in_tree = in_tree
+        self._leaves = tuple(leaves)
+        texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
+        self.tokens = sorted(texts)
+        self.variables = sorted({v for t in texts for v in variables_of(t)})
+
+    def at(self, sizes: Sizes) -> Concrete:
+        """The trace at these sizes.
+
+        Raises:
+            Exception: Whatever the function raises.
+        """
+        inputs = [self._input(leaf, sizes) for leaf in self._leaves]
+        arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
+        out_tree: Any = None
+
+        def flat(*values: Any) -> list[Any]:
+            nonlocal out_tree
+            rest = iter(values)
+            given = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in inputs]
+            args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, given)
+            outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
+            return outs
+
+        closed = jax.make_jaxpr(flat)(*arrays)
+        jaxpr, consts = _jax.open_jaxpr(closed)
+        jaxpr = _jax.without_dead_code(jaxpr)
+        return Concrete(jaxpr, consts, out_tree, take_apart(jaxpr, consts))
+
+    @staticmethod
+    def _input(leaf: Leaf, sizes: Sizes) -> Any:
+        shape = tuple(d if isinstance(d, int) else evaluate_text(d, sizes) for d in leaf.shape)
+        if leaf.is_size:
+            return shape[0]
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type)
+
+
+class Pairing:
+    """What a paired program knows of the traces it was made from; see the module.
+
+    Attributes:
+        samples: The sizes it was made from.
+        leaked: How many constants are taken from the trace at the logical sizes.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        first: Concrete,
+        samples: Sequence[Sizes],
+        labels: Sequence[int | str],
+        found: Mapping[str, int],
+        label_of_size: Sequence[int],
+        leaks: Sequence[int | None],
+    ) -> None:
+        self.samples = tuple(dict(s) for s in samples)
+        self.leaked = sum(leak is not None for leak in leaks)
+        self._tracer = tracer
+        self._skeleton = Skeleton(first.skeleton.parts, [], [])
+        self._out_tree = first.out_tree
+        self._labels = tuple(labels)
+        self._found = {
+            name: next(i for i, x in enumerate(labels) if name in variables_of(str(x)))
+            for name in found
+        }
+        self._offset = dict(found)
+        self._label_of_size = np.asarray(label_of_size, np.intp)
+        self._example = {
+            label: int(np.argmax(self._label_of_size == label)) for label in self._found.values()
+        }
+        self._leaks = tuple(leaks)
+        self._values = tuple(
+            None if leak is not None else value
+            for leak, value in zip(leaks, first.skeleton.values, strict=True)
+        )
+        self._at: Any = cachetools.LRUCache(_REMEMBERED)
+        self._lock = threading.Lock()
+
+    def leaks(self, sizes: Sizes) -> Leaks | None:
+        """What the trace at these logical sizes says; None if the program is not that trace."""
+        key = tuple(sizes[v] for v in self._tracer.variables)
+        with self._lock:
+            if key in self._at:
+                return self._at[key]
+        leaks = self._look(sizes)
+        with self._lock:
+            self._at[key] = leaks
+        return leaks
+
+    def found_sizes(self, sizes: Sizes) -> dict[str, int] | None:
+        """The found sizes at a bucket; None if the trace there is another program."""
+        if not self._found:
+            return {}
+        leaks = self.leaks(sizes)
+        return None if leaks is None else dict(zip(self._found, leaks.sizes, strict=True))
+
+    def _look(self, sizes: Sizes) -> Leaks | None:
+        try:
+            concrete = self._tracer.at(sizes)
+        except Exception:  # the exact run raises it to the user
+            return None
+        skeleton = concrete.skeleton
+        if concrete.out_tree != self._out_tree or skeleton.difference(self._skeleton):
+            return None
+        there = np.asarray(skeleton.sizes, np.int64)
+        found = {
+            name: int(there[self._example[at]]) - self._offset[name]
+            for name, at in self._found.items()
+        }
+        if any(n < 1 for n in found.values()):
+            return None
+        known = {**sizes, **found}
+        expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self._labels]
+        if expected and (np.asarray(expected, np.int64)[self._label_of_size] != there).any():
+            return None
+        values: dict[int, Any] = {}
+        for mine, leak, value in zip(self._values, self._leaks, skeleton.values, strict=True):
+            if leak is not None:
+                values[leak] = np.asarray(value)
+            elif not same_constant(mine, value):
+                return None
+        return Leaks(tuple(found.values()), tuple(values[i] for i in range(len(values))))
+
+
+def pair(
+    fn: Callable[..., Any],
+    in_tree: Any,
+    leaves: Sequence[Leaf],
+    sizes: Sizes,
+    constraints: Sequence[str] = (),
+    others: Sequence[Sizes] = (),
+) -> Program:
+    """Make a program of concrete traces.
+
+    Args:
+        fn: The function, its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        leaves: What is known of each argument leaf.
+        sizes: The sizes at hand, which the program will serve.
+        constraints: The user's constraints on the sizes.
+        others: Sizes at which the function has been traced before.
+
+    Returns:
+        The program. It serves the sizes at hand, and whatever others its `Pairing` says.
+
+    Raises:
+        TraceRefused: The function does different things at different sizes.
+        Exception: Whatever the function raises at the sizes at hand.
+    """
+    tracer = Tracer(fn, in_tree, leaves)
+    first = tracer.at(sizes)
+    traces, samples = [first], [dict(sizes)]
+    difference = None
+    guards = [parse_constraint(c) for c in constraints]
+    for candidate in _candidates(sizes, others):
+        if len(samples) == _SAMPLES:
+            break
+        if candidate in samples or not all(g.holds(candidate) for g in guards):
+            continue
+        try:
+            trace = tracer.at(candidate)
+        except Exception:  # these sizes are nothing that the user asked for
+            continue
+        if trace.out_tree != first.out_tree:
+            difference = difference or "its results nest otherwise at another size"
+        elif differs := first.skeleton.difference(trace.skeleton):
+            difference = difference or differs
+        elif any(
+            type(v) is not type(w) and not np.isscalar(v)
+            for v, w in zip(first.skeleton.values, trace.skeleton.values, strict=True)
+        ):
+            difference = difference or "a constant of another type at another size"
+        else:
+            traces.append(trace)
+            samples.append(candidate)
+    if not _tells_apart(samples, tracer.variables):
+        raise TraceRefused(
+            "a size is used as a Python number, and the function then does different things at "
+            f"different sizes ({difference or 'it fails at others'})",
+            "compute on the size with jax.numpy, or leave that axis static",
+        )
+    return _merged(tracer, traces, samples, constraints)
+
+
+def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int]]:
+    """Sizes to trace at: each variable by itself, and all at once, in different proportions."""
+    for other in others:
+        yield dict(other)
+    names = sorted(sizes)
+    for i, name in enumerate(names):
+        for step in (1 + i, 2 * (1 + i), sizes[name] + i):
+            yield {**sizes, name: sizes[name] + step}
+            if len(names) > 1:
+                break
+    for factor, offset in ((1, 3), (1, 4), (2, 6), (3, 4), (1, 12)):
+        yield {
+            v: factor * n + offset * (i + 1) + i for i, (v, n) in enumerate(sorted(sizes.items()))
+        }
+
+
+def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
+    """Whether every variable varies, and no two of them always together."""
+    columns = [tuple(s[v] for s in samples) for v in variables]
+    return all(len(set(c)) > 1 for c in columns) and len(set(columns)) == len(columns)
+
+
+def _merged(
+    tracer: Tracer,
+    traces: Sequence[Concrete],
+    samples: Sequence[Sizes],
+    constraints: Sequence[str],
+) -> Program:
+    first = traces[0]
+    number: dict[tuple[int, ...], int] = {}
+    columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
+    label_of_size = [number.setdefault(column, len(number)) for column in columns]
+    declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
+    labels: list[int | str] = []
+    found: dict[str, int] = {}
+    for column in number:
+        label = declared[column] if column in declared else fit(column, samples)
+        if label is None:
+            name = bind_unique_names("found", {*tracer.variables, *found})
+            found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
+            label = f"{name} - {-found[name]}" if found[name] else name
+        labels.append(label)
+    leaks: list[int | None] = []
+    for values in zip(*(t.skeleton.values for t in traces), strict=True):
+        same = all(same_constant(values[0], v) for v in values[1:])
+        leaks.append(None if same else sum(leak is not None for leak in leaks))
+        if not same and not _can_leak(values):
+            raise TraceRefused(
+                "a random key in the program depends on a size", "pass it as an argument"
+            )
+    scope = export.SymbolicScope(tuple(constraints))
+    dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
+    jaxpr, consts, leak_shapes = put_together(
+        first.jaxpr,
+        first.consts,
+        [dims[i] for i in label_of_size],
+        leaks,
+        _dimension(tracer.variables[0], scope),
+    )
+    out_avals = [v.aval for v in jaxpr.outvars]
+    in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
+    # JAX does not trace every symbolic program that can be written down.
+    with contextlib.suppress(Exception):
+        jaxpr, consts = keep_apart(jaxpr, consts)
+    return Program(
+        jaxpr=jaxpr,
+        consts=tuple(consts),
+        in_shapes=in_shapes,
+        out_shapes=tuple(tuple(a.shape) for a in out_avals),
+        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
+        out_tree=first.out_tree,
+        guards=tuple(parse_constraint(c) for c in constraints),
+        lower={v: 1 for v in tracer.variables},
+        found=tuple(found),
+        leak_shapes=leak_shapes,
+        pairing=Pairing(tracer, first, samples, labels, found, label_of_size, leaks),
+    )
+
+
+def _can_leak(values: Sequence[Any]) -> bool:
+    dtypes = [getattr(v, "dtype", None) for v in values]
+    return not any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes)
+
+
+def _dimension(text: str, scope: export.SymbolicScope) -> Any:
+    return export.symbolic_shape(text, scope=scope)[0]

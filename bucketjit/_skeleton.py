@@ -1,0 +1,304 @@
+"""Take a traced program apart: what does not depend on sizes, the sizes in it, and its constants.
+
+Two concrete traces of one function have equal *skeletons* if they do the same: the same
+primitives on the same operands, with equal parameters but for sizes. Sizes and constants are
+listed in one fixed order, so those of several traces can be compared place by place, and a program
+can be put together again with other sizes (symbolic ones) and other constants in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from bucketjit import _jax
+from bucketjit._dims import Dim, Shape
+
+# Parameters that hold sizes, positions or counts along axes, and nothing else. An int anywhere
+# else (an axis, a feature count) is part of the skeleton: it decides what the program does.
+_SIZES: Mapping[str, frozenset[str]] = {
+    name: frozenset(params.split())
+    for name, params in {
+        "broadcast_in_dim": "shape",
+        "conv_general_dilated": "padding",
+        "dynamic_slice": "slice_sizes",
+        "empty": "shape",
+        "full": "shape",
+        "gather": "slice_sizes",
+        "iota": "shape",
+        "iota_2x32_shape": "shape",
+        "pad": "padding_config",
+        "random_bits": "shape",
+        "random_split": "shape",
+        "random_gamma": "shape",
+        "reduce_window": "window_dimensions padding",
+        "reduce_window_max": "window_dimensions padding",
+        "reduce_window_min": "window_dimensions padding",
+        "reduce_window_sum": "window_dimensions padding",
+        "reshape": "new_sizes",
+        "rng_bit_generator": "shape",
+        "scan": "length",
+        "select_and_gather_add": "window_dimensions padding",
+        "select_and_scatter_add": "window_dimensions padding",
+        "slice": "start_indices limit_indices",
+        "split": "sizes",
+        "tile": "reps",
+        "top_k": "k",
+    }.items()
+}
+
+# Functions that only differentiation calls, which is done before a program is traced; and names.
+_IDLE = frozenset(
+    ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "name", "debug_info")
+)
+
+leaked_p = jex_core.Primitive("leaked")
+
+
+@leaked_p.def_abstract_eval  # type: ignore[untyped-decorator]
+def _abstract_eval(*, index: int, aval: Any, depends_on: Dim) -> Any:
+    return aval
+
+
+@dataclass
+class Skeleton:
+    """A program taken apart.
+
+    Attributes:
+        parts: What must be equal in two traces that do the same.
+        sizes: Every size, in order.
+        values: Every constant, literals included, in order.
+    """
+
+    parts: list[Any] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+    def difference(self, other: Skeleton) -> str | None:
+        """Where two programs first do different things, in words; None if they do the same."""
+        last = ""
+        for a, b in zip(self.parts, other.parts, strict=False):
+            if isinstance(a, jex_core.Primitive):
+                last = a.name
+            if not _same(a, b):
+                if isinstance(a, jex_core.Primitive) and isinstance(b, jex_core.Primitive):
+                    return f"{a.name} at one size, {b.name} at another"
+                return f"{last} has other parameters or operands"
+        if len(self.parts) != len(other.parts):
+            return "more equations at one size than at another"
+        return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    try:
+        return bool(a == b)
+    except Exception:  # a comparison that answers with an array, or not at all
+        return False
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Whether two constants of programs are equal in every bit."""
+    if a is b:
+        return True
+    dtypes = [getattr(x, "dtype", None) for x in (a, b)]
+    if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
+        return dtypes[0] == dtypes[1] and same_constant(*map(jax.random.key_data, (a, b)))
+    x, y = np.asarray(a), np.asarray(b)
+    return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def take_apart(jaxpr: Any, consts: Sequence[Any]) -> Skeleton:
+    """The skeleton of a concrete program, its sizes, and its constants.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: Values of its constants.
+    """
+    found = Skeleton()
+    _Apart(found).program(jaxpr, consts)
+    return found
+
+
+class _Apart:
+    """Walks a program in the order that `_Together` does."""
+
+    def __init__(self, found: Skeleton) -> None:
+        self._found = found
+        self._part = found.parts.append
+
+    def program(self, jaxpr: Any, consts: Sequence[Any]) -> None:
+        number: dict[Any, int] = {}
+        self._part(("program", len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
+        for var, value in zip(jaxpr.constvars, consts, strict=False):
+            number[var] = len(number)
+            self._aval(var.aval)
+            self._found.values.append(value)
+        # A program inside an equation may get its constants as operands.
+        for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
+            number[var] = len(number)
+            self._aval(var.aval)
+        for eqn in jaxpr.eqns:
+            self._part(eqn.primitive)
+            for atom in eqn.invars:
+                self._atom(atom, number)
+            slots = _SIZES.get(eqn.primitive.name, ())
+            for name in sorted(eqn.params):
+                self._part(name)
+                if name not in _IDLE:
+                    self._param(eqn.params[name], name in slots)
+            for var in eqn.outvars:
+                number[var] = len(number)
+                self._aval(var.aval)
+        for atom in jaxpr.outvars:
+            self._atom(atom, number)
+
+    def _atom(self, atom: Any, number: Mapping[Any, int]) -> None:
+        if isinstance(atom, jex_core.Literal):
+            self._part("literal")
+            self._aval(atom.aval)
+            self._found.values.append(atom.val)
+        else:
+            self._part(number[atom])
+
+    def _aval(self, aval: Any) -> None:
+        if not _jax.is_shaped(aval):
+            self._part(aval)
+            return
+        self._part((aval.dtype, bool(getattr(aval, "weak_type", False)), len(aval.shape)))
+        self._found.sizes += aval.shape
+
+    def _param(self, value: Any, slot: bool) -> None:
+        if slot and _is_int(value):
+            self._found.sizes.append(int(value))
+        elif _jax.is_jaxpr(value):
+            self.program(*_jax.open_jaxpr(value))
+        elif isinstance(value, tuple | list):
+            self._part((type(value), len(value)))
+            for v in value:
+                self._param(v, slot)
+        elif isinstance(value, dict):
+            self._part(tuple(value))
+            for v in value.values():
+                self._param(v, slot)
+        elif _jax.is_shaped(value):
+            self._aval(value)
+        else:
+            self._part(value)
+
+
+def put_together(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    sizes: Sequence[Dim],
+    leaks: Sequence[int | None],
+    depends_on: Dim,
+) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
+    """A program with other sizes, some of its constants left to be filled in at run time.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: Values of its constants.
+        sizes: What to put in the place of every size.
+        leaks: For every constant, its number among those filled in at run time, or None to keep
+            it. It becomes the result of an equation of `leaked_p`.
+        depends_on: A symbolic size, which marks those equations as depending on sizes.
+
+    Returns:
+        The program, its constants, and the shapes of those that are filled in.
+    """
+    work = _Together(iter(sizes), iter(leaks), depends_on)
+    together, kept = work.program(jaxpr, jaxpr, consts)
+    return together, kept, tuple(shape for _, shape in sorted(work.leaked.items()))
+
+
+class _Together:
+    def __init__(self, sizes: Iterator[Dim], leaks: Iterator[int | None], depends_on: Dim) -> None:
+        self._sizes = sizes
+        self._leaks = leaks
+        self._depends_on = depends_on
+        self.leaked: dict[int, Shape] = {}
+
+    def program(
+        self, original: Any, jaxpr: Any, consts: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        env: dict[Any, Any] = {}
+        eqns: list[Any] = []
+        kept: list[Any] = []
+        constvars: list[Any] = []
+        for var, value in zip(jaxpr.constvars, consts, strict=False):
+            aval = self._aval(var.aval)
+            leak = next(self._leaks)
+            if leak is None:
+                env[var] = _jax.variable(aval)
+                constvars.append(env[var])
+                kept.append(value)
+            else:
+                env[var] = self._leaked(leak, aval, eqns)
+        for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
+            env[var] = _jax.variable(self._aval(var.aval))
+        constvars += [env[v] for v in jaxpr.constvars[len(consts) :]]
+        for eqn in jaxpr.eqns:
+            operands = [self._atom(atom, env, eqns) for atom in eqn.invars]
+            slots = _SIZES.get(eqn.primitive.name, ())
+            params = {
+                name: eqn.params[name]
+                if name in _IDLE
+                else self._param(eqn.params[name], name in slots)
+                for name in sorted(eqn.params)
+            }
+            for var in eqn.outvars:
+                env[var] = type(var)(self._aval(var.aval))
+            outs = [env[v] for v in eqn.outvars]
+            eqns.append(eqn.replace(invars=operands, outvars=outs, params=params))
+        results = [self._atom(atom, env, eqns) for atom in jaxpr.outvars]
+        inputs = [env[v] for v in jaxpr.invars]
+        return _jax.rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
+
+    def _leaked(self, leak: int, aval: Any, eqns: list[Any]) -> Any:
+        var = _jax.variable(aval)
+        self.leaked[leak] = tuple(aval.shape)
+        params = {"index": leak, "aval": aval, "depends_on": self._depends_on}
+        eqns.append(_jax.equation([], [var], leaked_p, params))
+        return var
+
+    def _atom(self, atom: Any, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
+        if not isinstance(atom, jex_core.Literal):
+            return env[atom]
+        aval = self._aval(atom.aval)
+        leak = next(self._leaks)
+        return atom if leak is None else self._leaked(leak, aval, eqns)
+
+    def _aval(self, aval: Any) -> Any:
+        if not _jax.is_shaped(aval):
+            return aval
+        shape = tuple(next(self._sizes) for _ in aval.shape)
+        return aval if shape == tuple(aval.shape) else aval.update(shape=shape)
+
+    def _param(self, value: Any, slot: bool) -> Any:
+        if slot and _is_int(value):
+            return next(self._sizes)
+        if _jax.is_jaxpr(value):
+            return self.program(value, *_jax.open_jaxpr(value))[0]
+        if isinstance(value, tuple | list):
+            parts = [self._param(v, slot) for v in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, dict):
+            return {k: self._param(v, slot) for k, v in value.items()}
+        if _jax.is_shaped(value):
+            return self._aval(value)
+        return value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,94 @@
+"""Code that turns sizes into Python numbers; its programs are made of concrete traces."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.harness import Arg, Case
+
+BOTH = "b, s"
+_TABLE = np.sin(np.arange(64, dtype=np.float32))
+_BY_SIZE = {n: 1.0 / (n + 1) for n in range(64)}
+
+
+def _attention(q):
+    scores = jnp.einsum("bqd,bkd->bqk", q, q) / math.sqrt(q.shape[1])
+    causal = np.tril(np.ones((q.shape[1], q.shape[1]), bool))
+    return jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)) @ q
+
+
+def _sinusoidal(x):
+    angle = np.arange(x.shape[1])[:, None] / 100.0 ** np.linspace(0, 1, 3)
+    return x[..., None] + np.sin(angle).astype(np.float32)
+
+
+def _scaled_in_loop(x):
+    return lax.scan(lambda c, row: (c + row / float(x.shape[1]), c.sum()), x[0], x)
+
+
+def _counted_loop(x):
+    return lax.fori_loop(
+        0, int(x.shape[1]), lambda i, c: c + x[:, i] * math.log(x.shape[1]), x[:, 0]
+    )
+
+
+def _either(x):
+    return lax.cond(
+        x.sum() > 0, lambda y: y * math.sqrt(y.shape[1]), lambda y: y - np.arange(y.shape[1]), x
+    )
+
+
+def _until(x):
+    more = lambda c: c[0] < int(x.shape[1])  # noqa: E731
+    return lax.while_loop(more, lambda c: (c[0] + 1, c[1] + x[:, c[0]]), (0, x[:, 0]))
+
+
+def _padded_to_pow2(x):
+    wide = 1 << (int(x.shape[1]) - 1).bit_length()
+    return jnp.pad(x, ((0, 0), (0, wide - x.shape[1]))).sum(1) / wide
+
+
+# At size 1 JAX broadcasts by other equations than elsewhere: that is another program.
+SIZES = ({"b": 2, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 4, "s": 5})
+
+
+def _case(name, fn, args, covers=(), **more):
+    return Case(name, fn, args, covers, **{"sizes": SIZES, **more})
+
+
+CASES = [
+    _case("paired_scale", lambda x: x / math.sqrt(x.shape[1]), (BOTH,), ("leaked",), grad=True),
+    _case("paired_arange", lambda x: x * np.arange(x.shape[1]), (BOTH,), ("leaked",), grad=True),
+    _case("paired_eye", lambda x: x @ np.eye(x.shape[1], 3, 1), (BOTH,), ("leaked",), grad=True),
+    _case("paired_table", lambda x: x + _TABLE[: x.shape[1]], (BOTH,), ("leaked",)),
+    _case("paired_key", lambda x: x * _BY_SIZE[x.shape[1]], (BOTH,)),
+    _case("paired_half", lambda x: x[:, : int(x.shape[1] * 0.5)], (BOTH,), ("slice",), grad=True),
+    _case("paired_split", lambda x: jnp.split(x, [1, int(x.shape[1])], axis=1)[1], (BOTH,)),
+    _case("paired_outer", lambda x: jnp.indices(x.shape) * x, (BOTH,)),
+    _case("paired_vander", lambda x: jnp.vander(x[0]), (BOTH,), rtol=1e-3, atol=1e-3),
+    _case("paired_isqrt", lambda x: x[:, : math.isqrt(x.shape[1])].sum(), (BOTH,)),
+    _case("paired_pow2", _padded_to_pow2, (BOTH,), ("leaked",), grad=True),
+    _case("paired_attention", _attention, ("b, s, 4",), ("leaked",), grad=True),
+    _case("paired_positions", _sinusoidal, (BOTH,), ("leaked",)),
+    _case("paired_in_scan", _scaled_in_loop, (BOTH,), ("leaked", "scan"), grad=True),
+    _case("paired_fori", _counted_loop, (BOTH,), ("leaked", "scan"), grad=True),
+    _case("paired_cond", _either, (BOTH,), ("leaked", "cond"), grad=True),
+    _case("paired_while", _until, (BOTH,), ("leaked", "while")),
+    _case(
+        "paired_merge",
+        lambda x: (x.reshape(int(x.shape[0] * x.shape[1])) * 2).reshape(x.shape),
+        (BOTH,),
+    ),
+    _case(
+        "paired_of_two",
+        lambda x, i: x[i] * np.float32(x.shape[0] / x.shape[1]) + np.arange(x.shape[1]),
+        (BOTH, Arg("n", "int32", low=0, high="b")),
+        ("leaked",),
+        sizes=tuple({**sizes, "n": 3} for sizes in SIZES),
+    ),
+]
