@@ -13,12 +13,15 @@ from types import MethodType
 from typing import Any, Self
 
 import jax
+import numpy as np
 
-from bucketjit import _jax, strategies
+from bucketjit import _autodiff, _jax, strategies
+from bucketjit._axes import STATIC
 from bucketjit._builders import Builders
 from bucketjit._cache import CacheInfo, ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
+from bucketjit._dims import is_symbolic, variables_of
 from bucketjit._errors import FallbackError, FallbackWarning, MaskingError, SpecError
 from bucketjit._executable import (
     Executable,
@@ -134,6 +137,7 @@ class BucketedExec(Builders):
         self._refused: dict[Program, MaskingError] = {}
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
+        self._differentiated: dict[Any, _autodiff.Bucketed] = {}
         self._routes: list[Route] = []
         self._lock = threading.RLock()
         # The attributes of a callable object are its own: it may have one named like one here.
@@ -153,7 +157,7 @@ class BucketedExec(Builders):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; see the class."""
         if not _jax.at_top_level() or _jax.jit_disabled():
-            return self._config.fn(*args, **kwargs)
+            return self._inside(args, kwargs)
         if not kwargs:
             for route in self._routes:
                 sizes = route.sizes(args)
@@ -186,8 +190,63 @@ class BucketedExec(Builders):
         self._counters.call(real, total)
         return result
 
+    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call inside a transformation: the function itself, or a derivative in buckets."""
+        if not _jax.only_differentiated() or _jax.jit_disabled() or self._always_exact():
+            return self._config.fn(*args, **kwargs)
+        with _jax.eval_context():
+            signed = self._signer.sign(args, kwargs)
+            with self._lock:
+                call = signed.family.resolve(signed.shapes)
+        if call.program is None or any(t.dtype is None for t in signed.family.types):
+            return self._config.fn(*args, **kwargs)
+        with self._lock:
+            key = (signed.family, call.tokens, call.program)
+            fn = self._differentiated.get(key)
+            if fn is None:
+                fn = self._differentiated[key] = self._differentiable(signed, call, call.program)
+        return call.program.out_tree.unflatten(_autodiff.call(fn, signed.leaves))
+
+    def _differentiable(self, signed: Signed, call: Call, program: Program) -> _autodiff.Bucketed:
+        family = signed.family
+
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = signed.tree.unflatten(leaves)
+            return jax.tree_util.tree_leaves(family.fn(*args, **kwargs))
+
+        def execute(*leaves: Any) -> list[Any]:
+            given = dataclasses.replace(signed, leaves=list(leaves), donate=[])
+            given = dataclasses.replace(given, shapes=[np.shape(x) for x in leaves])
+            return jax.tree_util.tree_leaves(self._serve(given))
+
+        def derive(fn: Callable[..., list[Any]], ins: _autodiff.Shapes) -> Callable[..., list[Any]]:
+            names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
+            executor = self._with(
+                fn=fn,
+                per_dim={v: s for v, s in self._config.per_dim.items() if v in names},
+                dynamic_axes=tuple(", ".join(row) if row else None for row in ins),
+                constraints=(),
+                static_argnums=(),
+                static_argnames=(),
+                donate_argnums=(),
+            )
+            executor._cache, executor._counters = self._cache, self._counters
+            return executor
+
+        flat.__name__ = self._name
+        _autodiff.register()
+        outs = tuple(
+            tuple(str(d) if is_symbolic(d) else STATIC for d in shape)
+            for shape in program.out_shapes
+        )
+        ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
+        return _autodiff.Bucketed(flat, execute, ins, outs, derive, plain=True)
+
     def _call_slowly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        signed = self._signer.sign(args, kwargs)
+        return self._serve(self._signer.sign(args, kwargs), None if kwargs else args)
+
+    def _serve(self, signed: Signed, args: tuple[Any, ...] | None = None) -> Any:
+        """Run a call; ``args`` are given if the next one like it may skip the slow path."""
         if self._always_exact():
             return self._run_exact(signed, signed.family.declared_sizes(signed.shapes))
         with self._lock:
@@ -212,7 +271,7 @@ class BucketedExec(Builders):
             return self._fall_back(error, signed, call)
         if self._config.check is Check.OFF:
             result = self._run_masked(entry, signed, call)
-            if not kwargs:
+            if args is not None:
                 self._add_route(signed, call, args, entry, (program, tuple(bucket.values())))
             return result
         return self._run_checked(entry, compiled, signed, call, bucket)
@@ -406,6 +465,7 @@ class BucketedExec(Builders):
             self._refused.clear()
             self._cut.clear()
             self._found.clear()
+            self._differentiated.clear()
             self._counters.clear()
 
     def stats(self) -> Stats:

@@ -24,6 +24,7 @@ from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
 from jax._src.export import shape_poly as _shape_poly
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
 from jax._src.lax import fft as _lax_fft
@@ -55,6 +56,56 @@ def at_top_level() -> bool:
     Non-public: the public way, looking for tracers among all leaves, costs a flatten per call.
     """
     return _core.trace_state_clean()
+
+
+def only_differentiated() -> bool:
+    """True inside ``grad``, ``jvp`` and the like, as many as there are, but nothing else.
+
+    Non-public: nothing tells which transformations a call is under (``ad.JVPTrace`` and
+    ``ad.LinearizeTrace``, since 0.4.36 and 0.5).
+    """
+    trace = _core.trace_ctx.trace
+    while isinstance(trace, _ad.JVPTrace | _ad.LinearizeTrace):
+        trace = trace.parent_trace
+    return trace is _core.eval_trace and _core.trace_ctx.axis_env is _core.top_axis_env
+
+
+def eval_context() -> AbstractContextManager[Any]:
+    """Leave all transformations for a while (``core.eval_context``, since 0.4.36)."""
+    return _core.eval_context()
+
+
+def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Give a primitive a rule that is told whether reverse mode asks (``ad``, since 0.5).
+
+    The public rule of forward mode does not know. The rule gets whether reverse mode asks, which
+    arguments have tangents, a function that does what JAX would do without the rule, and the
+    arguments; it returns the results, which of them have tangents, residuals, and a function of
+    the residuals and the tangents that gives the tangents of the results. From 0.12 on there is a
+    second kind of residuals, which is left empty.
+    """
+    two_kinds = jax.__version_info__ >= (0, 12)
+
+    def linearize(in_reverse: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+        def plain() -> Any:
+            rule_of_jax = _ad.fallback_linearize_rule
+            return rule_of_jax(primitive, in_reverse, nonzero, *primals, **params)
+
+        found = rule(in_reverse, nonzero, *primals, **params)
+        if found is None:
+            return plain()
+        outs, with_tangent, residuals, linear = found
+        if not two_kinds:
+            return outs, with_tangent, residuals, linear
+        return outs, with_tangent, residuals, None, lambda r, _, *tangents: linear(r, *tangents)
+
+    _ad.primitive_linearizations[primitive] = linearize
+
+
+def shaped(struct: Any) -> Any:
+    """The abstract value of an array like this ``ShapeDtypeStruct`` (``core.ShapedArray``)."""
+    weak = bool(getattr(struct, "weak_type", False))
+    return _core.ShapedArray(struct.shape, struct.dtype, weak_type=weak)
 
 
 def current_trace() -> Hashable:

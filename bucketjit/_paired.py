@@ -30,7 +30,7 @@ from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
 from bucketjit._fit import fit
 from bucketjit._skeleton import Skeleton, put_together, same_constant, take_apart
-from bucketjit._trace import Leaf, Leaks, Program, TraceRefused, parse_constraint
+from bucketjit._trace import Leaf, Leaks, Program, TraceRefused, parse_constraint, refuse_tracers
 from bucketjit._unmerge import keep_apart
 
 _SAMPLES = 6
@@ -92,6 +92,7 @@ class Tracer:
 
         closed = jax.make_jaxpr(flat)(*arrays)
         jaxpr, consts = _jax.open_jaxpr(closed)
+        refuse_tracers(consts)
         jaxpr = _jax.without_dead_code(jaxpr)
         return Concrete(jaxpr, consts, out_tree, take_apart(jaxpr, consts))
 

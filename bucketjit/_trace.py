@@ -453,6 +453,7 @@ def _program(
     guards: Sequence[Guard],
 ) -> Program:
     jaxpr, consts = _jax.open_jaxpr(closed)
+    refuse_tracers(consts)
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
@@ -470,6 +471,19 @@ def _program(
         lower=_lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
     )
+
+
+def refuse_tracers(consts: Sequence[Any]) -> None:
+    """A program is kept for later calls; what is being transformed now has no value then.
+
+    Raises:
+        TraceRefused: The function closes over such a value.
+    """
+    if any(isinstance(c, jax.core.Tracer) for c in consts):
+        raise TraceRefused(
+            "the function closes over a value that is being differentiated",
+            "pass the value as an argument",
+        )
 
 
 def _unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_dims _axes _associative _elementwise",
         "_groups _known _skeleton _fit",
         "_unmerge",
-        "_rule _padding _trace _signature _patches",
+        "_rule _padding _trace _signature _patches _autodiff",
         "_paired",
         "_family",
         "rules _interpret",
