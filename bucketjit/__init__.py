@@ -11,6 +11,7 @@ from bucketjit import strategies as strategies
 from bucketjit._cache import CacheInfo as CacheInfo
 from bucketjit._check import Check as Check
 from bucketjit._config import Fallback as Fallback
+from bucketjit._decorator import jit as jit
 from bucketjit._errors import ArgumentError as ArgumentError
 from bucketjit._errors import BucketJitError as BucketJitError
 from bucketjit._errors import BucketOverflowError as BucketOverflowError
@@ -23,6 +24,8 @@ from bucketjit._errors import SpecError as SpecError
 from bucketjit._errors import StrategyContractError as StrategyContractError
 from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._exec import BucketedExec as BucketedExec
+from bucketjit._explain import Explanation as Explanation
+from bucketjit._explain import MaskedEquation as MaskedEquation
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats
 from bucketjit._stats import Stats as Stats

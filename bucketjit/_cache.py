@@ -109,6 +109,11 @@ class ExecutableCache(Generic[K, V]):
             self._hits += 1
             return entry
 
+    def __contains__(self, key: K) -> bool:
+        """Whether there is an entry; neither a hit nor a miss, and no use of the entry."""
+        with self._lock:
+            return key in self._entries
+
     def get_or_compile(self, key: K, compile: Callable[[], V]) -> V:
         """Return the entry of a key, compiled if there is none yet.
 

@@ -33,6 +33,7 @@ from bucketjit._executable import (
     run_poisoned,
     sizes_argument,
 )
+from bucketjit._explain import Explanation, array_like, describe, masked_equations
 from bucketjit._family import Call
 from bucketjit._padding import pad
 from bucketjit._route import Known, Route, make_route
@@ -415,7 +416,7 @@ class BucketedExec(Builders):
         args, kwargs = signed.tree.unflatten(signed.leaves)
         named = zip(signed.family.paths, signed.shapes, strict=True)
         shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
-        key = (signed.family, tuple(signed.shapes))
+        key = self._exact_key(signed)
         check = self._config.check
         entry, _ = self._entry(key, lambda: build_exact(signed, shown, args, kwargs, check))
         result = entry.run((), None, args, kwargs)
@@ -476,6 +477,74 @@ class BucketedExec(Builders):
             for _, e in self._cache.items()
         )
         return self._counters.snapshot(info.hits, info.misses, self._cache.evictions, buckets)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Say what a call with these arguments would do, without compiling or running it.
+
+        Args:
+            *args: The arguments of the call; ``jax.ShapeDtypeStruct`` will do for arrays.
+            **kwargs: Likewise.
+
+        Returns:
+            The sizes and the bucket, which program serves it under which guards, what is masked
+            and where, or why the call would run exact and what to do about it. ``print`` it.
+
+        Raises:
+            ArgumentError, SpecError, StrategyError: What the call would raise.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> total = BucketedExec(lambda x: jnp.sum(x + 1), dynamic_axes="n").with_pow2()
+            >>> told = total.explain(jax.ShapeDtypeStruct((5,), jnp.float32))
+            >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
+            ('masked', {'n': 8}, ['reduce_sum'])
+        """
+        given, named = jax.tree_util.tree_map(array_like, (args, kwargs))
+        signed = self._signer.sign(given, named)
+        if self._always_exact():
+            sizes = signed.family.declared_sizes(signed.shapes)
+            compiled = self._exact_key(signed) in self._cache
+            reason = "there is no strategy: every size has an executable of its own"
+            return Explanation(
+                self._name, sizes, sizes, "exact", compiled, "", (), (), reason, "add .with_pow2()"
+            )
+        with self._lock:
+            call = signed.family.resolve(signed.shapes)
+        if call.program is None:
+            refusal = call.refusal or MaskingError(
+                "an axis of size 0 has no bucket" if call.sizes else "no axis is open"
+            )
+            return self._explained_exact(signed, call, refusal)
+        call.program.check_reshapes(call.sizes)
+        if (known := self._refused.get(call.program)) is not None:
+            return self._explained_exact(signed, call, known)
+        with self._lock:
+            bucket = self._bucket_of(call.program, call)
+        try:
+            masked = masked_equations(call.program, bucket, self._rules)
+        except MaskingError as error:
+            return self._explained_exact(signed, call, error)
+        return Explanation(
+            self._name,
+            FrozenDict(call.sizes),
+            FrozenDict(bucket),
+            "masked" if call.program.pairing is None else "paired",
+            (call.program, tuple(bucket.values())) in self._cache,
+            describe(call.program),
+            tuple(map(str, call.program.guards)),
+            masked,
+        )
+
+    def _explained_exact(self, signed: Signed, call: Call, why: MaskingError) -> Explanation:
+        sizes = FrozenDict(call.sizes)
+        compiled = self._exact_key(signed) in self._cache
+        return Explanation(
+            self._name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
+        )
+
+    @staticmethod
+    def _exact_key(signed: Signed) -> Any:
+        return signed.family, tuple(signed.shapes)
 
     def __repr__(self) -> str:
         config = self._config

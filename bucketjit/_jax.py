@@ -25,6 +25,7 @@ from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
 from jax._src.lax import fft as _lax_fft
@@ -272,6 +273,14 @@ def without_dead_code(jaxpr: Any) -> Any:
     equation that cannot be masked matters only if its result does. All inputs stay.
     """
     return _partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
+
+
+def without_hi_primitives(closed: Jaxpr) -> Jaxpr:
+    """A program whose equations name themselves: a hijax one hides its function in an object.
+
+    ``jit`` lowers a program in the same way (``partial_eval.lower_jaxpr2``, since 0.7).
+    """
+    return _partial_eval.lower_jaxpr2(closed) if closed.is_high else closed
 
 
 def is_shaped(aval: Any) -> bool:
@@ -832,6 +841,92 @@ def _largest_shuffled_in(rounds: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if needed(middle) <= rounds else (low, middle)
     return low
+
+
+def open_reductions() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` for derivatives of products and of other reductions.
+
+    JAX halves the reduced axes again and again (``lax._reduce_jvp``, since 0.2), which it can do
+    only where no size at all is symbolic. Closed axes are halved in the same way here. A product
+    over an open axis is the last of its running products.
+    """
+    original = _lax._reduce_jvp
+
+    def reduce_jvp(reducer: Any, init: Any, primals: Any, tangents: Any, axes: Any) -> Any:
+        shape = primals[0].shape
+        opened = [a for a in axes if _core.is_symbolic_dim(shape[a])]
+        if not any(map(_core.is_symbolic_dim, shape)):
+            return original(reducer, init, primals, tangents, axes)
+        if opened and getattr(reducer, "__module__", "") != _lax.__name__:
+            # JAX counts the start in now and then, by the size: only the run itself can tell.
+            return original(reducer, init, primals, tangents, axes)
+        kept = [a for a in range(len(shape)) if a not in axes]
+
+        def flat(x: Any) -> Any:
+            for a in opened:
+                running = jax.lax.cumprod(x, axis=a)
+                x = jax.lax.dynamic_slice_in_dim(running, x.shape[a] - 1, 1, axis=a)
+            x = jax.lax.transpose(x, (*axes, *kept))
+            return jax.lax.reshape(x, (_count(x.shape[: len(axes)]), *x.shape[len(axes) :]))
+
+        rows = reducer
+        for _ in range(len(kept) + 1):
+            rows = jax.vmap(rows)
+
+        def halved(*xs: Any) -> Any:
+            xs = tuple(map(flat, xs))
+            while (n := xs[0].shape[0]) > 1:
+                half = (n + 1) // 2
+                first = [x[:half] for x in xs]
+                second = [x[half:] for x in xs]
+                if n % 2:
+                    config = [(0, 1, 0), *[(0, 0, 0)] * len(kept)]
+                    pairs = zip(second, init, strict=True)
+                    second = [jax.lax.pad(x, i, config) for x, i in pairs]
+                xs = rows(*first, *second)
+            return tuple(jax.lax.squeeze(x, (0,)) for x in xs)
+
+        return jax.jvp(halved, tuple(primals), tuple(tangents))
+
+    return _lax, "_reduce_jvp", reduce_jvp
+
+
+def _count(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:
+    """``(table, primitive, replacement)`` for debugging callbacks mapped over an open axis.
+
+    JAX makes one equation for every row (``batching.fancy_primitive_batchers``,
+    since 0.4.31); an open axis is scanned.
+    """
+
+    def rolled(prim: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+            mapped = [i for i, d in enumerate(dims) if d is not None]
+            if not (mapped and _core.is_symbolic_dim(axis.size)):
+                return original(axis, args, dims, **params)
+
+            def step(carry: Any, rows: Any) -> Any:
+                every = list(args)
+                for i, row in zip(mapped, rows, strict=True):
+                    every[i] = row
+                prim.bind(*every, **params)
+                return carry, None
+
+            fronted = [jax.numpy.moveaxis(args[i], dims[i], 0) for i in mapped]
+            jax.lax.scan(step, None, fronted)
+            return [], ()
+
+        return rule
+
+    table = _batching.fancy_primitive_batchers
+    found = primitives("debug_callback", "debug_print")
+    return [(table, p, rolled(p, table[p])) for p in found]
 
 
 def open_constants() -> tuple[Any, str, Any]:

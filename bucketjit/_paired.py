@@ -90,7 +90,7 @@ class Tracer:
             outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
             return outs
 
-        closed = jax.make_jaxpr(flat)(*arrays)
+        closed = _jax.without_hi_primitives(jax.make_jaxpr(flat)(*arrays))
         jaxpr, consts = _jax.open_jaxpr(closed)
         refuse_tracers(consts)
         jaxpr = _jax.without_dead_code(jaxpr)

@@ -17,7 +17,7 @@ from bucketjit._associative import associative_scan_of
 _ABSENT = object()
 _lock = threading.Lock()
 _active = 0
-_originals: list[tuple[Any, str, Any]] = []
+_originals: list[tuple[Any, Any, Any]] = []
 
 
 @contextmanager
@@ -27,8 +27,9 @@ def lenient_jax() -> Iterator[None]:
     with _lock:
         if _active == 0:
             for owner, name, replacement in _replacements():
-                _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
-                setattr(owner, name, replacement)
+                names = _names_of(owner)
+                _originals.append((owner, name, names.get(name, _ABSENT)))
+                _set(owner, name, replacement)
         _active += 1
     try:
         yield
@@ -38,14 +39,24 @@ def lenient_jax() -> Iterator[None]:
             if _active == 0:
                 while _originals:
                     owner, name, original = _originals.pop()
-                    if original is _ABSENT:
-                        delattr(owner, name)
-                    else:
-                        setattr(owner, name, original)
+                    _set(owner, name, original)
 
 
-def _replacements() -> list[tuple[Any, str, Any]]:
-    """``(owner, name, replacement)`` of each function that is replaced."""
+def _names_of(owner: Any) -> Any:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _set(owner: Any, name: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    elif value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+def _replacements() -> list[tuple[Any, Any, Any]]:
+    """``(owner, name, replacement)`` of each function, in a module or a table, that is replaced."""
     scan, modules = _jax.associative_scans()
     open_scan = associative_scan_of(scan)
     return [
@@ -54,6 +65,8 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         *_jax.open_searches(),
         *_jax.open_shuffles(),
         _jax.open_constants(),
+        _jax.open_reductions(),
+        *_jax.open_debug_callbacks(),
         *_jax.open_index_types(),
         _jax.convolution_padding(),
         _jax.lengths(),

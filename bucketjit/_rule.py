@@ -21,6 +21,7 @@ from bucketjit import _jax
 from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._errors import MaskingError
 from bucketjit._known import KnownPadding
+from bucketjit._size_params import SIZE_PARAMS, VALUE_PARAMS
 
 # A scan whose vmapped rows have lengths of their own goes on for the longest. What its body
 # computes for a row that is done is thrown away, but a loop in it must not run for ever on that.
@@ -60,6 +61,8 @@ class RuleContext:
         self.primitive = eqn.primitive
         self.symbolic_params: Mapping[str, Any] = eqn.params
         self.params: dict[str, Any] = {k: _padded_param(v, sizes) for k, v in eqn.params.items()}
+        if _jax.primitive(eqn.primitive.name) is eqn.primitive:
+            self._refuse_sizes_elsewhere()
         self.in_avals = [v.aval for v in eqn.invars]
         self.out_avals = [v.aval for v in eqn.outvars]
         self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
@@ -73,6 +76,14 @@ class RuleContext:
     def is_read(self, output: int) -> bool:
         """Whether anything in the program reads this output."""
         return self.eqn.outvars[output] in self._ever_read
+
+    def _refuse_sizes_elsewhere(self) -> None:
+        """Refuse a symbolic size where none of JAX's rules expects one; see `_size_params`."""
+        name = self.primitive.name
+        known = SIZE_PARAMS.get(name, frozenset()) | VALUE_PARAMS.get(name, frozenset())
+        for param, value in self.params.items():
+            if value is not self.symbolic_params[param] and param not in known:
+                self.refuse(f"its parameter {param} is {self.symbolic_params[param]}, a size")
 
     # --- sizes ---
 

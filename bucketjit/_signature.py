@@ -181,6 +181,23 @@ class Parameters:
         return [i for i in range(count) if i not in self.static_nums]
 
 
+def positions_of(
+    fn: Callable[..., Any], names: str | Sequence[str] | None, option: str
+) -> tuple[int, ...]:
+    """Positions of parameters given by name.
+
+    Raises:
+        SpecError: A name is none of the function's positional parameters.
+    """
+    wanted = (names,) if isinstance(names, str) else tuple(names or ())
+    if not wanted:
+        return ()
+    known = Parameters(fn, None, None, None).positional
+    if unknown := [n for n in wanted if n not in known]:
+        raise SpecError(f"{option} {unknown} are not positional parameters of {known}")
+    return tuple(known.index(n) for n in wanted)
+
+
 class Statics:
     """Static arguments by position and by name. Hashable; equal means equal and same types."""
 

@@ -18,39 +18,7 @@ from jax.extend import core as jex_core
 
 from bucketjit import _jax
 from bucketjit._dims import Dim, Shape
-
-# Parameters that hold sizes, positions or counts along axes, and nothing else. An int anywhere
-# else (an axis, a feature count) is part of the skeleton: it decides what the program does.
-_SIZES: Mapping[str, frozenset[str]] = {
-    name: frozenset(params.split())
-    for name, params in {
-        "broadcast_in_dim": "shape",
-        "conv_general_dilated": "padding",
-        "dynamic_slice": "slice_sizes",
-        "empty": "shape",
-        "full": "shape",
-        "gather": "slice_sizes",
-        "iota": "shape",
-        "iota_2x32_shape": "shape",
-        "pad": "padding_config",
-        "random_bits": "shape",
-        "random_split": "shape",
-        "random_gamma": "shape",
-        "reduce_window": "window_dimensions padding",
-        "reduce_window_max": "window_dimensions padding",
-        "reduce_window_min": "window_dimensions padding",
-        "reduce_window_sum": "window_dimensions padding",
-        "reshape": "new_sizes",
-        "rng_bit_generator": "shape",
-        "scan": "length",
-        "select_and_gather_add": "window_dimensions padding",
-        "select_and_scatter_add": "window_dimensions padding",
-        "slice": "start_indices limit_indices",
-        "split": "sizes",
-        "tile": "reps",
-        "top_k": "k",
-    }.items()
-}
+from bucketjit._size_params import SIZE_PARAMS
 
 # Functions that only differentiation calls, which is done before a program is traced; and names.
 _IDLE = frozenset(
@@ -152,7 +120,7 @@ class _Apart:
             self._part(eqn.primitive)
             for atom in eqn.invars:
                 self._atom(atom, number)
-            slots = _SIZES.get(eqn.primitive.name, ())
+            slots = SIZE_PARAMS.get(eqn.primitive.name, ())
             for name in sorted(eqn.params):
                 self._part(name)
                 if name not in _IDLE:
@@ -250,7 +218,7 @@ class _Together:
         constvars += [env[v] for v in jaxpr.constvars[len(consts) :]]
         for eqn in jaxpr.eqns:
             operands = [self._atom(atom, env, eqns) for atom in eqn.invars]
-            slots = _SIZES.get(eqn.primitive.name, ())
+            slots = SIZE_PARAMS.get(eqn.primitive.name, ())
             params = {
                 name: eqn.params[name]
                 if name in _IDLE

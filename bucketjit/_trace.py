@@ -218,6 +218,12 @@ _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
 
+def _plus(text: str, n: int) -> str:
+    if not variables_of(text):
+        return str(evaluate_text(text, {}) + n)
+    return f"{text} {'+' if n > 0 else '-'} {abs(n)}"
+
+
 def _decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
     """The guard that answers an inconclusive comparison by the sizes at hand."""
     message = str(error)
@@ -228,9 +234,9 @@ def _decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
             case (">=", True) | ("<", False):
                 return Guard(left, ">=", right)
             case (">=", False) | ("<", True):
-                return Guard(left, "<=", f"{right} - 1")
+                return Guard(left, "<=", _plus(right, -1))
             case (">", True) | ("<=", False):
-                return Guard(left, ">=", f"{right} + 1")
+                return Guard(left, ">=", _plus(right, 1))
             case _:
                 return Guard(left, "<=", right)
     if (found := _DIVISION.search(message)) and evaluate_text(found[1], sizes) == 0:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -25,6 +25,7 @@ from jax.extend.core import Primitive
 
 import tests.cases
 from bucketjit import _jax
+from bucketjit._explain import closure_of, first_paragraph, functions_in, how, maker_of
 from bucketjit.rules import FAMILIES
 from bucketjit.rules.refused import REFUSED
 from tests.harness import Case
@@ -99,43 +100,6 @@ def keys_here() -> set[str]:
     return {name for name in keys() if _jax.primitive(name) is not None}
 
 
-# --- how a rule masks -------------------------------------------------------------------------
-
-
-def _paragraph(text: str | None) -> str:
-    return " ".join((text or "").strip().split("\n\n")[0].split())
-
-
-def _closure(rule: Any) -> dict[str, Any]:
-    if isinstance(rule, functools.partial):
-        return {**_closure(rule.func), **rule.keywords}
-    names = rule.__code__.co_freevars
-    cells = [c.cell_contents for c in rule.__closure__ or ()]
-    return dict(zip(names, cells, strict=True))
-
-
-def _functions(values: Any) -> Iterator[FunctionType]:
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from _functions(value)
-        elif isinstance(value, FunctionType):
-            yield value
-
-
-def _maker(rule: Any) -> FunctionType:
-    """The function at the top level of its module that a rule is, or was made by."""
-    if isinstance(rule, functools.partial):
-        return _maker(rule.func)
-    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
-
-
-def how(rule: Callable[..., Any]) -> str:
-    """What the docstrings say of a rule, and of the functions it was made with."""
-    text = _paragraph(rule.__doc__) or _paragraph(_maker(rule).__doc__)
-    made_with = [_paragraph(f.__doc__) for f in _functions(_closure(rule).values())]
-    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
-
-
 # --- what a rule refuses ----------------------------------------------------------------------
 
 
@@ -176,8 +140,8 @@ def _reachable(module: ModuleType, name: str, seen: set[tuple[str, str]]) -> Ite
 
 def refusals(rule: Callable[..., Any]) -> list[str]:
     """The reasons for which a rule refuses."""
-    maker, known = _maker(rule), _closure(rule)
-    makers = [maker, *_functions(known.values())]
+    maker, known = maker_of(rule), closure_of(rule)
+    makers = [maker, *functions_in(known.values())]
     found: dict[str, None] = {}
     seen: set[tuple[str, str]] = set()
     for function in makers:
@@ -252,7 +216,7 @@ def _cells(primitive: str) -> tuple[str, str]:
 def _family_section(family: str) -> Iterator[str]:
     module = importlib.import_module(f"bucketjit.rules.{family}")
     yield f"\n## {family.capitalize()}\n"
-    yield f"{_paragraph(module.__doc__)}\n"
+    yield f"{first_paragraph(module.__doc__)}\n"
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for entry in entries(family):
         kind = how(entry.rule), tuple(refusals(entry.rule))

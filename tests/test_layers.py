@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_errors _version",
-        "_jax strategies _cache _stats",
+        "_jax strategies _cache _stats _size_params",
         "_dims _axes _associative _elementwise",
         "_groups _known _skeleton _fit",
         "_unmerge",
@@ -29,9 +29,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_paired",
         "_family",
         "rules _interpret",
-        "_check _config _signing _executable _route",
+        "_check _config _signing _executable _route _explain",
         "_builders",
         "_exec",
+        "_decorator",
         "__init__",
     )
 )

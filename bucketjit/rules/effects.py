@@ -66,12 +66,53 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
             "an ordered effect would be ordered among masked calls only, not with exact ones",
             "drop ordered=True, or leave the axis static (None or _)",
         )
+    if _holds_a_size(ctx.params.get("callback"), 8):
+        ctx.refuse(
+            "its host function closes over a size, or over an array that is traced",
+            "pass the size to it as an operand, such as jnp.shape(x)[0]",
+        )
     if ctx.params.get("partitioned"):
         ctx.refuse("with partitioned=True it sees shards, which do not know their padding")
     return _Host(ctx), [
         jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
         for x in operands
     ]
+
+
+def _holds_a_size(value: Any, depth: int) -> bool:
+    """Whether a host function can get at a symbolic size: it would see an expression, not an int.
+
+    Looks into closures, partial arguments, methods and containers.
+    """
+    if is_symbolic(value):
+        return True
+    if isinstance(value, jax.core.Tracer):
+        return any(map(is_symbolic, value.shape))
+    if depth == 0:
+        return False
+    if isinstance(value, tuple | list):
+        held: list[Any] = list(value)
+    elif isinstance(value, dict):
+        held = list(value.values())
+    elif callable(value):
+        cells = [c.cell_contents for c in getattr(value, "__closure__", None) or () if _is_set(c)]
+        held = [getattr(value, name, None) for name in _HOLDERS]
+        held += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+        held += [*cells, *getattr(value, "__dict__", {}).values()]
+    else:
+        held = []
+    return any(_holds_a_size(v, depth - 1) for v in held if v is not value)
+
+
+_HOLDERS = ("__self__", "__defaults__", "__kwdefaults__", "func", "args", "keywords")
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - it raises where the name is not bound yet
+    except ValueError:
+        return False
+    return True
 
 
 def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:

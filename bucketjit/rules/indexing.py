@@ -22,13 +22,22 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     Padded rows of indices gather padded rows of the result, whatever they hold. A window of
     symbolic size may need room behind the padded operand.
     """
+    fill = ctx.symbolic_params.get("fill_value")
+    if not is_symbolic(fill):
+        return _gather(ctx, operand, indices)
+    found = _gather(ctx, operand, indices, fill_value=0)
+    real = _gather(ctx, jnp.ones(operand.shape, bool), indices, fill_value=False)
+    return select(real, found, ctx.logical(fill))
+
+
+def _gather(ctx: RuleContext, operand: Any, indices: Any, **fill: Any) -> Any:
     if ctx.params["mode"] == _FILL:
         # The plain gather wraps wide indices to int32 before it judges them.
         indices = lax.convert_element_type(indices, jnp.int32)
     else:
         indices = as_index(indices)
     if indices.ndim == 1:
-        return _one_window(ctx, operand, indices)
+        return _one_window(ctx, operand, indices, **fill)
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
     mapped = ctx.params["dimension_numbers"].start_index_map
     changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
@@ -43,6 +52,7 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
         indices,
         unique_indices=flags["unique_indices"] and not changed and not ragged,
         indices_are_sorted=flags["indices_are_sorted"] and not changed and not ragged,
+        **fill,
     )
 
 
@@ -60,7 +70,7 @@ def _judged(ctx: RuleContext, indices: Any) -> Any:
     return jnp.stack(columns, axis=-1)
 
 
-def _one_window(ctx: RuleContext, operand: Any, indices: Any) -> Any:
+def _one_window(ctx: RuleContext, operand: Any, indices: Any, **fill: Any) -> Any:
     """A single window is a dynamic slice: how JAX traces ``x[1:]`` of a symbolic axis."""
     numbers = ctx.params["dimension_numbers"]
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
@@ -72,7 +82,8 @@ def _one_window(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     if ctx.params["mode"] != _FILL or not numbers.start_index_map:
         return out
     good = [inside(ctx, starts[a], shape[a], sizes[a]) for a in numbers.start_index_map]
-    return select(functools.reduce(jnp.logical_and, good), out, ctx.params["fill_value"])
+    value = {**ctx.params, **fill}["fill_value"]
+    return select(functools.reduce(jnp.logical_and, good), out, value)
 
 
 TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("gather"), gather)

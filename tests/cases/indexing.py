@@ -199,6 +199,20 @@ OTHERS = [
         lambda x, i: jnp.take(x, i, mode="wrap", axis=1),
         ("b, s", Arg("3", "int32", -20, 20)),
     ),
+    moves(
+        "take_filled_with_a_size",
+        lambda x, i: [
+            jnp.take(x, i, axis=1, fill_value=x.shape[1]),
+            x.at[0].get(mode="fill", fill_value=2 * x.shape[1] + 1),
+            x.at[9].get(mode="fill", fill_value=x.shape[1]),
+        ],
+        ("b, s", Arg("3", "int32", -20, 20)),
+    ),
+    moves(
+        "intersection_with_indices",
+        lambda x, y: jnp.intersect1d(x, y, size=3, return_indices=True),
+        (Arg("s", "int32", 0, 9), Arg("b", "int32", 0, 9)),
+    ),
     moves("digitize", lambda x: jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), ("b, s",)),
 ]
 

@@ -327,6 +327,17 @@ CASES = [
         ("b, s",),
         grad=True,
     ),
+    Case("prod", lambda x: x.prod(1), ("b, s",), ("reduce_prod",), grad=True, rtol=1e-3),
+    Case("prod_closed", lambda x: x.prod((1, 2)), ("b, 3, 2",), ("reduce_prod",), grad=True),
+    Case("prod_of_two_axes", lambda x: x.prod((0, 2)), ("b, 2, s",), grad=True, rtol=1e-2),
+    Case("prod_hessian", lambda x: jax.hessian(jnp.prod)(x), ("s",), rtol=1e-3, atol=1e-3),
+    Case(
+        "reduce_closed_gradient",
+        lambda x: lax.reduce(x, np.float32(2), lambda a, b: a + jnp.sin(b), (1,)),
+        ("b, 3",),
+        ("reduce",),
+        grad=True,
+    ),
     Case(
         "segment_reductions",
         lambda x, i: [

@@ -121,6 +121,17 @@ def test_in_map_and_cond() -> None:
     calls_of(lambda x: lax.map(row, x), seen)
 
 
+def test_in_vmap() -> None:
+    """JAX calls once for every row, which at an open axis is a scan."""
+    seen: list[Any] = []
+
+    def row(x: Any, total: Any) -> Any:
+        jax.debug.callback(lambda x, t: seen.extend([x, t]), x, total)
+        return x.sum()
+
+    calls_of(lambda x: jax.vmap(row, in_axes=(1, None))(x, x.sum()), seen)
+
+
 def test_pure_callback() -> None:
     seen: list[Any] = []
 

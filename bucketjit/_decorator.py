@@ -1,0 +1,107 @@
+"""``@bucketjit.jit``: the decorator form of `BucketedExec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bucketjit import strategies
+from bucketjit._check import Check
+from bucketjit._config import DEFAULT_MAXSIZE, Fallback
+from bucketjit._errors import SpecError
+from bucketjit._exec import BucketedExec
+from bucketjit._signature import positions_of
+from bucketjit.strategies.base import Strategy
+
+Buckets = str | Sequence[int] | Strategy
+
+_NAMED: Mapping[str, Callable[[], Strategy]] = {
+    "pow2": strategies.Pow2,
+    "exact": strategies.Exact,
+}
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    buckets: Buckets | Mapping[str, Buckets] = "pow2",
+    dynamic_axes: Any = None,
+    constraints: Sequence[str] = (),
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    fallback: Fallback = Fallback.EXACT,
+    check: Check = Check.OFF,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+) -> Any:
+    """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
+
+    Parameters that ``jax.jit`` has too are called as there. The function may be one of a class:
+    ``self`` is then the first argument, a pytree, or static by ``static_argnums=0``.
+
+    Args:
+        fn: The function. Left out where the decorator is given options.
+        buckets: ``"pow2"``, ``"exact"``, a list of sizes, or a strategy; or one of these by the
+            name of a dimension variable.
+        dynamic_axes: Which axes are open, see `BucketedExec`.
+        constraints: What always holds of the sizes.
+        static_argnums: Positions of arguments that are compile-time constants.
+        static_argnames: Names of such arguments.
+        donate_argnums: Positions of arguments whose buffers may be reused.
+        donate_argnames: Names of such arguments, where they are passed by position.
+        fallback: What to do with calls that cannot be masked.
+        check: Checked execution, for tests.
+        maxsize: How many executables to keep.
+
+    Returns:
+        The executor, or a decorator that makes it.
+
+    Raises:
+        SpecError: An option is malformed.
+
+    Examples:
+        >>> import bucketjit, jax.numpy as jnp, numpy as np
+        >>> @bucketjit.jit(buckets=[4, 16], dynamic_axes="n")
+        ... def spread(x):
+        ...     '''Largest minus smallest.'''
+        ...     return x.max() - x.min()
+        >>> float(spread(np.arange(3.0))), float(spread(np.arange(9.0)))
+        (2.0, 8.0)
+        >>> spread.cache_size(), spread.__doc__
+        (2, 'Largest minus smallest.')
+    """
+
+    def decorate(fn: Callable[..., Any]) -> BucketedExec:
+        named = positions_of(fn, donate_argnames, "donate_argnames")
+        by_number = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums or ()
+        executor = BucketedExec(
+            fn,
+            dynamic_axes=dynamic_axes,
+            constraints=constraints,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=(*by_number, *named),
+            fallback=fallback,
+            check=check,
+        ).with_maxsize(maxsize)
+        if not isinstance(buckets, Mapping):
+            return executor.with_strategy(_strategy(buckets))
+        for dim, which in buckets.items():
+            executor = executor.with_strategy(_strategy(which), dim)
+        return executor
+
+    return decorate if fn is None else decorate(fn)
+
+
+def _strategy(buckets: Buckets) -> Strategy:
+    if isinstance(buckets, str):
+        if buckets not in _NAMED:
+            raise SpecError(
+                f"buckets={buckets!r}: expected one of {sorted(_NAMED)}, a list of sizes, a "
+                "strategy such as bucketjit.strategies.Linear(32), or a dict of these by dimension"
+            )
+        return _NAMED[buckets]()
+    if isinstance(buckets, list | tuple):
+        return strategies.Boundaries(buckets)
+    return buckets  # type: ignore[return-value]  # checked by `with_strategy`

@@ -1,0 +1,245 @@
+"""What a call would do, in words: sizes, bucket, program, and what is masked where.
+
+Nothing is compiled or run: the function is traced, if it has not been, and its program is walked
+with abstract arrays, while every masking rule is watched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._dims import BucketSizes, is_symbolic
+from bucketjit._interpret import interpret
+from bucketjit._rule import Rule, RuleContext, RuleTable
+from bucketjit._trace import Program
+
+
+@dataclass(frozen=True)
+class MaskedEquation:
+    """An equation that padding would change, and what is done about it.
+
+    Attributes:
+        primitive: Its primitive.
+        sizes: The open sizes that it meets.
+        how: What its masking rule does, in words.
+        fills: What is written into the padding of its operands, such as ``"-inf along s"``.
+        where: File, line and function of the user's code.
+    """
+
+    primitive: str
+    sizes: tuple[str, ...]
+    how: str
+    fills: tuple[str, ...]
+    where: str
+
+    def __str__(self) -> str:
+        filled = f" ({'; '.join(self.fills)})" if self.fills else ""
+        where = f"  [{self.where}]" if self.where else ""
+        return f"{self.primitive} of {', '.join(self.sizes) or 'sizes'}: {self.how}{filled}{where}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `BucketedExec.explain` says; ``print`` it.
+
+    Attributes:
+        name: Name of the function.
+        sizes: Logical size of each dimension variable.
+        bucket: Padded size of each; equal to ``sizes`` if the call runs exact.
+        kind: ``"masked"``, ``"paired"`` (masked too, its program made of concrete traces) or
+            ``"exact"``.
+        compiled: Whether the executable it needs is in the cache.
+        program: How the program was made.
+        guards: What holds of the sizes of every call that the program serves.
+        masked: The equations that are masked, in the order of the program.
+        reason: Why it runs exact, or an empty string.
+        remedy: What to do about that, or an empty string.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    bucket: Mapping[str, int]
+    kind: str
+    compiled: bool
+    program: str = ""
+    guards: tuple[str, ...] = ()
+    masked: tuple[MaskedEquation, ...] = ()
+    reason: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{v}={n}" for v, n in self.sizes.items()) or "no open axes"
+        lines = [f"{self.name} at {sizes}: {self.kind}"]
+        if self.kind == "exact":
+            if self.reason:
+                lines.append(f"  reason: {self.reason}")
+            if self.remedy:
+                lines.append(f"  remedy: {self.remedy}")
+        else:
+            lines.append("  bucket: " + ", ".join(f"{v}={n}" for v, n in self.bucket.items()))
+            lines.append(f"  program: {self.program}")
+            if self.guards:
+                lines.append(f"  guards: {', '.join(self.guards)}")
+            lines.append("  masked:" if self.masked else "  masked: nothing reads padding")
+            lines += [f"    {equation}" for equation in self.masked]
+        lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
+        return "\n".join(lines)
+
+
+def array_like(value: Any) -> Any:
+    """An array with the type of a ``jax.ShapeDtypeStruct`` and no memory; others as they are."""
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        return value
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        words = jnp.zeros((*value.shape, *_jax.key_shape(value.dtype)), jnp.uint32)
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
+def describe(program: Program) -> str:
+    """How a program was made, in words."""
+    if program.pairing is None:
+        return "traced once, with symbolic sizes"
+    shown = "; ".join(
+        ", ".join(f"{v}={n}" for v, n in sample.items()) for sample in program.pairing.samples
+    )
+    leaked = program.pairing.leaked
+    return f"concrete traces, at {shown}; {leaked} constants depend on the sizes"
+
+
+def masked_equations(
+    program: Program, bucket: Mapping[str, int], rules: RuleTable
+) -> tuple[MaskedEquation, ...]:
+    """The equations of a program that are masked in a bucket.
+
+    Args:
+        program: The program.
+        bucket: Padded size of each variable, those of the program's own included.
+        rules: The rule table.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+    """
+    found: dict[int, tuple[Any, MaskedEquation]] = {}
+    watched = {key: _watched(rule, found) for key, rule in rules.items()}
+    static = BucketSizes(bucket, program.lower, {})
+
+    def struct(aval: Any) -> Any:
+        shape = static.padded_shape(getattr(aval, "shape", ()))
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+    def run(values: Any, leaks: Any, arrays: Any) -> Any:
+        at = BucketSizes(bucket, program.lower, values, leaks)
+        return interpret(program.jaxpr, program.consts, arrays, at, watched, None, 0)
+
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    leaks = [
+        jax.ShapeDtypeStruct(static.padded_shape(shape), jnp.float32)
+        for shape in program.leak_shapes
+    ]
+    arrays = [struct(v.aval) for v in program.jaxpr.invars]
+    jax.eval_shape(run, dict.fromkeys(bucket, scalar), leaks, arrays)
+    return tuple(equation for _, equation in found.values())
+
+
+def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
+    """A rule that notes the equations for which it does more than run them as they stand."""
+
+    @functools.wraps(rule)
+    def watched(ctx: RuleContext, *operands: Any) -> Any:
+        plain: list[Any] = []
+        fills: list[str] = []
+        bind, fill = ctx.bind, ctx.fill
+
+        def watched_bind(*given: Any, **overrides: Any) -> Any:
+            out = bind(*given, **overrides)
+            same = len(given) == len(operands) and all(map(_is, given, operands))
+            if same and not overrides:
+                plain.append(out)
+            return out
+
+        def watched_fill(operand: Any, **given: Any) -> Any:
+            out = fill(operand, **given)
+            if out is not operand:
+                shape = given.get("shape") or ctx.shape_of(operand)
+                axes = given.get("axes")
+                every = range(len(shape)) if axes is None else axes
+                names = dict.fromkeys(str(shape[a]) for a in every if is_symbolic(shape[a]))
+                fills.append(f"{_shown(given['value'])} along {', '.join(names)}")
+            return out
+
+        ctx.bind, ctx.fill = watched_bind, watched_fill  # type: ignore[method-assign]
+        out = rule(ctx, *operands)
+        if not any(out is p for p in plain):
+            shapes = (*ctx.in_shapes, *ctx.out_shapes)
+            sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
+            noted = MaskedEquation(
+                ctx.primitive.name,
+                tuple(sizes),
+                how(rule),
+                tuple(dict.fromkeys(fills)),
+                _jax.source_line(ctx.eqn),
+            )
+            found.setdefault(id(ctx.eqn), (ctx.eqn, noted))
+        return out
+
+    return watched
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _shown(value: Any) -> str:
+    return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
+
+
+# --- what a rule does, by its docstring ------------------------------------------------------
+
+
+def how(rule: Callable[..., Any]) -> str:
+    """What the docstrings say of a rule, and of the functions it was made with."""
+    text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
+    made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
+    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
+
+
+def closure_of(rule: Any) -> dict[str, Any]:
+    """What a rule was made with: its arguments of `functools.partial`, and what it closes over."""
+    if isinstance(rule, functools.partial):
+        return {**closure_of(rule.func), **rule.keywords}
+    if not isinstance(rule, FunctionType):
+        return {}
+    names = rule.__code__.co_freevars
+    cells = [c.cell_contents for c in rule.__closure__ or ()]
+    return dict(zip(names, cells, strict=True))
+
+
+def first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def functions_in(values: Any) -> Iterator[FunctionType]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from functions_in(value)
+        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
+            yield value
+
+
+def maker_of(rule: Any) -> Any:
+    """The function at the top level of its module that a rule is, or was made by."""
+    if isinstance(rule, functools.partial):
+        return maker_of(rule.func)
+    if not isinstance(rule, FunctionType):
+        return rule
+    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)

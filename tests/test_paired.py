@@ -1,0 +1,243 @@
+"""Programs of concrete traces: what they serve, what they refuse, what they cost."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit._paired import pair
+from bucketjit._skeleton import take_apart
+from bucketjit._trace import Leaf, TraceRefused
+from tests.comparison import assert_like_jit, assert_same, ramp
+
+SIZES = (5, 7, 3, 8, 6, 4, 5, 9, 16)
+
+
+def _executor(fn: Callable[..., Any], axes: Any = "n") -> BucketedExec:
+    return BucketedExec(fn, dynamic_axes=axes).with_pow2()
+
+
+def _serves(fn: Callable[..., Any], compiles: int, axes: Any = "n", rank: int = 1) -> None:
+    executor = _executor(fn, axes)
+    for n in SIZES:
+        assert_like_jit(executor, fn, ramp(n, *(3,) * (rank - 1)) / n)
+    stats = executor.stats()
+    assert stats.fallback_calls == 0
+    assert stats.compiles <= compiles
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * math.sqrt(x.shape[0]),
+        lambda x: x / float(x.shape[0]),
+        lambda x: x * len(str(int(x.shape[0]))),
+        lambda x: x + np.arange(x.shape[0], dtype=np.float32),
+        lambda x: x @ np.eye(x.shape[0], dtype=np.float32)[::-1],
+        lambda x: x * jnp.linspace(0, 1, int(x.shape[0])),
+        lambda x: x[: int(x.shape[0] * 0.7)],
+        lambda x: jnp.zeros(int(x.shape[0])) + x.sum(),
+        lambda x: lax.fori_loop(0, int(x.shape[0]), lambda i, c: c + x[i] * i, 0.0),
+        lambda x: lax.scan(lambda c, _: (c / 2 + x[0], c), 1.0, None, length=int(x.shape[0])),
+        lambda x: jax.jit(lambda y: y * math.log(y.shape[0]))(x),
+        lambda x: jax.vmap(lambda y: y * math.log(x.shape[0]))(x),
+        lambda x: jax.grad(lambda y: (jnp.sin(y) * np.arange(y.shape[0])).sum())(x),
+        lambda x: (x, x.shape[0], float(x.shape[0])),
+        lambda x: x * {n: n * n for n in range(99)}[x.shape[0]],
+        lambda x: x * (2 if type(int(x.shape[0])) is int else 3),
+        lambda x: x[jax.random.permutation(jax.random.key(1), int(x.shape[0]))],
+    ],
+)
+def test_sizes_as_python_numbers(fn: Callable[..., Any]) -> None:
+    _serves(fn, compiles=3)
+
+
+def test_what_differs_by_parity_has_two_programs() -> None:
+    _serves(lambda x: x.sum() if int(x.shape[0]) % 2 else x.max(), compiles=6)
+    _serves(lambda x: x.sum(axis=int(x.shape[0]) % 2), compiles=6, axes="n, _", rank=2)
+
+
+def test_sizes_that_no_expression_gives() -> None:
+    """The square root of a size is a size of the program's own, with room made as it grows."""
+    executor = _executor(lambda x: x[: math.isqrt(x.shape[0])])
+    for n in (17, 30, 18, 31, 24, 26):
+        assert_like_jit(executor, lambda x: x[: math.isqrt(x.shape[0])], ramp(n))
+    assert executor.stats().fallback_calls == 0
+    assert executor.stats().compiles == 1
+
+    def widened(x: Any) -> Any:
+        wide = 1 << (int(x.shape[0]) - 1).bit_length()
+        return jnp.pad(x, (0, wide - x.shape[0]), constant_values=1.0)
+
+    executor = _executor(widened)
+    for n in (5, 6, 7, 8, 5, 6):
+        assert_like_jit(executor, widened, ramp(n))
+    assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("static", [3, 4, 5, 7, 8, 16])
+def test_an_axis_that_happens_to_have_the_size_of_another(static: int) -> None:
+    """Coincidences of the sizes traced at must not matter."""
+
+    def fn(x: Any, w: Any) -> Any:
+        scaled = (x @ w) * math.sqrt(x.shape[0])
+        return scaled.sum(0), scaled.max(1), jnp.arange(static) * w.sum(0), x.mean()
+
+    executor = _executor(fn, ("b, _", None))
+    for n in (3, 4, 5, 7, 8, 6, 16):
+        assert_like_jit(executor, fn, ramp(n, static) / n, ramp(static, static) / 50)
+    assert executor.stats().fallback_calls == 0
+    assert executor.stats().compiles <= 3
+
+
+@pytest.mark.parametrize(("b", "s"), [(8, 8), (5, 5), (4, 8), (8, 3), (7, 7)])
+def test_variables_that_happen_to_have_one_size(b: int, s: int) -> None:
+    def fn(x: Any) -> Any:
+        weights = np.arange(x.shape[1]) / math.sqrt(x.shape[0])
+        return (x * weights.astype(np.float32)).sum(1), x.sum(0) * len(range(x.shape[1]))
+
+    executor = _executor(fn, "b, s")
+    for sizes in ((b, s), (6, 5), (s, b), (3, 7), (b, s)):
+        assert_like_jit(executor, fn, ramp(*sizes) / 9)
+    assert executor.stats().fallback_calls == 0
+
+
+def test_a_constant_that_happens_to_be_equal() -> None:
+    """At 5 to 8 the constant is the same; at 9 it is not, and that must be seen."""
+    fn = lambda x: x * (1.0 if int(x.shape[0]) <= 8 else 2.0) * math.sqrt(x.shape[0])  # noqa: E731
+    executor = _executor(fn)
+    for n in (5, 6, 7, 8, 9, 12, 5, 16, 17, 40):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.stats().fallback_calls == 0
+
+
+def test_a_size_that_happens_to_be_linear() -> None:
+    fn = lambda x: x[: (int(x.shape[0]) if int(x.shape[0]) < 20 else 20)]  # noqa: E731
+    executor = _executor(fn)
+    for n in (5, 6, 8, 19, 20, 21, 30, 5, 40, 17):
+        assert_like_jit(executor, fn, ramp(n))
+
+
+def test_one_trace_for_each_logical_size_and_none_when_warm() -> None:
+    traced = []
+
+    def fn(x: Any) -> Any:
+        traced.append(x.shape[0])
+        return x * math.sqrt(x.shape[0])
+
+    executor = _executor(fn)
+    executor(ramp(5))
+    executor(ramp(6))
+    count = len(traced)
+    for n in (6, 5, 6, 5):
+        executor(ramp(n))
+        executor(jnp.asarray(ramp(n)))
+    assert len(traced) == count
+    executor(ramp(7))
+    executor(ramp(7))
+    assert len(traced) <= count + 1
+    assert executor.cache_size() == 1
+
+
+def test_a_function_that_fails_at_other_sizes() -> None:
+    table = ramp(6)
+
+    def fn(x: Any) -> Any:
+        return (x.reshape(int(x.shape[0])) + table[: x.shape[0]]) * math.sqrt(x.shape[0])
+
+    executor = _executor(fn)
+    for n in (4, 5, 6, 4):
+        assert_like_jit(executor, fn, ramp(n))
+    with pytest.raises(TypeError, match=r"add got incompatible shapes|Incompatible shapes"):
+        executor(ramp(7))
+    assert_like_jit(executor, fn, ramp(5))
+
+
+def test_refusals_name_the_difference() -> None:
+    leaf = Leaf("x", ("n",), np.dtype(np.float32))
+    tree = jax.tree_util.tree_structure(((0,), {}))
+    for fn, said in [
+        (lambda x: sum(x[i] for i in range(x.shape[0])), "different things at different sizes"),
+        (lambda x: [x] * int(x.shape[0]), "nest otherwise"),
+    ]:
+        with pytest.raises(TraceRefused, match=said):
+            pair(fn, tree, [leaf], {"n": 5})
+
+
+def test_errors_and_the_strict_policy() -> None:
+    executor = BucketedExec(
+        lambda x: sum(x[i] for i in range(x.shape[0])), fallback=Fallback.ERROR
+    ).with_pow2()
+    with pytest.raises(FallbackError, match="different things at different sizes"):
+        executor(ramp(5))
+    with pytest.raises(ZeroDivisionError):
+        _executor(lambda x: x * (1 / (int(x.shape[0]) - 5)))(ramp(5))
+
+
+@pytest.mark.parametrize("through", ["a size", "an array"])
+def test_host_functions_that_close_over_sizes_run_exact(through: str) -> None:
+    """They would see an expression, and what two of them do cannot be compared."""
+
+    def fn(x: Any) -> Any:
+        n = x.shape[0]
+        of_size = lambda y: y * int(n)  # noqa: E731
+        of_array = lambda y: y * int(x.shape[0])  # noqa: E731
+        host = of_size if through == "a size" else of_array
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    executor = _executor(fn)
+    with pytest.warns(FallbackWarning, match="host function closes over a size"):
+        for n in (5, 6):
+            assert_like_jit(executor, fn, ramp(n))
+
+
+@pytest.mark.parametrize("check", [Check.POISON, Check.EXACT, Check.EXACT_ALWAYS])
+def test_checked_execution(check: Check) -> None:
+    fn = lambda x: (x * np.arange(x.shape[0], dtype=np.float32)).sum() / math.sqrt(len(x))  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes="n", check=check).with_pow2()
+    for n in (5, 6, 5, 3):
+        assert_like_jit(executor, fn, ramp(n))
+
+
+def test_several_threads() -> None:
+    fn = lambda x: x * np.arange(x.shape[0], dtype=np.float32) / math.sqrt(x.shape[0])  # noqa: E731
+    executor = _executor(fn)
+    failed: list[BaseException] = []
+
+    def work(start: int) -> None:
+        try:
+            for n in range(start, start + 12):
+                assert_same(executor(ramp(n)), jax.jit(fn)(ramp(n)))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (3, 5, 7, 9)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failed
+    assert executor.stats().compiles == 4  # 4, 8, 16, 32
+
+
+def test_skeletons_tell_axes_from_sizes() -> None:
+    def skeleton(fn: Callable[..., Any], *shape: int) -> Any:
+        closed = jax.make_jaxpr(fn)(jnp.zeros(shape))
+        return take_apart(closed.jaxpr, closed.consts)
+
+    total = lambda axis: lambda x: x.sum(axis)  # noqa: E731
+    assert skeleton(total(0), 3, 3).difference(skeleton(total(0), 5, 5)) is None
+    assert "reduce_sum" in skeleton(total(0), 3, 3).difference(skeleton(total(1), 3, 3))
+    assert skeleton(jnp.sin, 3).difference(skeleton(jnp.cos, 3)) == (
+        "sin at one size, cos at another"
+    )
+    assert skeleton(lambda x: x * 2, 3).difference(skeleton(lambda x: x * 3, 3)) is None
