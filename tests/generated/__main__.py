@@ -6,6 +6,7 @@ Failures are cut down to the lines they need and printed as source; then the exi
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.generated", description=__doc__)
     parser.add_argument("--examples", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--paired", action="store_true", help="make them of concrete traces")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args(argv)
     began = time.perf_counter()
@@ -27,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     reasons: Counter[str] = Counter()
     failures: list[str] = []
     chunks = [[given.seed * 100_000 + k] for k in range(-(-given.examples // BATCH))]
-    for chunk, result in run_isolated(run_batch, chunks, given.jobs):
+    run = functools.partial(run_batch, paired=given.paired)
+    for chunk, result in run_isolated(run, chunks, given.jobs):
         if result is None:
             failures.append(f"batch {chunk[0]}: the process died")
             continue

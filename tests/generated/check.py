@@ -33,10 +33,10 @@ class Verdict:
     error: Exception | None = None
 
 
-def verdict(program: Generated) -> Verdict:
-    """Run a program padded and exact."""
+def verdict(program: Generated, paired: bool = False) -> Verdict:
+    """Run a program padded and exact; ``paired`` makes it of concrete traces."""
     try:
-        check(program.case(), poisons=("nan", "lowest"))
+        check(program.case(), poisons=("nan", "lowest"), paired=paired)
     except Exception as error:
         if isinstance(error, MaskingError) and "defect of" not in error.remedy:
             return Verdict(REFUSED, error.reason.split(" [")[0])

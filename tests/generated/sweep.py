@@ -35,7 +35,9 @@ def drawn(count: int, seed: int) -> list[Any]:
     return found
 
 
-def run_batch(seeds: list[int]) -> tuple[Counter[str], Counter[str], list[str]]:
+def run_batch(
+    seeds: list[int], paired: bool = False
+) -> tuple[Counter[str], Counter[str], list[str]]:
     """A batch for each seed: verdicts, reasons of refusals, failures with their source."""
     import jax
 
@@ -50,12 +52,12 @@ def run_batch(seeds: list[int]) -> tuple[Counter[str], Counter[str], list[str]]:
         if i % 10 == 9:
             jax.clear_caches()
             gc.collect()
-        found = verdict(program)
+        found = verdict(program, paired)
         kinds[found.kind] += 1
         if found.kind == REFUSED:
             reasons[found.message] += 1
         if found.kind == FAILED:
             kind = type(found.error)
-            small = shrink(program, lambda p, kind=kind: type(verdict(p).error) is kind)
-            failures.append(f"{small}\n  {verdict(small).message}")
+            small = shrink(program, lambda p, kind=kind: type(verdict(p, paired).error) is kind)
+            failures.append(f"{small}\n  {verdict(small, paired).message}")
     return kinds, reasons, failures

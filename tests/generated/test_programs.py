@@ -24,12 +24,12 @@ MANY = settings(FEW, max_examples=400, derandomize=False, print_blob=True)
 _count = itertools.count(1)
 
 
-def check(program: Generated) -> None:
+def check(program: Generated, paired: bool = False) -> None:
     """Masked agrees with exact, or masking is refused with a reason."""
     if next(_count) % 20 == 0:  # an executable holds about a hundred memory maps
         jax.clear_caches()
         gc.collect()
-    found = verdict(program)
+    found = verdict(program, paired)
     assume(found.kind != INVALID)
     event(f"{found.kind} {found.message}")
     if found.error is not None:
@@ -40,6 +40,12 @@ def check(program: Generated) -> None:
 @given(programs())
 def test_generated_programs(program: Generated) -> None:
     check(program)
+
+
+@FEW
+@given(programs())
+def test_generated_programs_of_concrete_traces(program: Generated) -> None:
+    check(program, paired=True)
 
 
 @pytest.mark.slow
