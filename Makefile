@@ -5,6 +5,8 @@
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
 #                                 masking cases every third (all of them with EVERY=1)
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
+#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
+#                                 served (a third of them with PYTEST_ARGS='--every 3')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences      the examples, also as `make demo ARGS=--help`
@@ -25,17 +27,17 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 conformance fuzz coverage-page demo demo-sentences bench lint types format clean
+.PHONY: test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
-	$(PYTEST) -n $(JOBS) -m slow $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
 test-312:
@@ -48,6 +50,10 @@ test-312:
 
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)
+
+# The same as a table: `python -m tests.ecosystem`, in the virtual environment.
+ecosystem: $(STAMP)-ecosystem
+	$(PYTEST) -n $(JOBS) tests/ecosystem $(PYTEST_ARGS)
 
 fuzz: $(STAMP)-test
 	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)

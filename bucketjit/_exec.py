@@ -199,6 +199,8 @@ class BucketedExec(Builders):
             signed = self._signer.sign(args, kwargs)
             with self._lock:
                 call = signed.family.resolve(signed.shapes)
+        if call.refusal is not None:
+            self._note_fallback(call.refusal)
         if call.program is None or any(t.dtype is None for t in signed.family.types):
             return self._config.fn(*args, **kwargs)
         with self._lock:
@@ -216,8 +218,8 @@ class BucketedExec(Builders):
             return jax.tree_util.tree_leaves(family.fn(*args, **kwargs))
 
         def execute(*leaves: Any) -> list[Any]:
-            given = dataclasses.replace(signed, leaves=list(leaves), donate=[])
-            given = dataclasses.replace(given, shapes=[np.shape(x) for x in leaves])
+            shapes = [np.shape(x) for x in leaves]
+            given = dataclasses.replace(signed, leaves=list(leaves), shapes=shapes)
             return jax.tree_util.tree_leaves(self._serve(given))
 
         def derive(fn: Callable[..., list[Any]], ins: _autodiff.Shapes) -> Callable[..., list[Any]]:
@@ -241,7 +243,9 @@ class BucketedExec(Builders):
             for shape in program.out_shapes
         )
         ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
-        return _autodiff.Bucketed(flat, execute, ins, outs, derive, plain=True)
+        # An executable that donates its arguments must not be given those of a derivative.
+        run = derive(flat, ins) if signed.donate else execute
+        return _autodiff.Bucketed(flat, run, ins, outs, derive, plain=True)
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._serve(self._signer.sign(args, kwargs), None if kwargs else args)
@@ -401,16 +405,25 @@ class BucketedExec(Builders):
         return result
 
     def _fall_back(self, refusal: MaskingError, signed: Signed, call: Call) -> Any:
+        if self._config.fallback is Fallback.EXACT:
+            result = self._run_exact(signed, call.sizes)  # it may raise; then it is no fallback
+        self._note_fallback(refusal)
+        return result
+
+    def _note_fallback(self, refusal: MaskingError) -> None:
+        """Count a call that is not masked, and warn of it once per reason.
+
+        Raises:
+            FallbackError: The policy is to raise.
+        """
         if self._config.fallback is Fallback.ERROR:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
-        result = self._run_exact(signed, call.sizes)
         if self._counters.fallback(refusal.reason):
             warnings.warn(
                 f"{self._name} runs at its exact shapes, one compile each: {refusal}",
                 FallbackWarning,
                 stacklevel=_frames_inside(),
             )
-        return result
 
     def _run_exact(self, signed: Signed, sizes: Mapping[str, int]) -> Any:
         args, kwargs = signed.tree.unflatten(signed.leaves)

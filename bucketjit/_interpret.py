@@ -15,6 +15,7 @@ from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line
 from bucketjit._known import KnownPadding
+from bucketjit._opaque import looked_inside
 from bucketjit._rule import RuleContext, RuleTable, running_rows
 
 
@@ -103,10 +104,7 @@ class _Walk:
         # By name where the module of a primitive need not have been imported (Pallas).
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)
         if rule is None:
-            raise MaskingError(
-                f"{name}: no masking rule{_where(eqn)}",
-                f"add one with .with_rules({{{name}_p: rule}}), or leave the axis static",
-            )
+            return self._look_inside(eqn, operands)
         ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read, self._known)
         try:
             out = rule(ctx, *operands)
@@ -133,6 +131,13 @@ class _Walk:
                 )
         self._known.follow(eqn, operands, outs)
         return outs
+
+    def _look_inside(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        try:
+            inner, consts = looked_inside(eqn)
+        except MaskingError as error:
+            raise MaskingError(error.reason + _where(eqn), error.remedy) from error
+        return self.run(inner, consts, operands)
 
     def _equation_mentions_sizes(self, eqn: Any) -> bool:
         if running_rows.get():

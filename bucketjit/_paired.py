@@ -16,6 +16,7 @@ costs what tracing costs, once for each logical size, and never a compile.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +31,19 @@ from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
 from bucketjit._fit import fit
 from bucketjit._skeleton import Skeleton, put_together, same_constant, take_apart
-from bucketjit._trace import Leaf, Leaks, Program, TraceRefused, parse_constraint, refuse_tracers
+from bucketjit._trace import (
+    Guard,
+    Leaf,
+    Leaks,
+    Program,
+    TraceRefused,
+    parse_constraint,
+    refuse_tracers,
+)
 from bucketjit._unmerge import keep_apart
 
 _SAMPLES = 6
+_TRIALS = 12  # traces at other sizes, of which some may fail or do something else
 _REMEMBERED = 1024  # logical sizes, for each program
 
 Sizes = Mapping[str, int]
@@ -221,10 +231,11 @@ def pair(
     traces, samples = [first], [dict(sizes)]
     difference = None
     guards = [parse_constraint(c) for c in constraints]
-    for candidate in _candidates(sizes, others):
+    trials = (c for c in _candidates(sizes, others) if all(g.holds(c) for g in guards))
+    for candidate in itertools.islice(trials, _TRIALS):
         if len(samples) == _SAMPLES:
             break
-        if candidate in samples or not all(g.holds(candidate) for g in guards):
+        if candidate in samples:
             continue
         try:
             trace = tracer.at(candidate)
@@ -255,22 +266,24 @@ def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int
     """Sizes to trace at: each variable by itself, and all at once, in different proportions."""
     for other in others:
         yield dict(other)
-    names = sorted(sizes)
-    for i, name in enumerate(names):
-        for step in (1 + i, 2 * (1 + i), sizes[name] + i):
-            yield {**sizes, name: sizes[name] + step}
-            if len(names) > 1:
-                break
-    for factor, offset in ((1, 3), (1, 4), (2, 6), (3, 4), (1, 12)):
-        yield {
-            v: factor * n + offset * (i + 1) + i for i, (v, n) in enumerate(sorted(sizes.items()))
-        }
+    # At size 1 JAX broadcasts by other equations: what is 1 may have to stay so.
+    larger = sorted(v for v, n in sizes.items() if n > 1)
+    for names in dict.fromkeys((tuple(sorted(sizes)), tuple(larger))):
+        for i, name in enumerate(names):
+            yield {**sizes, name: sizes[name] + 1 + i}
+        for offset in (3, 4):
+            yield {**sizes, **{v: sizes[v] + offset * (i + 1) + i for i, v in enumerate(names)}}
+        for i, name in enumerate(names):  # what divides a size may have to go on dividing it
+            yield {**sizes, name: sizes[name] * (2 + i)}
+        yield {**sizes, **{v: sizes[v] * (3 + i) for i, v in enumerate(names)}}
 
 
 def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
-    """Whether every variable varies, and no two of them always together."""
+    """Whether every variable varies that is not 1, and no two of them always together."""
     columns = [tuple(s[v] for s in samples) for v in variables]
-    return all(len(set(c)) > 1 for c in columns) and len(set(columns)) == len(columns)
+    varying = [c for c in columns if len(set(c)) > 1]
+    fixed = [c for c in columns if len(set(c)) == 1]
+    return all(c[0] == 1 for c in fixed) and len(set(varying)) == len(varying)
 
 
 def _merged(
@@ -284,10 +297,14 @@ def _merged(
     columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
     label_of_size = [number.setdefault(column, len(number)) for column in columns]
     declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
+    fixed = [v for v in tracer.variables if len({s[v] for s in samples}) == 1]
+    varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
     labels: list[int | str] = []
     found: dict[str, int] = {}
     for column in number:
-        label = declared[column] if column in declared else fit(column, samples)
+        label = declared.get(column) if len(set(column)) > 1 else column[0]
+        if label is None:
+            label = fit(column, varying)
         if label is None:
             name = bind_unique_names("found", {*tracer.variables, *found})
             found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
@@ -322,7 +339,7 @@ def _merged(
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=first.out_tree,
-        guards=tuple(parse_constraint(c) for c in constraints),
+        guards=(*map(parse_constraint, constraints), *(Guard(v, "==", "1") for v in fixed)),
         lower={v: 1 for v in tracer.variables},
         found=tuple(found),
         leak_shapes=leak_shapes,

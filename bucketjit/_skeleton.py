@@ -8,8 +8,11 @@ can be put together again with other sizes (symbolic ones) and other constants i
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -62,7 +65,7 @@ class Skeleton:
         return None
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, depth: int = 8) -> bool:
     if a is b:
         return True
     if type(a) is not type(b):
@@ -70,9 +73,41 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     try:
-        return bool(a == b)
+        if a == b:
+            return True
     except Exception:  # a comparison that answers with an array, or not at all
         return False
+    return depth > 0 and _same_parts(a, b, depth - 1)
+
+
+def _same_parts(a: Any, b: Any, depth: int) -> bool:
+    """Whether two functions, or objects that hold functions, are made of the same parts.
+
+    A function does what its code does with its globals, its defaults and what it closes over.
+    """
+    if isinstance(a, FunctionType):
+        if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__:
+            return False
+        held = [(f.__defaults__, f.__kwdefaults__, *_cells(f)) for f in (a, b)]
+    elif isinstance(a, functools.partial):
+        held = [(f.func, f.args, f.keywords) for f in (a, b)]
+    elif isinstance(a, MethodType):
+        held = [(f.__func__, f.__self__) for f in (a, b)]
+    elif dataclasses.is_dataclass(a):
+        held = [tuple(getattr(x, f.name) for f in dataclasses.fields(x)) for x in (a, b)]
+    elif isinstance(a, tuple | list):
+        held = [tuple(a), tuple(b)]
+    elif isinstance(a, dict):
+        held = [(tuple(x), *x.values()) for x in (a, b)]
+    else:
+        return False
+    return len(held[0]) == len(held[1]) and all(
+        _same(x, y, depth) for x, y in zip(*held, strict=True)
+    )
+
+
+def _cells(fn: FunctionType) -> list[Any]:
+    return [cell.cell_contents for cell in fn.__closure__ or ()]
 
 
 def same_constant(a: Any, b: Any) -> bool:

@@ -26,13 +26,21 @@ _backend_compiles: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--every", type=int, default=1, metavar="N", help="run every Nth of the masking cases"
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run every Nth of the masking cases and models",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     every, count = config.getoption("every"), itertools.count()
-    dropped = [i for i in items if i.path.name == "test_cases.py" and next(count) % every]
+    dropped = [
+        i
+        for i in items
+        if i.path.name in ("test_cases.py", "test_models.py") and next(count) % every
+    ]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         left_out = set(dropped)

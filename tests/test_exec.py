@@ -837,7 +837,7 @@ def test_fallback_error_raises_before_anything_runs() -> None:
 
 unmasked_p = jax.extend.core.Primitive("unmasked")
 unmasked_p.def_abstract_eval(lambda x: x)
-unmasked_p.def_impl(lambda x: x * 2)
+unmasked_p.def_impl(lambda x: jnp.asarray(np.asarray(x) * 2))  # no JAX to look into
 jax.interpreters.mlir.register_lowering(
     unmasked_p, jax.interpreters.mlir.lower_fun(lambda x: x * 2, multiple_results=False)
 )
@@ -859,6 +859,29 @@ def test_a_primitive_without_a_rule_falls_back_and_says_which() -> None:
     strict = BucketedExec(_unmasked, fallback=Fallback.ERROR).with_pow2()
     with pytest.raises(FallbackError, match="unmasked: no masking rule"):
         strict(ramp(3))
+
+
+wrapped_p = jax.extend.core.Primitive("wrapped")
+wrapped_p.def_abstract_eval(lambda x, *, options: jax.core.ShapedArray(x.shape[1:], x.dtype))
+wrapped_p.def_impl(lambda x, *, options: (x - x.mean(0)).max(0) * len(options))
+jax.interpreters.mlir.register_lowering(
+    wrapped_p, jax.interpreters.mlir.lower_fun(wrapped_p.impl, multiple_results=False)
+)
+
+
+def test_a_primitive_of_another_library_is_looked_into() -> None:
+    fn = lambda x: jax.jit(lambda y: wrapped_p.bind(y, options=("a", "b")))(x) + 1  # noqa: E731
+    executor = BucketedExec(fn, fallback=Fallback.ERROR).with_pow2()
+    for n in (3, 4, 5):
+        assert_like_jit(executor, fn, ramp(n, 2))
+    assert executor.cache_size() == 2
+    # One that decides by a size would need a guard, which it is too late for.
+    decides = jax.extend.core.Primitive("decides")
+    decides.def_abstract_eval(lambda x: x)
+    decides.def_impl(lambda x: x * 2 if x.shape[0] == 4 else x)
+    executor = BucketedExec(decides.bind, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError, match="decides by sizes"):
+        executor(ramp(3))
 
 
 def test_with_rules_teaches_a_primitive_of_ones_own() -> None:

@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_groups _known _skeleton _fit",
         "_unmerge",
         "_rule _padding _trace _signature _patches _autodiff",
-        "_paired",
+        "_paired _opaque",
         "_family",
         "rules _interpret",
         "_check _config _signing _executable _route _explain",

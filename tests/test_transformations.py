@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check
+from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
 from tests.comparison import assert_same, ramp
 
 SIZES = (3, 5, 7, 4, 8, 1)
@@ -175,9 +175,14 @@ def test_gradients_of_a_program_of_concrete_traces() -> None:
 def test_what_falls_back_is_differentiated_as_it_is() -> None:
     fn = lambda x: sum(x[i] ** 2 for i in range(x.shape[0]))  # noqa: E731
     executor = _bucketed(fn)
-    for n in (3, 5):
-        _close(jax.grad(executor)(ramp(n)), 2 * ramp(n))
+    with pytest.warns(FallbackWarning, match="used as a Python int"):
+        for n in (3, 5):
+            _close(jax.grad(executor)(ramp(n)), 2 * ramp(n))
     assert executor.cache_size() == 0
+    assert executor.stats().fallback_calls == 2
+    strict = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError):
+        jax.grad(strict)(ramp(3))
 
 
 def test_a_closure_over_what_is_differentiated() -> None:
@@ -214,10 +219,13 @@ def test_strategies_by_dimension_and_static_arguments() -> None:
 def test_keyword_arguments_and_donation_under_grad() -> None:
     fn = lambda w, *, x: (w * x).sum()  # noqa: E731
     executor = BucketedExec(fn, dynamic_axes={"x": "n"}, donate_argnums=0).with_pow2()
-    w = jnp.float32(2)
     for n in (3, 4, 5):
-        _close(jax.grad(lambda w: executor(w, x=ramp(n)))(w), jnp.float32(ramp(n).sum()))  # noqa: B023
-    assert not w.is_deleted()
+        w = jnp.full(1, 2.0)
+        _close(jax.grad(lambda w: executor(w, x=ramp(n)))(w), jnp.full(1, ramp(n).sum()))  # noqa: B023
+        jax.vjp(lambda w: executor(w, x=ramp(n)) * 2, w)  # noqa: B023
+        assert not w.is_deleted()
+        executor(w, x=ramp(n))
+        assert w.is_deleted()
 
 
 def test_checked_gradients() -> None:

@@ -33,6 +33,7 @@ FAMILIES = (
     "random",
     "linalg",
     "effects",
+    "collectives",
     "annotations",
     "paired",
     "refused",

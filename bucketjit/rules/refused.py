@@ -14,8 +14,11 @@ from bucketjit._rule import Rule, RuleContext
 _LEAVE_STATIC = "leave the axis static (None or _)"
 _OWN_RULE = f"add a masking rule with .with_rules({{primitive: rule}}), or {_LEAVE_STATIC}"
 
+COLLECTIVE = "a collective combines shards whose padding differs from device to device"
+COLLECTIVE_REMEDY = "leave the sharded axis static, or use jit with shardings in place of shard_map"
+
 _COLLECTIVES = (
-    *("psum", "psum_invariant", "pmax", "pmin", "preduced", "axis_index"),
+    *("psum_invariant", "preduced", "axis_index"),
     *("unreduced_psum", "unreduced_pmax", "unreduced_pmin", "unreduced_reduce_scatter"),
     *("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all"),
     *("ragged_all_to_all", "reduce_scatter", "ppermute", "psend", "precv"),
@@ -36,8 +39,8 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         _COLLECTIVES,
-        "a collective combines shards whose padding differs from device to device",
-        "leave the sharded axis static, or use jit with shardings in place of shard_map",
+        COLLECTIVE,
+        COLLECTIVE_REMEDY,
     ),
     (
         _REFERENCES,

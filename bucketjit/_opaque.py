@@ -1,0 +1,73 @@
+"""Primitives of other libraries, which have no masking rule: look inside.
+
+Equinox, Lineax and others wrap functions into primitives of their own, whose parameters hide
+shapes. Such a primitive's ``impl`` is the function it stands for, written in JAX; traced with the
+sizes of the equation it is a program that can be masked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._errors import MaskingError, first_line
+from bucketjit._patches import lenient_jax
+
+
+def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
+    """The program that an equation stands for, by the implementation of its primitive.
+
+    Args:
+        eqn: An equation whose primitive has no rule.
+
+    Returns:
+        An open jaxpr with symbolic shapes, and its constants.
+
+    Raises:
+        MaskingError: The implementation is none that JAX can trace with these sizes, or decides by
+            them.
+    """
+    prim = eqn.primitive
+    if isinstance(prim.impl, functools.partial) and prim.impl.func.__name__ == "apply_primitive":
+        raise _without_rule(prim.name)
+    decided: list[Any] = []
+
+    def note(*sizes: Any) -> None:
+        decided.append(sizes)
+
+    structs = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=_is_weak(v.aval))
+        for v in eqn.invars
+    ]
+
+    def run(*operands: Any) -> Any:
+        return prim.impl(*operands, **prim.get_bind_params(eqn.params))
+
+    try:
+        with _jax.watch_equalities(note, note, note), lenient_jax():
+            closed = jax.make_jaxpr(run)(*structs)
+    except Exception as error:
+        raise _without_rule(
+            prim.name, f", and its implementation: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if decided:
+        raise _without_rule(prim.name, ", and its implementation decides by sizes")
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    if any(inner.primitive is prim for inner in jaxpr.eqns):
+        raise _without_rule(prim.name)
+    return jaxpr, consts
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
+
+
+def _without_rule(name: str, why: str = "") -> MaskingError:
+    return MaskingError(
+        f"{name}: no masking rule{why}",
+        f"add one with .with_rules({{{name}_p: rule}}), or leave the axis static",
+    )

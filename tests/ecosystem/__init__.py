@@ -1,0 +1,1 @@
+"""Models and training steps as users of JAX's libraries write them, bucketed."""
