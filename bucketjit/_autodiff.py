@@ -7,9 +7,9 @@ first gives NaN where the derivative of a padded ``log`` or ``sqrt`` is infinite
 derivatives come about in the same way.
 
 A loss is run together with its gradient in reverse mode, as one executable: the first result of a
-function that is asked for a derivative in that mode is a scalar mostly because it is a loss. For
-other results the backward equation starts from the primal arguments and computes what it needs of
-the forward pass again, as ``jax.checkpoint`` does.
+function that is asked for a derivative in that mode is a scalar mostly because it is a loss. Where
+that turns out wrong, or the loss is scaled, the backward equation starts from the primal arguments
+and computes what it needs of the forward pass again, as ``jax.checkpoint`` does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -43,6 +44,26 @@ def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
     return kept
 
 
+@dataclass
+class Speculation:
+    """Whether gradients computed before they were asked for were the ones asked for."""
+
+    used: int = 0
+    wasted: int = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether to go on."""
+        return self.used >= self.wasted
+
+    def note(self, used: bool) -> None:
+        """Count one."""
+        if used:
+            self.used += 1
+        else:
+            self.wasted += 1
+
+
 @dataclass(frozen=True, eq=False)
 class Bucketed:
     """A function of arrays, and how to run it in buckets.
@@ -55,6 +76,7 @@ class Bucketed:
         of: The function that this is the pushforward of, and the arguments it pushes forward.
         derivatives: Those made so far.
         plain: Whether this is the function that is called, none of its derivatives.
+        speculation: Whether to run the gradient together with the function.
     """
 
     flat: Flat
@@ -64,6 +86,7 @@ class Bucketed:
     derive: Callable[[Flat, Shapes], Flat]
     of: tuple[Bucketed, tuple[int, ...]] | None = None
     plain: bool = False
+    speculation: Speculation = field(default_factory=lambda: Speculation())
 
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
 
@@ -135,19 +158,6 @@ class Bucketed:
         execute = self.derive(with_gradient, self.ins)
         return Bucketed(with_gradient, execute, self.ins, outs, self.derive)
 
-    @_kept
-    def scaling(self, wrt: tuple[int, ...]) -> Bucketed:
-        """Arrays like some of the arguments, times a scalar."""
-
-        def scaling(*values: Any) -> list[Any]:
-            *arrays, scale = values
-            return [x * scale.astype(x.dtype) for x in arrays]
-
-        shapes = tuple(self.ins[i] for i in wrt)
-        return Bucketed(
-            scaling, self.derive(scaling, (*shapes, ())), (*shapes, ()), shapes, self.derive
-        )
-
 
 def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
@@ -210,7 +220,8 @@ def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed) -> list[An
     kept = tuple(wrt[i - count] for i in asked)
     types = base.out_types(*map(_struct, map(jax.typeof, primals)))
     floats = tuple(i for i, out in enumerate(types) if is_differentiable(out))
-    whole = [ad.instantiate_zeros(ct) for ct in cotangents]
+    # Zeros made by JAX would be compiled for every size.
+    whole = [_zeros(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents]
     pulled = bucketed_p.bind(*primals, *whole, fn=base.pullback(kept, floats))
     found: list[Any] = [None] * len(values)
     for i, ct in zip(asked, pulled, strict=True):
@@ -221,7 +232,7 @@ def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed) -> list[An
 def _linearize(
     in_reverse: bool, nonzero: Sequence[bool], *primals: Any, fn: Bucketed
 ) -> tuple[Any, Any, Any, Any] | None:
-    if not (in_reverse and fn.plain):
+    if not (in_reverse and fn.plain and fn.speculation.pays):
         return None
     types = fn.out_types(*map(_struct, map(jax.typeof, primals)))
     wrt = tuple(
@@ -290,16 +301,24 @@ def _along_transpose(
     first, *others = cotangents
     rest, pushforward = _pushed(values, fn, wrt, floats)
     if type(first) is ad.Zero or any(type(ct) is not ad.Zero for ct in others):
+        fn.speculation.note(False)
+        return [*[None] * len(wrt), *_transpose(cotangents, *rest, fn=pushforward)]
+    # `jax.grad` starts from 1. Another cotangent is no factor of the result: loss scaling is there
+    # because 16 bits lose what it keeps.
+    is_one = not isinstance(first, jax.core.Tracer) and bool(first == 1)
+    fn.speculation.note(is_one)
+    if not is_one:
         return [*[None] * len(wrt), *_transpose(cotangents, *rest, fn=pushforward)]
     tangents = values[-len(wrt) :]
-    asked = [i for i, t in enumerate(tangents) if ad.is_undefined_primal(t)]
-    pulled = [values[i] for i in asked]
-    if isinstance(first, jax.core.Tracer) or first != 1:  # `jax.grad` starts from 1
-        pulled = bucketed_p.bind(*pulled, first, fn=fn.scaling(tuple(wrt[i] for i in asked)))
     found: list[Any] = [None] * len(values)
-    for i, ct in zip(asked, pulled, strict=True):
-        found[len(values) - len(wrt) + i] = ct
+    for i, t in enumerate(tangents):
+        if ad.is_undefined_primal(t):
+            found[len(values) - len(wrt) + i] = values[i]
     return found
+
+
+def _zeros(aval: Any) -> np.ndarray:
+    return np.zeros(aval.shape, aval.dtype)
 
 
 def _batch(values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed) -> tuple[Any, Any]:

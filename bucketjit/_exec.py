@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -45,6 +46,7 @@ from bucketjit.rules import default_rules
 from bucketjit.strategies.base import checked_bucket
 
 _MAX_ROUTES = 16
+_LARGEST_LEAKS = 4096  # elements that a route keeps on the device for each logical size
 
 
 class BucketedExec(Builders):
@@ -57,8 +59,8 @@ class BucketedExec(Builders):
 
     Without a strategy every size gets its own executable; add one with `with_pow2` and the
     like. Executors are immutable: every ``with_...`` returns a new one with an empty cache.
-    Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.grad`` and other
-    transformations, the function itself is inlined.
+    Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the like
+    the function itself is inlined; its derivatives by ``jax.grad`` and ``jax.jvp`` are bucketed.
 
     Args:
         fn: A function that ``jax.jit`` accepts.
@@ -149,6 +151,12 @@ class BucketedExec(Builders):
         new._setup(dataclasses.replace(self._config, **changes))
         return new
 
+    def __copy__(self) -> Self:
+        return self._with()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self._with(fn=copy.deepcopy(self._config.fn, memo))
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A method, where the function is one of a class, as with ``jax.jit``."""
         return self if instance is None else MethodType(self, instance)
@@ -199,9 +207,12 @@ class BucketedExec(Builders):
             signed = self._signer.sign(args, kwargs)
             with self._lock:
                 call = signed.family.resolve(signed.shapes)
-        if call.refusal is not None:
-            self._note_fallback(call.refusal)
-        if call.program is None or any(t.dtype is None for t in signed.family.types):
+        refusal: MaskingError | None = call.refusal
+        if call.program is not None:
+            refusal = self._refused.get(call.program) or _not_differentiated(signed, call.program)
+        if refusal is not None:
+            self._note_fallback(refusal)
+        if call.program is None or refusal is not None:
             return self._config.fn(*args, **kwargs)
         with self._lock:
             key = (signed.family, call.tokens, call.program)
@@ -211,6 +222,7 @@ class BucketedExec(Builders):
         return call.program.out_tree.unflatten(_autodiff.call(fn, signed.leaves))
 
     def _differentiable(self, signed: Signed, call: Call, program: Program) -> _autodiff.Bucketed:
+        signed = dataclasses.replace(signed, leaves=[])  # kept, and the arguments need not be
         family = signed.family
 
         def flat(*leaves: Any) -> list[Any]:
@@ -295,7 +307,8 @@ class BucketedExec(Builders):
         largest = self._found.setdefault((program, tuple(bucket.values())), {})
         there = program.found_sizes(bucket) or {}
         for name, size in zip(program.found, call.leaks.sizes, strict=True):
-            largest[name] = max(size, there.get(name, 0), largest.get(name, 0))
+            known = max(there.get(name, 0), largest.get(name, 0))
+            largest[name] = known if size <= known else max(size, 2 * known)
         return {**bucket, **largest}
 
     def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -450,6 +463,8 @@ class BucketedExec(Builders):
             route = made
             self._routes = [route, *self._routes][:_MAX_ROUTES]
         sizes = sizes_argument(call, entry.leak_shapes)
+        if sum(map(math.prod, entry.leak_shapes)) > _LARGEST_LEAKS:
+            return
         route.remember(call.sizes, Known(key, call.ordered, jax.device_put(sizes)))
 
     @functools.cached_property
@@ -512,7 +527,8 @@ class BucketedExec(Builders):
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
-        given, named = jax.tree_util.tree_map(array_like, (args, kwargs))
+        given = tuple(map(array_like, args))
+        named = {name: array_like(value) for name, value in kwargs.items()}
         signed = self._signer.sign(given, named)
         if self._always_exact():
             sizes = signed.family.declared_sizes(signed.shapes)
@@ -521,7 +537,7 @@ class BucketedExec(Builders):
             return Explanation(
                 self._name, sizes, sizes, "exact", compiled, "", (), (), reason, "add .with_pow2()"
             )
-        with self._lock:
+        with self._lock, signed.family.unlearning():
             call = signed.family.resolve(signed.shapes)
         if call.program is None:
             refusal = call.refusal or MaskingError(
@@ -566,9 +582,25 @@ class BucketedExec(Builders):
         return f"<BucketedExec {name}, {', '.join(parts)}, {self.cache_size()} executables>"
 
 
+def _not_differentiated(signed: Signed, program: Program) -> MaskingError | None:
+    """Why derivatives of a program are not bucketed, if they are not."""
+    if any(t.dtype is None for t in signed.family.types):
+        return MaskingError(
+            "a function of a size argument is not differentiated in buckets",
+            "open an axis of an array in its place, or make an executor of its gradient",
+        )
+    if program.jaxpr.effects:
+        return MaskingError(
+            "a derivative in buckets would run the function's effects (io_callback, debug.print) "
+            "once more",
+            "make an executor of the gradient",
+        )
+    return None
+
+
 def _frames_inside() -> int:
-    """How many frames up from the caller the first one outside this package is."""
+    """How many frames up from the caller the first one is that is the user's."""
     depth = 1
-    while sys._getframe(depth).f_globals.get("__name__", "").startswith("bucketjit."):
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
         depth += 1
     return depth

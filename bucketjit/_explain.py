@@ -89,16 +89,19 @@ class Explanation:
             lines.append(f"  program: {self.program}")
             if self.guards:
                 lines.append(f"  guards: {', '.join(self.guards)}")
-            lines.append("  masked:" if self.masked else "  masked: nothing reads padding")
+            lines.append("  masked:" if self.masked else "  masked: nothing has to be")
             lines += [f"    {equation}" for equation in self.masked]
         lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
         return "\n".join(lines)
 
 
 def array_like(value: Any) -> Any:
-    """An array with the type of a ``jax.ShapeDtypeStruct`` and no memory; others as they are."""
+    """An argument with arrays that take no memory for each ``jax.ShapeDtypeStruct`` in it."""
     if not isinstance(value, jax.ShapeDtypeStruct):
-        return value
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            return value
+        return jax.tree_util.tree_unflatten(tree, map(array_like, leaves))
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         words = jnp.zeros((*value.shape, *_jax.key_shape(value.dtype)), jnp.uint32)
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
@@ -151,6 +154,12 @@ def masked_equations(
     return tuple(equation for _, equation in found.values())
 
 
+_CALLS = (  # whose equations are listed themselves
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "call_hi_primitive"),
+)
+
+
 def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
     """A rule that notes the equations for which it does more than run them as they stand."""
 
@@ -179,7 +188,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
 
         ctx.bind, ctx.fill = watched_bind, watched_fill  # type: ignore[method-assign]
         out = rule(ctx, *operands)
-        if not any(out is p for p in plain):
+        if not any(out is p for p in plain) and ctx.primitive.name not in _CALLS:
             shapes = (*ctx.in_shapes, *ctx.out_shapes)
             sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
             noted = MaskedEquation(

@@ -9,19 +9,17 @@ taken as static and then varies is opened.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-import jax
 
 from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
-from bucketjit._paired import pair
+from bucketjit._paired import Tracer, pair
 from bucketjit._signature import LeafType, bind_sizes, check_declared
 from bucketjit._trace import (
     NO_LEAKS,
@@ -87,6 +85,7 @@ class _Traced:
     """What is known for one set of static sizes: programs, and by size why there is none."""
 
     programs: list[Program] = field(default_factory=list)
+    tracer: Tracer | None = None
     refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
@@ -133,7 +132,15 @@ class Family:
         self._last: Shapes = ()
         self._closed: set[tuple[int, int]] = set()
         self._refusal: TraceRefused | None = None
-        self._plain: tuple[tuple[int, ...], ...] = ()  # shapes last found to trace as they are
+
+    @contextmanager
+    def unlearning(self) -> Iterator[None]:
+        """Forget afterwards which axes were opened meanwhile."""
+        state = self._tokens, self._last, set(self._closed), self._refusal
+        try:
+            yield
+        finally:
+            self._tokens, self._last, self._closed, self._refusal = state
 
     @property
     def tokens(self) -> Tokens | None:
@@ -367,7 +374,6 @@ class Family:
                 self.fn, self.in_tree, self._leaves(tokens, shapes), sizes, self.constraints
             )
         except TraceRefused as refusal:
-            self._raise_what_exact_raises(shapes)
             return self._pair(tokens, shapes, sizes, refusal)
         if any(g.pins for g in program.guards):  # good for one size; traces may serve more
             call = self._pair(tokens, shapes, sizes)
@@ -383,18 +389,15 @@ class Family:
         refusal: TraceRefused | None = None,
     ) -> Call:
         """Concrete traces in place of a symbolic one."""
-        known = [p.pairing.samples[0] for p in self._at(tokens, shapes).programs if p.pairing]
-        if len(known) >= _MAX_PAIRED:
-            return Call(tokens, sizes, None, refusal)
+        traced = self._at(tokens, shapes)
+        known = [p.pairing.samples[0] for p in traced.programs if p.pairing]
+        if traced.tracer is None:
+            traced.tracer = Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
         try:
-            program = pair(
-                self.fn,
-                self.in_tree,
-                self._leaves(tokens, shapes),
-                sizes,
-                self.constraints,
-                known,
-            )
+            traced.tracer.at(sizes)  # what it raises by itself, the exact run raises too
+            if len(known) >= _MAX_PAIRED:
+                return Call(tokens, sizes, None, refusal)
+            program = pair(traced.tracer, sizes, self.constraints, known)
         except TraceRefused as second:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
@@ -404,26 +407,6 @@ class Family:
         if leaks is None:  # it is not traced the same way twice
             return Call(tokens, sizes, None, refusal)
         return Call(tokens, sizes, program, leaks=leaks)
-
-    def _raise_what_exact_raises(self, shapes: Shapes) -> None:
-        """A function that fails by itself is no reason to fall back, now or later."""
-        if self._plain == tuple(shapes):
-            return
-        is_size = [kind.dtype is None for kind in self.types]
-        leaves = [
-            shape[0] if size else jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
-            for shape, kind, size in zip(shapes, self.types, is_size, strict=True)
-        ]
-
-        @functools.wraps(self.fn)  # so that an error of JAX's names the user's function
-        def flat(*arrays: Any) -> Any:
-            rest = iter(arrays)
-            given = [x if size else next(rest) for x, size in zip(leaves, is_size, strict=True)]
-            args, kwargs = jax.tree_util.tree_unflatten(self.in_tree, given)
-            return self.fn(*args, **kwargs)
-
-        jax.eval_shape(flat, *(x for x, size in zip(leaves, is_size, strict=True) if not size))
-        self._plain = tuple(shapes)
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Call:
         sizes = bind_sizes(tokens, shapes, self.paths)
@@ -472,10 +455,6 @@ def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
 def _names_in(specs: Sequence[LeafSpec]) -> frozenset[str]:
     """Every name that the user's own entries speak of (and words of theirs that are none)."""
     return frozenset(re.findall(r"\w+", repr([s for s in specs if not isinstance(s, Anonymous)])))
-
-
-def _leaf_size(token: str, size: int) -> int | str:
-    return size if token == STATIC or token.isdigit() else token
 
 
 def _base_name(axis: int) -> str:

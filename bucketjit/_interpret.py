@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex_core
 
 from bucketjit import _jax
@@ -105,6 +106,7 @@ class _Walk:
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)
         if rule is None:
             return self._look_inside(eqn, operands)
+        operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
         ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read, self._known)
         try:
             out = rule(ctx, *operands)
@@ -169,6 +171,12 @@ class _Walk:
         if len(leaves) == 1 and leaves[0] is value:
             return False
         return any(map(self._param_mentions_sizes, leaves))
+
+
+def _as_array(operand: Any, aval: Any) -> Any:
+    """A literal with a dtype: rules need not know Python scalars."""
+    is_scalar = isinstance(operand, bool | int | float | complex)
+    return np.asarray(operand, aval.dtype) if is_scalar else operand
 
 
 def _where(eqn: Any) -> str:

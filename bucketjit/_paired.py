@@ -16,6 +16,7 @@ costs what tracing costs, once for each logical size, and never a compile.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +44,9 @@ from bucketjit._trace import (
 from bucketjit._unmerge import keep_apart
 
 _SAMPLES = 6
-_TRIALS = 12  # traces at other sizes, of which some may fail or do something else
-_REMEMBERED = 1024  # logical sizes, for each program
+_TRIALS = 14  # traces at other sizes, of which some may fail or do something else
+_RECENT = 16  # traces that are kept whole, for each tracer
+_REMEMBERED = 1 << 26  # bytes of what traces have said, for each program
 
 Sizes = Mapping[str, int]
 
@@ -81,17 +83,29 @@ class Tracer:
         texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
         self.tokens = sorted(texts)
         self.variables = sorted({v for t in texts for v in variables_of(t)})
+        self._recent: Any = cachetools.LRUCache(_RECENT)
+        self._lock = threading.RLock()
 
     def at(self, sizes: Sizes) -> Concrete:
-        """The trace at these sizes.
+        """The trace at these sizes; the same one if it was asked for not long ago.
+
+        Code that keeps what it makes by size (``table[n] = jnp.arange(n)``) bears one trace only.
 
         Raises:
             Exception: Whatever the function raises.
         """
+        key = tuple(sizes[v] for v in self.variables)
+        with self._lock:
+            if key not in self._recent:
+                self._recent[key] = self._trace(sizes)
+            return self._recent[key]
+
+    def _trace(self, sizes: Sizes) -> Concrete:
         inputs = [self._input(leaf, sizes) for leaf in self._leaves]
         arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
         out_tree: Any = None
 
+        @functools.wraps(self._fn)  # so that an error of JAX's names the user's function
         def flat(*values: Any) -> list[Any]:
             nonlocal out_tree
             rest = iter(values)
@@ -152,7 +166,7 @@ class Pairing:
             None if leak is not None else value
             for leak, value in zip(leaks, first.skeleton.values, strict=True)
         )
-        self._at: Any = cachetools.LRUCache(_REMEMBERED)
+        self._at: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
         self._lock = threading.Lock()
 
     def leaks(self, sizes: Sizes) -> Leaks | None:
@@ -162,8 +176,9 @@ class Pairing:
             if key in self._at:
                 return self._at[key]
         leaks = self._look(sizes)
-        with self._lock:
-            self._at[key] = leaks
+        if _bytes_of(leaks) <= _REMEMBERED:
+            with self._lock:
+                self._at[key] = leaks
         return leaks
 
     def found_sizes(self, sizes: Sizes) -> dict[str, int] | None:
@@ -201,10 +216,12 @@ class Pairing:
         return Leaks(tuple(found.values()), tuple(values[i] for i in range(len(values))))
 
 
+def _bytes_of(leaks: Leaks | None) -> int:
+    return 1024 + (0 if leaks is None else leaks.nbytes)
+
+
 def pair(
-    fn: Callable[..., Any],
-    in_tree: Any,
-    leaves: Sequence[Leaf],
+    tracer: Tracer,
     sizes: Sizes,
     constraints: Sequence[str] = (),
     others: Sequence[Sizes] = (),
@@ -212,9 +229,7 @@ def pair(
     """Make a program of concrete traces.
 
     Args:
-        fn: The function, its static arguments bound.
-        in_tree: Tree of ``(args, kwargs)``.
-        leaves: What is known of each argument leaf.
+        tracer: Traces the function.
         sizes: The sizes at hand, which the program will serve.
         constraints: The user's constraints on the sizes.
         others: Sizes at which the function has been traced before.
@@ -226,7 +241,6 @@ def pair(
         TraceRefused: The function does different things at different sizes.
         Exception: Whatever the function raises at the sizes at hand.
     """
-    tracer = Tracer(fn, in_tree, leaves)
     first = tracer.at(sizes)
     traces, samples = [first], [dict(sizes)]
     difference = None
@@ -271,6 +285,8 @@ def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int
     for names in dict.fromkeys((tuple(sorted(sizes)), tuple(larger))):
         for i, name in enumerate(names):
             yield {**sizes, name: sizes[name] + 1 + i}
+            if sizes[name] > 2:
+                yield {**sizes, name: sizes[name] - 1}
         for offset in (3, 4):
             yield {**sizes, **{v: sizes[v] + offset * (i + 1) + i for i, v in enumerate(names)}}
         for i, name in enumerate(names):  # what divides a size may have to go on dividing it

@@ -46,8 +46,9 @@ SIZE_PARAMS: Mapping[str, frozenset[str]] = {
     }.items()
 }
 
-#: Rules that take the logical value of these, not a padded size.
+#: Those that rules take the logical value of, or refuse themselves.
 VALUE_PARAMS: Mapping[str, frozenset[str]] = {
+    "conv_general_dilated": frozenset({"window_strides", "lhs_dilation", "rhs_dilation"}),
     "dim_as_value": frozenset({"dim"}),
     "gather": frozenset({"fill_value"}),
     "leaked": frozenset({"depends_on"}),

@@ -178,7 +178,9 @@ class _Apart:
         if not _jax.is_shaped(aval):
             self._part(aval)
             return
-        self._part((aval.dtype, bool(getattr(aval, "weak_type", False)), len(aval.shape)))
+        # An axis of size 1 broadcasts, by the same equation that takes two axes of one size.
+        kinds = tuple(min(n, 2) for n in aval.shape)
+        self._part((aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
         self._found.sizes += aval.shape
 
     def _param(self, value: Any, slot: bool) -> None:

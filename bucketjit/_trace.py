@@ -103,6 +103,11 @@ class Leaks:
     sizes: tuple[int, ...] = ()
     values: tuple[np.ndarray, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that the constants take."""
+        return sum(v.nbytes for v in self.values)
+
 
 NO_LEAKS = Leaks()
 

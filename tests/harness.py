@@ -22,7 +22,7 @@ from jax import lax
 
 from bucketjit._dims import BucketSizes, evaluate, evaluate_text, is_symbolic, variables_of
 from bucketjit._interpret import interpret
-from bucketjit._paired import pair
+from bucketjit._paired import Tracer, pair
 from bucketjit._trace import Leaf, TraceRefused, trace
 from bucketjit.rules import default_rules
 
@@ -213,6 +213,7 @@ class Masked:
         self.rules = default_rules() if rules is None else rules
         self.bucket = case.bucket
         self._programs: list[Any] = []
+        self._tracer: Tracer | None = None
         self._compiled: dict[int, Any] = {}
         self.fn = fn
 
@@ -227,13 +228,15 @@ class Masked:
             leaves.append(Leaf(f"arg{i}", shape, dtype))
         _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
         given = (self.fn, tree, leaves, sizes, self.case.constraints)
+        if self._tracer is None:
+            self._tracer = Tracer(*given[:3])
         if self.paired:
-            program = pair(*given)
+            program = pair(self._tracer, *given[3:])
         else:
             try:
                 program = trace(*given)
             except TraceRefused:
-                program = pair(*given)
+                program = pair(self._tracer, *given[3:])
         self._programs.append(program)
         return program
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import tests.cases
+from bucketjit import MaskingError
 from tests.harness import Case, check, gradient_of
 
 
@@ -44,15 +47,23 @@ def test_without_poison(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES[7::24], ids=lambda c: c.name)
 def test_paired(case: Case) -> None:
     """Programs of concrete traces do the same, though symbolic traces would do."""
-    check(case, paired=True)
+    _check_paired(case)
+
+
+def _check_paired(case: Case, fn: Callable[..., Any] | None = None) -> None:
+    """What happens to be equal at the few sizes of a case may be refused, but not be wrong."""
+    try:
+        check(case, fn=fn, paired=True)
+    except MaskingError as error:
+        assert "defect" not in error.remedy, error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_all_paired(case: Case) -> None:
-    check(case, paired=True)
+    _check_paired(case)
     if case.grad:
-        check(case, fn=gradient_of(case), paired=True)
+        _check_paired(case, gradient_of(case))
 
 
 @pytest.mark.slow

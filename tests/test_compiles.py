@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -160,6 +161,37 @@ def test_a_fallback_compiles_once_per_size(xla_compiles: Count) -> None:
         for n in (3, 4, 3, 4, 3):
             executor(ramp(n))
     assert xla_compiles() - before == executor.stats().compiles == executor.cache_size() == 2
+
+
+def test_a_gradient_outside_of_jit_compiles_once_per_bucket(xla_compiles: Count) -> None:
+    """No size costs a compile of its own, not even of an operation between the executables."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.log1p((x @ w) ** 2).mean(), {"rows": x @ w}
+
+    executor = BucketedExec(loss, dynamic_axes=(None, "b, _")).with_pow2()
+    gradient = jax.value_and_grad(executor, argnums=(0, 1), has_aux=True)
+    for n in (3, 5):
+        gradient(ramp(2), ramp(n, 2))
+    before = xla_compiles()
+    for n in (3, 4, 5, 6, 7, 8, 3):
+        gradient(ramp(2), ramp(n, 2))
+    assert xla_compiles() == before
+    assert executor.cache_size() == 2
+
+
+def test_concrete_traces_compile_nothing(xla_compiles: Count) -> None:
+    executor = BucketedExec(_scaled).with_pow2()
+    for n in (3, 5):
+        executor(ramp(n))
+    before = xla_compiles()
+    for n in (3, 4, 5, 6, 7, 8, 3):
+        executor(ramp(n))
+    assert xla_compiles() == before
+
+
+def _scaled(x: Any) -> Any:
+    return x * math.sqrt(x.shape[0]) + np.arange(x.shape[0], dtype=np.float32)
 
 
 def test_a_training_loop_compiles_once_per_bucket(xla_compiles: Count) -> None:

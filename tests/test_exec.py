@@ -861,6 +861,19 @@ def test_a_primitive_without_a_rule_falls_back_and_says_which() -> None:
         strict(ramp(3))
 
 
+def test_copies_are_executors_of_their_own() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ramp(3))
+    for other in (
+        copy.copy(executor),
+        copy.deepcopy(executor),
+        copy.deepcopy({"f": executor})["f"],
+    ):
+        assert other.cache_size() == 0
+        assert_like_jit(other, lambda x: x * 2, ramp(5))
+    assert executor.cache_size() == 1
+
+
 wrapped_p = jax.extend.core.Primitive("wrapped")
 wrapped_p.def_abstract_eval(lambda x, *, options: jax.core.ShapedArray(x.shape[1:], x.dtype))
 wrapped_p.def_impl(lambda x, *, options: (x - x.mean(0)).max(0) * len(options))

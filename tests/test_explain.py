@@ -73,3 +73,20 @@ def test_bad_arguments_raise_what_the_call_raises() -> None:
         executor.explain("text")
     with pytest.raises(ArgumentError, match="rank"):
         executor.explain(ramp(2, 2))
+
+
+def test_it_learns_nothing() -> None:
+    executor = BucketedExec(lambda w, x: (x @ w).sum(0)).with_pow2()
+    executor(ramp(4, 3), ramp(5, 4))
+    executor.explain(jax.ShapeDtypeStruct((4, 7), F32), ramp(6, 4))
+    executor(ramp(4, 3), ramp(5, 4))
+    assert executor.stats().compiles == 1
+
+
+def test_static_arguments_and_containers() -> None:
+    executor = BucketedExec(lambda p, x, power: (x @ p["w"]) ** power, static_argnums=2).with_pow2()
+    arrays = {"w": jax.ShapeDtypeStruct((4,), F32)}
+    executor({"w": ramp(4)}, ramp(5, 4), 2)
+    for p in (arrays, {"w": ramp(4)}):
+        told = executor.explain(p, jax.ShapeDtypeStruct((5, 4), F32), 2)
+        assert told.kind == "masked" and told.compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
-from bucketjit._paired import pair
+from bucketjit._paired import Tracer, pair
 from bucketjit._skeleton import take_apart
 from bucketjit._trace import Leaf, TraceRefused
 from tests.comparison import assert_like_jit, assert_same, ramp
@@ -111,6 +112,62 @@ def test_variables_that_happen_to_have_one_size(b: int, s: int) -> None:
     assert executor.stats().fallback_calls == 0
 
 
+@pytest.mark.parametrize("floor", [1, 4])
+def test_what_is_one_at_some_sizes_broadcasts_there(floor: int) -> None:
+    """``x - s`` is one equation, whether an axis of ``s`` is as long as that of ``x`` or 1."""
+
+    def scaled(x: Any, y: Any) -> Any:
+        return (x - y) * math.sqrt(x.shape[0])
+
+    def spread(x: Any) -> Any:
+        n = int(x.shape[0])
+        few = jnp.concatenate([x, 2 * x])[: 1 if n % 2 else n]
+        return jnp.broadcast_to(few[None, :, None], (2, n, 3))
+
+    shapes = ((5, 1), (5, 5), (1, 5), (6, 6), (6, 1), (1, 1), (3, 3), (3, 1), (7, 1), (7, 7))
+    with warnings.catch_warnings():
+        # At (6, 6) nothing tells whose size is whose, once they have differed.
+        warnings.simplefilter("ignore", FallbackWarning)
+        for fn, axes in ((lambda x, y: x - y, None), (scaled, ("b", "c"))):
+            executor = BucketedExec(fn, dynamic_axes=axes).with_pow2(min=floor)
+            for n, m in shapes:
+                assert_like_jit(executor, fn, ramp(n) / 3, ramp(m))
+        executor = BucketedExec(spread, dynamic_axes="n").with_pow2(min=floor)
+        for n in (5, 7, 4, 6, 9, 8, 3, 5, 2, 1):
+            assert_like_jit(executor, spread, ramp(n))
+
+
+def test_tables_kept_by_size() -> None:
+    """Traced twice at one size, such code would meet a tracer of the first trace."""
+    tables: dict[int, Any] = {}
+
+    def fn(x: Any) -> Any:
+        n = int(x.shape[0])
+        if n not in tables:
+            tables[n] = jnp.arange(n) * 2.0
+        return x * tables[n] * math.sqrt(n)
+
+    executor = _executor(fn)
+    for n in (5, 6, 5, 7, 6):
+        want = ramp(n) * np.arange(n) * 2 * math.sqrt(n)
+        np.testing.assert_allclose(np.asarray(executor(ramp(n))), want, rtol=1e-6)
+
+
+def test_memory_of_constants_by_size_is_bounded() -> None:
+    program = pair(
+        Tracer(
+            lambda x: x @ np.tri(x.shape[0], dtype=np.float32),
+            jax.tree_util.tree_structure(((0,), {})),
+            [Leaf("x", ("n",), np.dtype(np.float32))],
+        ),
+        {"n": 2000},
+    )
+    pairing: Any = program.pairing
+    for n in range(2000, 2010):
+        assert pairing.leaks({"n": n}) is not None
+    assert pairing._at.currsize <= 1 << 26 and len(pairing._at) < 10
+
+
 def test_a_constant_that_happens_to_be_equal() -> None:
     """At 5 to 8 the constant is the same; at 9 it is not, and that must be seen."""
     fn = lambda x: x * (1.0 if int(x.shape[0]) <= 8 else 2.0) * math.sqrt(x.shape[0])  # noqa: E731
@@ -170,7 +227,7 @@ def test_refusals_name_the_difference() -> None:
         (lambda x: [x] * int(x.shape[0]), "nest otherwise"),
     ]:
         with pytest.raises(TraceRefused, match=said):
-            pair(fn, tree, [leaf], {"n": 5})
+            pair(Tracer(fn, tree, [leaf]), {"n": 5})
 
 
 def test_errors_and_the_strict_policy() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -122,7 +124,66 @@ def test_a_loss_and_its_gradient_are_one_executable_per_bucket() -> None:
         args = (WEIGHTS, ramp(n, 3) / n, ramp(n, 2) / n)
         got = jax.grad(lambda *a: executor(*a) / 3, argnums=(0, 1))(*args)
         _close(got, jax.grad(lambda *a: _loss(*a) / 3, argnums=(0, 1))(*args))
-    assert executor.cache_size() == 9  # by other arguments, and scaled
+    assert executor.cache_size() == 9  # by other arguments, then plain, and pulled back
+
+
+def test_scaled_losses_of_small_floats() -> None:
+    """Scaled is not scaled after: 16 bits lose what the scale is there to keep."""
+    loss = lambda w, x: jnp.mean((x @ w).astype(jnp.float32) ** 2)  # noqa: E731
+    executor = _bucketed(loss, (None, "n, _"))
+    w = jnp.ones(4, jnp.float16)
+    for n in (3, 5, 7):
+        x = (ramp(n, 4) * 1e-3).astype(np.float16)
+        for scale in (65536.0, 1e-3):
+            scaled = lambda fn: lambda w: fn(w, x) * scale  # noqa: B023, E731
+            got, want = (jax.grad(scaled(f))(w) for f in (executor, jax.jit(loss)))
+            np.testing.assert_allclose(
+                np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-3
+            )
+
+
+def test_speculation_stops_where_it_does_not_pay() -> None:
+    executor = _bucketed(_loss, (None, "b, _", "b, _"))
+    scaled = jax.grad(lambda *a: executor(*a) * 3)
+    for n in (3, 4, 3, 4, 3, 4):
+        scaled(WEIGHTS, ramp(n, 3), ramp(n, 2))
+    by_hits = {b.hits for b in executor.stats().buckets}
+    assert executor.cache_size() == 3 and min(by_hits) == 0
+
+
+def test_effects_happen_once() -> None:
+    seen: list[Any] = []
+
+    def fn(x: Any) -> Any:
+        jax.debug.callback(lambda t: seen.append(float(t)), x.sum())
+        return jnp.tanh(x)
+
+    executor = _bucketed(fn)
+    with pytest.warns(FallbackWarning, match="once more"):
+        _close(jax.vjp(executor, ramp(3))[1](ramp(3)), jax.vjp(jnp.tanh, ramp(3))[1](ramp(3)))
+    jax.effects_barrier()
+    assert seen == [6.0]
+
+
+def test_size_arguments_under_grad() -> None:
+    fn = lambda w, n: (jnp.arange(n) * w).sum()  # noqa: E731
+    executor = _bucketed(fn, (None, "n"))
+    with pytest.warns(FallbackWarning, match="size argument"):
+        assert float(jax.grad(executor)(2.0, 4)) == 6.0
+    strict = BucketedExec(fn, dynamic_axes=(None, "n"), fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError, match="size argument"):
+        jax.grad(strict)(2.0, 4)
+    assert float(strict(2.0, 4)) == 12.0
+
+
+def test_arguments_of_a_differentiated_call_are_not_kept() -> None:
+    executor = _bucketed(_square(_smooth))
+    x = jnp.asarray(ramp(5))
+    alive = weakref.ref(x)
+    jax.grad(executor)(x)
+    del x
+    gc.collect()
+    assert alive() is None
 
 
 def test_auxiliary_results_of_a_loss() -> None:
@@ -191,7 +252,8 @@ def test_a_closure_over_what_is_differentiated() -> None:
     def total(w: Any) -> Any:
         return _bucketed(lambda x: (w * x).sum())(ramp(5))
 
-    assert float(jax.grad(total)(2.0)) == ramp(5).sum()
+    with pytest.warns(FallbackWarning, match="closes over a value"):
+        assert float(jax.grad(total)(2.0)) == ramp(5).sum()
     w = [3.0]
     executor = _bucketed(lambda x: (w[0] * x).sum())
 
@@ -199,7 +261,8 @@ def test_a_closure_over_what_is_differentiated() -> None:
         w[0] = value
         return executor(ramp(5))
 
-    assert float(jax.grad(through)(2.0)) == ramp(5).sum()
+    with pytest.warns(FallbackWarning, match="closes over a value"):
+        assert float(jax.grad(through)(2.0)) == ramp(5).sum()
     w[0] = 4.0
     assert float(executor(ramp(5))) == 4 * ramp(5).sum()
 
@@ -220,8 +283,9 @@ def test_keyword_arguments_and_donation_under_grad() -> None:
     fn = lambda w, *, x: (w * x).sum()  # noqa: E731
     executor = BucketedExec(fn, dynamic_axes={"x": "n"}, donate_argnums=0).with_pow2()
     for n in (3, 4, 5):
-        w = jnp.full(1, 2.0)
-        _close(jax.grad(lambda w: executor(w, x=ramp(n)))(w), jnp.full(1, ramp(n).sum()))  # noqa: B023
+        w = jnp.full(1, 2.0, jnp.float32)
+        total = np.full(1, ramp(n).sum())
+        _close(jax.grad(lambda w: executor(w, x=ramp(n)))(w), total)  # noqa: B023
         jax.vjp(lambda w: executor(w, x=ramp(n)) * 2, w)  # noqa: B023
         assert not w.is_deleted()
         executor(w, x=ramp(n))

@@ -97,6 +97,7 @@ PADS = [
         ("pad",),
         grad=True,
     ),
+    moves("pad_low_by_size", lambda x: lax.pad(x, 0.5, [(x.shape[0], 0, 0)]), ("s",), ("pad",)),
     moves(
         "pad_low",
         lambda x: lax.pad(x, x.dtype.type(2), ((3, 0, 0), (0, 0, 1))),
