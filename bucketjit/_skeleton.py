@@ -25,7 +25,15 @@ from bucketjit._size_params import SIZE_PARAMS
 
 # Functions that only differentiation calls, which is done before a program is traced; and names.
 _IDLE = frozenset(
-    ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "name", "debug_info")
+    (
+        "jvp_jaxpr_fun",
+        "jvp_jaxpr_thunk",
+        "fwd_jaxpr_thunk",
+        "bwd",
+        "out_trees",
+        "name",
+        "debug_info",
+    )
 )
 
 leaked_p = jex_core.Primitive("leaked")
