@@ -57,6 +57,9 @@ def interpret(
     return _Walk(sizes, rules, after, known).run(jaxpr, consts, args)
 
 
+_SCALARS = (bool, int, float, complex)
+
+
 class _Walk:
     def __init__(
         self,
@@ -106,7 +109,8 @@ class _Walk:
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)
         if rule is None:
             return self._look_inside(eqn, operands)
-        operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
+        if any(isinstance(x, _SCALARS) for x in operands):
+            operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
         ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read, self._known)
         try:
             out = rule(ctx, *operands)
@@ -175,8 +179,7 @@ class _Walk:
 
 def _as_array(operand: Any, aval: Any) -> Any:
     """A literal with a dtype: rules need not know Python scalars."""
-    is_scalar = isinstance(operand, bool | int | float | complex)
-    return np.asarray(operand, aval.dtype) if is_scalar else operand
+    return np.asarray(operand, aval.dtype) if isinstance(operand, _SCALARS) else operand
 
 
 def _where(eqn: Any) -> str:

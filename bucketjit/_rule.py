@@ -61,8 +61,7 @@ class RuleContext:
         self.primitive = eqn.primitive
         self.symbolic_params: Mapping[str, Any] = eqn.params
         self.params: dict[str, Any] = {k: _padded_param(v, sizes) for k, v in eqn.params.items()}
-        if _jax.primitive(eqn.primitive.name) is eqn.primitive:
-            self._refuse_sizes_elsewhere()
+        self._refuse_sizes_elsewhere()
         self.in_avals = [v.aval for v in eqn.invars]
         self.out_avals = [v.aval for v in eqn.outvars]
         self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
@@ -79,11 +78,12 @@ class RuleContext:
 
     def _refuse_sizes_elsewhere(self) -> None:
         """Refuse a symbolic size where none of JAX's rules expects one; see `_size_params`."""
-        name = self.primitive.name
-        known = SIZE_PARAMS.get(name, frozenset()) | VALUE_PARAMS.get(name, frozenset())
+        symbolic, name = self.symbolic_params, self.primitive.name
         for param, value in self.params.items():
-            if value is not self.symbolic_params[param] and param not in known:
-                self.refuse(f"its parameter {param} is {self.symbolic_params[param]}, a size")
+            if value is symbolic[param] or param in SIZE_PARAMS.get(name, ()):
+                continue
+            if param not in VALUE_PARAMS.get(name, ()) and _jax.primitive(name) is self.primitive:
+                self.refuse(f"its parameter {param} is {symbolic[param]}, a size")
 
     # --- sizes ---
 
