@@ -73,10 +73,10 @@ class Bucketed:
         execute: The same, run in buckets.
         ins, outs: The sizes of each argument and result: names, expressions, or ``_``.
         derive: Makes ``execute`` of another function, given the sizes of its arguments.
-        of: The function that this is the pushforward of, and the arguments it pushes forward.
-        derivatives: Those made so far.
-        plain: Whether this is the function that is called, none of its derivatives.
+        dtypes: Of the results of a function that is called itself; None for a derivative.
+        of: What this is the pushforward of, the arguments it pushes forward, and the float results.
         speculation: Whether to run the gradient together with the function.
+        derivatives: Those made so far.
     """
 
     flat: Flat
@@ -84,26 +84,21 @@ class Bucketed:
     ins: Shapes
     outs: Shapes
     derive: Callable[[Flat, Shapes], Flat]
-    of: tuple[Bucketed, tuple[int, ...]] | None = None
-    plain: bool = False
-    speculation: Speculation = field(default_factory=lambda: Speculation())
-
+    dtypes: tuple[Any, ...] | None = None
+    of: tuple[Bucketed, tuple[int, ...], tuple[int, ...]] | None = None
+    speculation: Speculation = field(default_factory=Speculation)
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
 
-    def out_types(self, *ins: Any) -> list[Any]:
-        """What the results are for arguments of these types."""
-        return jax.tree_util.tree_leaves(jax.eval_shape(self.flat, *ins))
+    def _of(self, wrt: Sequence[int], primals: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
+        """The results, some of the arguments replaced."""
+        every = list(primals)
+        for i, value in zip(wrt, chosen, strict=True):
+            every[i] = value
+        return self.flat(*every)
 
     def _only(self, wrt: Sequence[int], primals: Sequence[Any]) -> Callable[..., list[Any]]:
         """The float results as a function of some of the arguments."""
-
-        def some(*chosen: Any) -> list[Any]:
-            every = list(primals)
-            for i, value in zip(wrt, chosen, strict=True):
-                every[i] = value
-            return [out for out in self.flat(*every) if is_differentiable(out)]
-
-        return some
+        return lambda *chosen: [x for x in self._of(wrt, primals, chosen) if is_differentiable(x)]
 
     @_kept
     def pushforward(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
@@ -115,12 +110,11 @@ class Bucketed:
             chosen = [primals[i] for i in wrt]
             return list(jax.jvp(self._only(wrt, primals), chosen, list(tangents))[1])
 
-        pushforward.__name__ = f"pushforward of {_name(self.flat)}"
+        pushforward.__name__ = f"pushforward of {self.flat.__name__}"
         ins = (*self.ins, *(self.ins[i] for i in wrt))
         outs = tuple(self.outs[i] for i in floats)
-        return Bucketed(
-            pushforward, self.derive(pushforward, ins), ins, outs, self.derive, (self, wrt)
-        )
+        execute, of = self.derive(pushforward, ins), (self, wrt, floats)
+        return Bucketed(pushforward, execute, ins, outs, self.derive, of=of)
 
     @_kept
     def pullback(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
@@ -132,7 +126,7 @@ class Bucketed:
             chosen = [primals[i] for i in wrt]
             return list(jax.vjp(self._only(wrt, primals), *chosen)[1](list(cotangents)))
 
-        pullback.__name__ = f"pullback of {_name(self.flat)}"
+        pullback.__name__ = f"pullback of {self.flat.__name__}"
         ins = (*self.ins, *(self.outs[i] for i in floats))
         outs = tuple(self.ins[i] for i in wrt)
         return Bucketed(pullback, self.derive(pullback, ins), ins, outs, self.derive)
@@ -143,30 +137,31 @@ class Bucketed:
 
         def with_gradient(*primals: Any) -> list[Any]:
             def loss(chosen: Sequence[Any]) -> tuple[Any, list[Any]]:
-                every = list(primals)
-                for i, value in zip(wrt, chosen, strict=True):
-                    every[i] = value
-                outs = self.flat(*every)
+                outs = self._of(wrt, primals, chosen)
                 return outs[0], outs
 
             chosen = [jnp.asarray(primals[i]) for i in wrt]
             (_, outs), gradient = jax.value_and_grad(loss, has_aux=True)(chosen)
             return [*outs, *gradient]
 
-        with_gradient.__name__ = f"value and gradient of {_name(self.flat)}"
+        with_gradient.__name__ = f"value and gradient of {self.flat.__name__}"
         outs = (*self.outs, *(self.ins[i] for i in wrt))
         execute = self.derive(with_gradient, self.ins)
         return Bucketed(with_gradient, execute, self.ins, outs, self.derive)
 
 
-def _name(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def is_differentiable(value: Any) -> bool:
-    """Whether an array (or its type, or a Python scalar) has a tangent."""
-    dtype = value.dtype if hasattr(value, "dtype") else jax.typeof(value).dtype
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
+    """Whether an array (or a Python scalar) has a tangent."""
+    return bool(jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact))
+
+
+def _floats(values: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the values that have tangents."""
+    return tuple(i for i, value in enumerate(values) if is_differentiable(value))
+
+
+def _tangent_types(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(jax.typeof(value).to_tangent_aval() for value in values)
 
 
 # --- the equation ----------------------------------------------------------------------------
@@ -174,55 +169,56 @@ def is_differentiable(value: Any) -> bool:
 bucketed_p = jex_core.Primitive("bucketed")
 
 
-def call(fn: Bucketed, values: Sequence[Any]) -> list[Any]:
-    """Run a bucketed function on arrays, some of which are being differentiated."""
-    return bucketed_p.bind(*values, fn=fn)
+def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None) -> list[Any]:
+    """Run a bucketed function on arrays, some of which are being differentiated.
+
+    Args:
+        fn: The function.
+        values: Its arguments.
+        types: Abstract values of its results, where they are known: they need no trace then.
+    """
+    return bucketed_p.bind(*values, fn=fn, types=types)
 
 
-def _run(*values: Any, fn: Bucketed) -> list[Any]:
+def _run(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
     with _jax.eval_context():
         return list(fn.execute(*values))
 
 
-def _out_types(*ins: Any, fn: Bucketed) -> list[Any]:
-    return [_jax.shaped(out) for out in fn.out_types(*map(_struct, ins))]
+def _out_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
+    if types is not None:
+        return list(types)
+    outs = jax.eval_shape(fn.flat, *map(_jax.struct_of, ins))
+    return [_jax.shaped(out) for out in outs]
 
 
-def _struct(value: Any) -> Any:
-    weak = bool(getattr(value, "weak_type", False))
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed) -> tuple[Any, Any]:
-    outs = bucketed_p.bind(*primals, fn=fn)
-    floats = tuple(i for i, out in enumerate(outs) if is_differentiable(out))
-    wrt = tuple(
-        i
-        for i, (t, p) in enumerate(zip(tangents, primals, strict=True))
-        if type(t) is not ad.Zero and is_differentiable(jax.typeof(p))
-    )
-    out_tangents: list[Any] = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: Any
+) -> tuple[Any, Any]:
+    outs = call(fn, primals, types)
+    floats = _floats(outs)
+    wrt = tuple(i for i in _floats(primals) if type(tangents[i]) is not ad.Zero)
+    out_types = _tangent_types(outs)
+    out_tangents: list[Any] = list(map(ad.Zero, out_types))
     if wrt and floats:
-        pushed = bucketed_p.bind(
-            *primals, *(tangents[i] for i in wrt), fn=fn.pushforward(wrt, floats)
-        )
+        values = (*primals, *(tangents[i] for i in wrt))
+        pushed = call(fn.pushforward(wrt, floats), values, tuple(out_types[i] for i in floats))
         for i, t in zip(floats, pushed, strict=True):
             out_tangents[i] = t
     return outs, out_tangents
 
 
-def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed, types: Any) -> list[Any]:
     assert fn.of is not None, "only pushforwards are linear"
-    base, wrt = fn.of
+    base, wrt, floats = fn.of
     count = len(base.ins)
     primals = values[:count]
     asked = [i for i in range(count, len(values)) if ad.is_undefined_primal(values[i])]
     kept = tuple(wrt[i - count] for i in asked)
-    types = base.out_types(*map(_struct, map(jax.typeof, primals)))
-    floats = tuple(i for i, out in enumerate(types) if is_differentiable(out))
     # Zeros made by JAX would be compiled for every size.
     whole = [_zeros(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents]
-    pulled = bucketed_p.bind(*primals, *whole, fn=base.pullback(kept, floats))
+    pulled_types = _tangent_types([primals[i] for i in kept])
+    pulled = call(base.pullback(kept, floats), (*primals, *whole), pulled_types)
     found: list[Any] = [None] * len(values)
     for i, ct in zip(asked, pulled, strict=True):
         found[i] = ct
@@ -230,36 +226,30 @@ def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed) -> list[An
 
 
 def _linearize(
-    in_reverse: bool, nonzero: Sequence[bool], *primals: Any, fn: Bucketed
+    in_reverse: bool, nonzero: Sequence[bool], *primals: Any, fn: Bucketed, types: Any
 ) -> tuple[Any, Any, Any, Any] | None:
-    if not (in_reverse and fn.plain and fn.speculation.pays):
+    if not (in_reverse and fn.dtypes and fn.speculation.pays):
         return None
-    types = fn.out_types(*map(_struct, map(jax.typeof, primals)))
-    wrt = tuple(
-        i
-        for i, (t, p) in enumerate(zip(nonzero, primals, strict=True))
-        if t and is_differentiable(p)
-    )
-    if not wrt or not types or types[0].shape or not _is_real(types[0]):
+    wrt = tuple(i for i in _floats(primals) if nonzero[i])
+    if not wrt or fn.outs[0] or not jnp.issubdtype(fn.dtypes[0], jnp.floating):
         return None
-    floats = tuple(i for i, out in enumerate(types) if is_differentiable(out))
-    values = bucketed_p.bind(*primals, fn=fn.with_gradient(wrt))
-    outs, gradient = values[: len(types)], values[len(types) :]
+    values = call(fn.with_gradient(wrt), primals)
+    outs, gradient = values[: len(fn.outs)], values[len(fn.outs) :]
+    floats, out_types = _floats(outs), _tangent_types(outs)
+    pushed_types = tuple(out_types[i] for i in floats)
 
     def linear(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
         chosen = [ad.instantiate_zeros(tangents[i]) for i in wrt]
-        pushed = along_gradient_p.bind(*residuals, *chosen, fn=fn, wrt=wrt, floats=floats)
-        out: list[Any] = [ad.Zero(jax.typeof(v).to_tangent_aval()) for v in outs]
+        pushed = along_gradient_p.bind(
+            *residuals, *chosen, fn=fn.pushforward(wrt, floats), types=pushed_types
+        )
+        out: list[Any] = list(map(ad.Zero, out_types))
         for i, t in zip(floats, pushed, strict=True):
             out[i] = t
         return out
 
-    with_tangent = [i in floats for i in range(len(types))]
+    with_tangent = [i in floats for i in range(len(outs))]
     return outs, with_tangent, [*gradient, *primals], linear
-
-
-def _is_real(value: Any) -> bool:
-    return bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
 # A pushforward again, which brings the gradient of the first result along for its transposition.
@@ -267,86 +257,102 @@ def _is_real(value: Any) -> bool:
 along_gradient_p = jex_core.Primitive("along_gradient")
 
 
-def _pushed(values: Sequence[Any], fn: Bucketed, wrt: Any, floats: Any) -> tuple[Any, Any]:
-    return values[len(wrt) :], fn.pushforward(wrt, floats)
+def _brought(fn: Bucketed) -> int:
+    """How many operands the gradient takes."""
+    assert fn.of is not None
+    return len(fn.of[1])
 
 
-def _along(*values: Any, fn: Bucketed, wrt: Any, floats: Any) -> list[Any]:
-    rest, pushforward = _pushed(values, fn, wrt, floats)
-    return bucketed_p.bind(*rest, fn=pushforward)
+def _along(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+    return call(fn, values[_brought(fn) :], types)
 
 
-def _along_types(*ins: Any, fn: Bucketed, wrt: Any, floats: Any) -> list[Any]:
-    rest, pushforward = _pushed(ins, fn, wrt, floats)
-    return _out_types(*rest, fn=pushforward)
+def _along_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
+    return _out_types(*ins[_brought(fn) :], fn=fn, types=types)
 
 
 def _along_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, wrt: Any, floats: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: Any
 ) -> tuple[Any, Any]:
-    rest, pushforward = _pushed(primals, fn, wrt, floats)
-    return _jvp(rest, tangents[len(wrt) :], fn=pushforward)
+    count = _brought(fn)
+    return _jvp(primals[count:], tangents[count:], fn=fn, types=types)
 
 
 def _along_batch(
-    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, wrt: Any, floats: Any
+    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: Any
 ) -> tuple[Any, Any]:
-    rest, pushforward = _pushed(values, fn, wrt, floats)
-    return _batch(rest, dims[len(wrt) :], fn=pushforward)
+    count = _brought(fn)
+    return _batch(values[count:], dims[count:], fn=fn, types=types)
 
 
 def _along_transpose(
-    cotangents: Sequence[Any], *values: Any, fn: Bucketed, wrt: Any, floats: Any
+    cotangents: Sequence[Any], *values: Any, fn: Bucketed, types: Any
 ) -> list[Any]:
-    first, *others = cotangents
-    rest, pushforward = _pushed(values, fn, wrt, floats)
-    if type(first) is ad.Zero or any(type(ct) is not ad.Zero for ct in others):
-        fn.speculation.note(False)
-        return [*[None] * len(wrt), *_transpose(cotangents, *rest, fn=pushforward)]
-    # `jax.grad` starts from 1. Another cotangent is no factor of the result: loss scaling is there
-    # because 16 bits lose what it keeps.
-    is_one = not isinstance(first, jax.core.Tracer) and bool(first == 1)
-    fn.speculation.note(is_one)
-    if not is_one:
-        return [*[None] * len(wrt), *_transpose(cotangents, *rest, fn=pushforward)]
-    tangents = values[-len(wrt) :]
+    assert fn.of is not None
+    base, count = fn.of[0], _brought(fn)
+    used = _is_one(cotangents[0]) and all(type(ct) is ad.Zero for ct in cotangents[1:])
+    base.speculation.note(used)
+    if not used:
+        pulled = _transpose(cotangents, *values[count:], fn=fn, types=types)
+        return [*[None] * count, *pulled]
     found: list[Any] = [None] * len(values)
-    for i, t in enumerate(tangents):
-        if ad.is_undefined_primal(t):
-            found[len(values) - len(wrt) + i] = values[i]
+    for i, gradient in enumerate(values[:count], len(values) - count):
+        if ad.is_undefined_primal(values[i]):
+            found[i] = gradient
     return found
+
+
+def _is_one(cotangent: Any) -> bool:
+    """Whether it is what `jax.grad` starts from.
+
+    Another one is no factor of the result: loss scaling is there because 16 bits lose what it
+    keeps.
+    """
+    if type(cotangent) is ad.Zero or isinstance(cotangent, jax.core.Tracer):
+        return False
+    return bool(cotangent == 1)
 
 
 def _zeros(aval: Any) -> np.ndarray:
     return np.zeros(aval.shape, aval.dtype)
 
 
-def _batch(values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed) -> tuple[Any, Any]:
+def _batch(
+    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: Any
+) -> tuple[Any, Any]:
     outs = jax.vmap(fn.flat, in_axes=list(dims))(*values)
     return outs, [0] * len(outs)
+
+
+def _lower(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+    return fn.flat(*values)
+
+
+def _along_lower(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+    return fn.flat(*values[_brought(fn) :])
 
 
 def register() -> None:
     """Teach JAX the equations; once, before the first is made."""
     if bucketed_p in ad.primitive_jvps:
         return
-    bucketed_p.multiple_results = True
-    bucketed_p.def_impl(_run)
-    bucketed_p.def_abstract_eval(_out_types)
-    ad.primitive_transposes[bucketed_p] = _transpose
-    batching.primitive_batchers[bucketed_p] = _batch
-    lowered = mlir.lower_fun(lambda *values, fn: fn.flat(*values), multiple_results=True)
-    mlir.register_lowering(bucketed_p, lowered)
     _jax.set_linearization(bucketed_p, _linearize)
-    along_gradient_p.multiple_results = True
-    along_gradient_p.def_impl(_along)
-    along_gradient_p.def_abstract_eval(_along_types)
-    ad.primitive_jvps[along_gradient_p] = _along_jvp
-    ad.primitive_transposes[along_gradient_p] = _along_transpose
-    batching.primitive_batchers[along_gradient_p] = _along_batch
-    along = mlir.lower_fun(
-        lambda *values, fn, wrt, floats: fn.pushforward(wrt, floats).flat(*values[len(wrt) :]),
-        multiple_results=True,
-    )
-    mlir.register_lowering(along_gradient_p, along)
-    ad.primitive_jvps[bucketed_p] = _jvp
+    for prim, impl, types, jvp, transpose, batch, lower in (
+        (
+            along_gradient_p,
+            _along,
+            _along_types,
+            _along_jvp,
+            _along_transpose,
+            _along_batch,
+            _along_lower,
+        ),
+        (bucketed_p, _run, _out_types, _jvp, _transpose, _batch, _lower),
+    ):
+        prim.multiple_results = True
+        prim.def_impl(impl)
+        prim.def_abstract_eval(types)
+        ad.primitive_transposes[prim] = transpose
+        batching.primitive_batchers[prim] = batch
+        mlir.register_lowering(prim, mlir.lower_fun(lower, multiple_results=True))
+        ad.primitive_jvps[prim] = jvp

@@ -257,7 +257,8 @@ class BucketedExec(Builders):
         ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
         # An executable that donates its arguments must not be given those of a derivative.
         run = derive(flat, ins) if signed.donate else execute
-        return _autodiff.Bucketed(flat, run, ins, outs, derive, plain=True)
+        dtypes = tuple(dtype for dtype, _ in program.out_types)
+        return _autodiff.Bucketed(flat, run, ins, outs, derive, dtypes)
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._serve(self._signer.sign(args, kwargs), None if kwargs else args)

@@ -136,10 +136,6 @@ def masked_equations(
     watched = {key: _watched(rule, found) for key, rule in rules.items()}
     static = BucketSizes(bucket, program.lower, {})
 
-    def struct(aval: Any) -> Any:
-        shape = static.padded_shape(getattr(aval, "shape", ()))
-        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
     def run(values: Any, leaks: Any, arrays: Any) -> Any:
         at = BucketSizes(bucket, program.lower, values, leaks)
         return interpret(program.jaxpr, program.consts, arrays, at, watched, None, 0)
@@ -149,7 +145,8 @@ def masked_equations(
         jax.ShapeDtypeStruct(static.padded_shape(shape), jnp.float32)
         for shape in program.leak_shapes
     ]
-    arrays = [struct(v.aval) for v in program.jaxpr.invars]
+    avals = [v.aval for v in program.jaxpr.invars]
+    arrays = [_jax.struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
     jax.eval_shape(run, dict.fromkeys(bucket, scalar), leaks, arrays)
     return tuple(equation for _, equation in found.values())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import math
 import operator
 import sys
 import threading
@@ -101,6 +102,13 @@ def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
         return outs, with_tangent, residuals, None, lambda r, _, *tangents: linear(r, *tangents)
 
     _ad.primitive_linearizations[primitive] = linearize
+
+
+def struct_of(aval: Any, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
+    """An argument to trace with, of this abstract value, or of another shape."""
+    weak = bool(getattr(aval, "weak_type", False))
+    shape = getattr(aval, "shape", ()) if shape is None else shape
+    return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=weak)
 
 
 def shaped(struct: Any) -> Any:
@@ -867,7 +875,7 @@ def open_reductions() -> tuple[Any, str, Any]:
                 running = jax.lax.cumprod(x, axis=a)
                 x = jax.lax.dynamic_slice_in_dim(running, x.shape[a] - 1, 1, axis=a)
             x = jax.lax.transpose(x, (*axes, *kept))
-            return jax.lax.reshape(x, (_count(x.shape[: len(axes)]), *x.shape[len(axes) :]))
+            return jax.lax.reshape(x, (math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :]))
 
         rows = reducer
         for _ in range(len(kept) + 1):
@@ -889,13 +897,6 @@ def open_reductions() -> tuple[Any, str, Any]:
         return jax.jvp(halved, tuple(primals), tuple(tangents))
 
     return _lax, "_reduce_jvp", reduce_jvp
-
-
-def _count(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:

@@ -39,10 +39,7 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     def note(*sizes: Any) -> None:
         decided.append(sizes)
 
-    structs = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=_is_weak(v.aval))
-        for v in eqn.invars
-    ]
+    structs = [_jax.struct_of(v.aval) for v in eqn.invars]
 
     def run(*operands: Any) -> Any:
         return prim.impl(*operands, **prim.get_bind_params(eqn.params))
@@ -60,10 +57,6 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     if any(inner.primitive is prim for inner in jaxpr.eqns):
         raise _without_rule(prim.name)
     return jaxpr, consts
-
-
-def _is_weak(aval: Any) -> bool:
-    return bool(getattr(aval, "weak_type", False))
 
 
 def _without_rule(name: str, why: str = "") -> MaskingError:

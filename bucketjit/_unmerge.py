@@ -403,11 +403,7 @@ def keep_apart(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
 
 def _retrace(jaxpr: Any, fn: Callable[..., list[Any]]) -> tuple[Any, Sequence[Any]]:
     """Trace a function of a program's arguments."""
-    avals = [v.aval for v in jaxpr.invars]
-    structs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
-        for a in avals
-    ]
+    structs = [_jax.struct_of(v.aval) for v in jaxpr.invars]
     inner, consts = _jax.open_jaxpr(jax.make_jaxpr(fn)(*structs))
     return _jax.without_dead_code(inner), tuple(consts)
 

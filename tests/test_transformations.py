@@ -186,6 +186,25 @@ def test_arguments_of_a_differentiated_call_are_not_kept() -> None:
     assert alive() is None
 
 
+def test_a_new_size_is_not_traced_again() -> None:
+    traced = []
+
+    def loss(w: Any, x: Any) -> Any:
+        traced.append(x.shape)
+        return jnp.tanh(x @ w).mean()
+
+    executor = _bucketed(loss, (None, "b, _"))
+    for scale in (1, 3):
+        gradient = jax.grad(lambda w, x: executor(w, x) * scale)  # noqa: B023
+        for n in (5, 6, 5):
+            gradient(ramp(2), ramp(n, 2))
+    count = len(traced)
+    for n in (7, 8):
+        for gradient in (jax.grad(executor), jax.grad(lambda w, x: executor(w, x) * 3)):
+            gradient(ramp(2), ramp(n, 2))
+    assert len(traced) == count
+
+
 def test_auxiliary_results_of_a_loss() -> None:
     def fn(w: Any, x: Any) -> Any:
         return (x @ w).sum(), {"rows": x.shape[0], "best": jnp.argmax(x, 0), "mean": x.mean(0)}
