@@ -213,8 +213,8 @@ def _record(
         return poison(eqn, outs, at) if poison else outs
 
     values = {v: np.int32(n) for v, n in sizes.items()}
-    lower = {v: min(n, program.lower.get(v, 1)) for v, n in sizes.items()}
-    lower = lower if kind else dict(sizes)
+    smallest = {v: min(n, program.lower.get(v, 1)) for v, n in sizes.items()}
+    lower = smallest if kind else dict(sizes)
     shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.leak_shapes)
     at = BucketSizes(bucket, lower, values, list(map(pad, map(np.asarray, leaks), shapes)))
     interpret(program.jaxpr, program.consts, arguments, at, rules, after)

@@ -8,11 +8,9 @@ can be put together again with other sizes (symbolic ones) and other constants i
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -20,6 +18,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from bucketjit import _jax
+from bucketjit._closures import held_by
 from bucketjit._dims import Dim, Shape
 from bucketjit._size_params import SIZE_PARAMS
 
@@ -93,29 +92,14 @@ def _same_parts(a: Any, b: Any, depth: int) -> bool:
 
     A function does what its code does with its globals, its defaults and what it closes over.
     """
-    if isinstance(a, FunctionType):
-        if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__:
-            return False
-        held = [(f.__defaults__, f.__kwdefaults__, *_cells(f)) for f in (a, b)]
-    elif isinstance(a, functools.partial):
-        held = [(f.func, f.args, f.keywords) for f in (a, b)]
-    elif isinstance(a, MethodType):
-        held = [(f.__func__, f.__self__) for f in (a, b)]
-    elif dataclasses.is_dataclass(a):
-        held = [tuple(getattr(x, f.name) for f in dataclasses.fields(x)) for x in (a, b)]
-    elif isinstance(a, tuple | list):
-        held = [tuple(a), tuple(b)]
-    elif isinstance(a, dict):
-        held = [(tuple(x), *x.values()) for x in (a, b)]
-    else:
+    if isinstance(a, FunctionType) and (
+        a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__
+    ):
         return False
-    return len(held[0]) == len(held[1]) and all(
-        _same(x, y, depth) for x, y in zip(*held, strict=True)
-    )
-
-
-def _cells(fn: FunctionType) -> list[Any]:
-    return [cell.cell_contents for cell in fn.__closure__ or ()]
+    held, others = held_by(a), held_by(b)
+    if held is None or others is None or len(held) != len(others):
+        return False
+    return all(_same(x, y, depth) for x, y in zip(held, others, strict=True))
 
 
 def same_constant(a: Any, b: Any) -> bool:

@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_errors _version",
-        "_jax strategies _cache _stats _size_params",
+        "_jax strategies _cache _stats _size_params _closures",
         "_dims _axes _associative _elementwise",
         "_groups _known _skeleton _fit",
         "_unmerge",

@@ -240,6 +240,19 @@ def test_errors_and_the_strict_policy() -> None:
         _executor(lambda x: x * (1 / (int(x.shape[0]) - 5)))(ramp(5))
 
 
+def test_host_functions_that_are_made_anew_are_compared_by_their_parts() -> None:
+    def fn(x: Any, scale: float = 2.0) -> Any:
+        def host(y: Any) -> Any:
+            return later(y) if scale < 0 else y * np.float32(scale)
+
+        out = jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        if scale < 0:
+            later = None  # a cell of the closure that is never bound
+        return out * math.sqrt(x.shape[0])
+
+    _serves(fn, compiles=3)
+
+
 @pytest.mark.parametrize("through", ["a size", "an array"])
 def test_host_functions_that_close_over_sizes_run_exact(through: str) -> None:
     """They would see an expression, and what two of them do cannot be compared."""

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import io_callback as jax_io_callback
 
 from bucketjit import _jax
+from bucketjit._closures import held_by
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext
 
@@ -90,29 +91,11 @@ def _holds_a_size(value: Any, depth: int) -> bool:
         return any(map(is_symbolic, value.shape))
     if depth == 0:
         return False
-    if isinstance(value, tuple | list):
-        held: list[Any] = list(value)
-    elif isinstance(value, dict):
-        held = list(value.values())
-    elif callable(value):
-        cells = [c.cell_contents for c in getattr(value, "__closure__", None) or () if _is_set(c)]
-        held = [getattr(value, name, None) for name in _HOLDERS]
+    held = [*(held_by(value) or ())]
+    if callable(value):
         held += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-        held += [*cells, *getattr(value, "__dict__", {}).values()]
-    else:
-        held = []
+        held += getattr(value, "__dict__", {}).values()
     return any(_holds_a_size(v, depth - 1) for v in held if v is not value)
-
-
-_HOLDERS = ("__self__", "__defaults__", "__kwdefaults__", "func", "args", "keywords")
-
-
-def _is_set(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - it raises where the name is not bound yet
-    except ValueError:
-        return False
-    return True
 
 
 def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:

@@ -35,13 +35,9 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
         ("shard_map", "core_map"),
         "each device sees one shard of the padded array, and where the real data ends differs "
         "from shard to shard",
-        "leave the sharded axis static, or use jit with shardings in place of shard_map",
-    ),
-    (
-        _COLLECTIVES,
-        COLLECTIVE,
         COLLECTIVE_REMEDY,
     ),
+    (_COLLECTIVES, COLLECTIVE, COLLECTIVE_REMEDY),
     (
         _REFERENCES,
         "a mutable reference is read and written in place, padding included",

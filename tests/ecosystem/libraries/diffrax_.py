@@ -155,6 +155,11 @@ def tridiagonal():
 TIMES = ({"t": 6}, {"t": 8}, {"t": 11})
 SYSTEMS = ({"n": 6}, {"n": 8}, {"n": 11})
 
+
+def _system(name, build):
+    return Model(name, build, (floats("n, 3"), floats("n")), SYSTEMS, tolerance=1e-4)
+
+
 MODELS = [
     Model("ODE, adaptive, one per row", adaptive, (floats("b, 3"),)),
     Model("ODE, adaptive, the batch as one system", whole_batch, (floats("b, 3"),), way="exact"),
@@ -166,27 +171,9 @@ MODELS = [
         way="exact",
     ),
     Model("controlled equation", controlled, (sorted_floats("t"), floats("t, 3")), TIMES),
-    Model(
-        "lineax QR least squares",
-        least_squares,
-        (floats("n, 3"), floats("n")),
-        SYSTEMS,
-        tolerance=1e-4,
-    ),
-    Model(
-        "lineax Cholesky",
-        definite,
-        (floats("n, 3"), floats("n")),
-        SYSTEMS,
-        tolerance=1e-4,
-    ),
-    Model(
-        "lineax conjugate gradients",
-        iterative,
-        (floats("n, 3"), floats("n")),
-        SYSTEMS,
-        tolerance=1e-4,
-    ),
+    _system("lineax QR least squares", least_squares),
+    _system("lineax Cholesky", definite),
+    _system("lineax conjugate gradients", iterative),
     Model(
         "lineax, one small solve per row",
         batched,
