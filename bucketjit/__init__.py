@@ -26,6 +26,7 @@ from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._exec import BucketedExec as BucketedExec
 from bucketjit._explain import Explanation as Explanation
 from bucketjit._explain import MaskedEquation as MaskedEquation
+from bucketjit._padded import Padded as Padded
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats
 from bucketjit._stats import Stats as Stats

@@ -5,18 +5,75 @@ It knows hashable keys and a ``compile`` callable, nothing of what is compiled.
 
 from __future__ import annotations
 
+import itertools
 import math
 import reprlib
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
-from cachetools import Cache, LRUCache
+from cachetools import Cache
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+_RETIRED = 256  # entries that have left whose last uses may still be under way
+
+
+class Tally:
+    """A count that threads add to without a lock: ``add`` is one C call, which is atomic."""
+
+    __slots__ = ("_lock", "_reads", "add")
+
+    def __init__(self) -> None:
+        self.add = itertools.count().__next__
+        self._reads = 0
+        self._lock = threading.Lock()
+
+    def read(self) -> int:
+        """How often `add` was called. Reading draws a number too, so reads are taken off."""
+        with self._lock:
+            count = self.add() - self._reads
+            self._reads += 1
+            return count
+
+
+class Slot(Generic[V]):
+    """The place of one entry in the cache.
+
+    Whoever serves calls by one keeps it, and need not ask the cache: a use is ``uses.add()`` and
+    a new ``last_used``, and an ``entry`` of None says that it has left.
+
+    Attributes:
+        entry: What is stored; None once it has left the cache.
+        uses: Hits.
+        last_used: When that was (``time.monotonic``).
+    """
+
+    __slots__ = ("entry", "last_used", "uses")
+
+    def __init__(self, entry: V) -> None:
+        self.entry: V | None = entry
+        self.uses = Tally()
+        self.last_used = time.monotonic()
+
+    def use(self) -> V | None:
+        """The entry, marked as just used."""
+        self.last_used = time.monotonic()
+        self.uses.add()
+        return self.entry
+
+
+class _Store(Cache[K, Slot[V]]):
+    """What is stored; the least recently used goes first."""
+
+    def popitem(self) -> tuple[K, Slot[V]]:
+        key = min(self, key=lambda k: self[k].last_used)
+        return key, self.pop(key)
 
 
 class CacheInfo(NamedTuple):
@@ -84,7 +141,8 @@ class ExecutableCache(Generic[K, V]):
         self._maxsize = maxsize
         self._on_evict = on_evict
         self._lock = threading.Lock()
-        self._entries: LRUCache[K, V] = LRUCache(math.inf if maxsize is None else maxsize)
+        self._slots: _Store[K, V] = _Store(math.inf if maxsize is None else maxsize)
+        self._retired: deque[Tally] = deque()
         self._flights: dict[K, _Flight[V]] = {}
         self._waiting: dict[int, _Flight[V]] = {}  # thread -> what it waits for
         self._hits = 0
@@ -102,17 +160,18 @@ class ExecutableCache(Generic[K, V]):
             the :meth:`get_or_compile` that follows will count.
         """
         with self._lock:
-            try:
-                entry = self._entries[key]
-            except KeyError:
-                return None
-            self._hits += 1
-            return entry
+            slot = self._slots.get(key)
+            return None if slot is None else slot.use()
+
+    def slot(self, key: K) -> Slot[V] | None:
+        """The place of a stored entry, which marks nothing as used."""
+        with self._lock:
+            return self._slots.get(key)
 
     def __contains__(self, key: K) -> bool:
         """Whether there is an entry; neither a hit nor a miss, and no use of the entry."""
         with self._lock:
-            return key in self._entries
+            return key in self._slots
 
     def get_or_compile(self, key: K, compile: Callable[[], V]) -> V:
         """Return the entry of a key, compiled if there is none yet.
@@ -137,12 +196,8 @@ class ExecutableCache(Generic[K, V]):
         me = threading.get_ident()
         while True:
             with self._lock:
-                try:
-                    entry = self._entries[key]
-                except KeyError:
-                    pass
-                else:
-                    self._hits += 1
+                slot = self._slots.get(key)
+                if slot is not None and (entry := slot.use()) is not None:
                     return entry
                 flight = self._flights.get(key)
                 if flight is None:
@@ -164,7 +219,11 @@ class ExecutableCache(Generic[K, V]):
                 finally:
                     del error, flight  # the traceback holds this frame: no cycle
             with self._lock:
-                self._hits += 1
+                slot = self._slots.get(key)
+                if slot is not None:
+                    slot.uses.add()
+                else:
+                    self._hits += 1
             return flight.future.result()
         try:
             return self._compile(key, flight, compile)
@@ -204,10 +263,10 @@ class ExecutableCache(Generic[K, V]):
             self._misses += 1
             if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
                 del self._flights[key]
-                while len(self._entries) >= self._entries.maxsize:
-                    evicted.append(self._entries.popitem())
+                while len(self._slots) >= self._slots.maxsize:
+                    evicted.append(self._retire(*self._slots.popitem()))
                 self._evictions += len(evicted)
-                self._entries[key] = entry
+                self._slots[key] = Slot(entry)
         flight.future.set_result(entry)
         self._tell_evicted(evicted)
         return entry
@@ -226,12 +285,21 @@ class ExecutableCache(Generic[K, V]):
         """
         with self._lock:
             self._flights.pop(key, None)
-            try:
-                entry = self._entries.pop(key)
-            except KeyError:
+            slot = self._slots.pop(key, None)
+            if slot is None:
                 return False
-        self._tell_evicted([(key, entry)])
+            dropped = self._retire(key, slot)
+        self._tell_evicted([dropped])
         return True
+
+    def _retire(self, key: K, slot: Slot[V]) -> tuple[K, V]:
+        """Take an entry out of its slot; a call that is under way may still count its use."""
+        entry, slot.entry = slot.entry, None
+        assert entry is not None
+        self._retired.append(slot.uses)
+        if len(self._retired) > _RETIRED:
+            self._hits += self._retired.popleft().read()
+        return key, entry
 
     def clear(self) -> None:
         """Drop all entries and set the counters to 0.
@@ -240,9 +308,10 @@ class ExecutableCache(Generic[K, V]):
         and the next ask compiles anew: nothing from before a clear comes back after it.
         """
         with self._lock:
-            entries = self._items()
-            self._entries.clear()
+            entries = [self._retire(key, slot) for key, slot in self._slots.items()]
+            self._slots.clear()
             self._flights.clear()
+            self._retired.clear()
             self._hits = self._misses = self._evictions = 0
         self._tell_evicted(entries)
 
@@ -253,26 +322,29 @@ class ExecutableCache(Generic[K, V]):
 
     def __len__(self) -> int:
         """Return the number of entries stored."""
-        return len(self._entries)
+        return len(self._slots)
 
     def keys(self) -> list[K]:
         """Return the stored keys, a snapshot in the order of their compiles."""
         with self._lock:
-            return list(self._entries)
+            return list(self._slots)
+
+    def slots(self) -> list[tuple[K, Slot[V]]]:
+        """Return the stored keys and their slots, in the order of their compiles."""
+        with self._lock:
+            return list(self._slots.items())
 
     def items(self) -> list[tuple[K, V]]:
         """Return the stored keys and entries, a snapshot that marks none of them as used."""
         with self._lock:
-            return self._items()
-
-    def _items(self) -> list[tuple[K, V]]:
-        # The base class's look-up: LRUCache's, also behind its items(), would mark all as used.
-        return [(key, Cache.__getitem__(self._entries, key)) for key in self._entries]
+            return [(k, s.entry) for k, s in self._slots.items() if s.entry is not None]
 
     def info(self) -> CacheInfo:
         """Return hits, misses, maxsize and currsize, as of one moment."""
         with self._lock:
-            return CacheInfo(self._hits, self._misses, self._maxsize, len(self._entries))
+            tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
+            hits = self._hits + sum(tally.read() for tally in tallies)
+            return CacheInfo(hits, self._misses, self._maxsize, len(self._slots))
 
     @property
     def evictions(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bucketjit import strategies
 from bucketjit._check import Check
+from bucketjit._results import Out
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
 
@@ -39,6 +40,7 @@ class Config:
     donate_argnums: Any = ()
     fallback: Fallback = Fallback.EXACT
     check: Check = Check.OFF
+    out: Out = Out.JAX
     default: Strategy = dataclasses.field(default_factory=strategies.Exact)
     per_dim: Mapping[str, Strategy] = dataclasses.field(default_factory=dict)
     rules: Mapping[Any, Rule] = dataclasses.field(default_factory=dict)

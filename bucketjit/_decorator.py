@@ -33,6 +33,7 @@ def jit(
     donate_argnames: str | Sequence[str] | None = None,
     fallback: Fallback = Fallback.EXACT,
     check: Check = Check.OFF,
+    out: str = "jax",
     maxsize: int | None = DEFAULT_MAXSIZE,
 ) -> Any:
     """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
@@ -52,6 +53,7 @@ def jit(
         donate_argnames: Names of such arguments, where they are passed by position.
         fallback: What to do with calls that cannot be masked.
         check: Checked execution, for tests.
+        out: The form of results: ``"jax"``, ``"numpy"`` or ``"padded"``, see `BucketedExec`.
         maxsize: How many executables to keep.
 
     Returns:
@@ -84,6 +86,7 @@ def jit(
             donate_argnums=(*by_number, *named),
             fallback=fallback,
             check=check,
+            out=out,
         ).with_maxsize(maxsize)
         if not isinstance(buckets, Mapping):
             return executor.with_strategy(_strategy(buckets))

@@ -6,10 +6,11 @@ One jit object *per bucket*: executables of a shared one are not freed while it 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +22,8 @@ from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_boun
 from bucketjit._errors import MaskingError, first_line
 from bucketjit._family import Call, Family
 from bucketjit._interpret import interpret
-from bucketjit._padding import pad, unpad
+from bucketjit._padding import pad
+from bucketjit._results import Change, Out, finisher
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
 
@@ -44,14 +46,15 @@ class Executable:
         function: The jitted function; takes the sizes (if not exact), then the arguments.
         compiled: Its executable.
         compile_seconds: What building it took.
-        pads: Position among the leaves and padded shape of each argument with open axes.
-        outs: Position, logical shape by sizes, and weak type of each output with open axes.
         out_tree: Tree of the outputs.
+        pads: Position among the leaves and padded shape of each argument with open axes.
+        outs: The outputs with open axes.
         leak_shapes: Padded shape of each constant that depends on the logical sizes.
-        hits: Calls served after the first.
+        donated_leaves: Positions of the leaves with open axes whose padded copy is donated.
         on_compile: Told the seconds of each compile after the first: like any jitted function,
             it is compiled once more for arguments that are committed to a device where those
             before were not.
+        signatures: How many signatures of arguments, placement included, it knows.
     """
 
     sizes: Mapping[str, int]
@@ -59,30 +62,25 @@ class Executable:
     function: Callable[..., Any]
     compiled: Any
     compile_seconds: float
+    out_tree: Any
     pads: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    outs: tuple[tuple[int, Callable[..., tuple[int, ...]], bool], ...] = ()
-    out_tree: Any = None
+    outs: tuple[OpenOut, ...] = ()
     leak_shapes: tuple[tuple[int, ...], ...] = ()
-    hits: int = field(default=0)
+    donated_leaves: frozenset[int] = frozenset()
     on_compile: Callable[[float], None] | None = None
 
     def __post_init__(self) -> None:
-        self._count_signatures = _jax.signature_counter(self.function)
-        self._signatures = self._count_signatures()
+        self.count_signatures = _jax.signature_counter(self.function)
+        self.signatures = self.count_signatures()
         self._placements: set[Any] = set()
 
     def run(
-        self,
-        ordered: Sequence[int],
-        sizes: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        self, sizes: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
-        """Call it with padded arguments, and cut its results to their logical shapes.
+        """Call it with padded arguments; its results are padded.
 
         Args:
-            ordered: Logical sizes, in the order of `Call.variables`.
-            sizes: The same for the executable, see `sizes_argument`.
+            sizes: The logical sizes, see `sizes_argument`; not looked at if it is exact.
             args: The positional arguments, padded, static ones left out.
             kwargs: The keyword arguments, likewise.
 
@@ -93,23 +91,46 @@ class Executable:
             result = self.function(*args, **kwargs)
         else:
             result = self.function(sizes, *args, **kwargs)
-        if self._count_signatures() != self._signatures:
-            self._note_compiles(args, kwargs)
-        if not self.outs:
-            return result
-        leaves = self.out_tree.flatten_up_to(result)
-        for position, shape, weak in self.outs:
-            leaves[position] = unpad(leaves[position], shape(*ordered), weak)
-        return self.out_tree.unflatten(leaves)
+        if self.count_signatures() != self.signatures:
+            self.note_compiles(args, kwargs)
+        return result
 
-    def _note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def finisher(self, ordered: Sequence[int], out: Out) -> Change | None:
+        """What cuts its results to their logical sizes; None where nothing needs to be done.
+
+        Args:
+            ordered: Logical sizes, in the order of `Call.variables`.
+            out: The form of results.
+        """
+        logical = {o.position: o.logical(*ordered) for o in self.outs}
+        padded = {o.position: o.padded for o in self.outs}
+        weak = {o.position: o.weak_type for o in self.outs}
+        return finisher(self.out_tree, logical, padded, weak, out)
+
+    def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Tell of the compile that arguments placed in a new way have cost."""
-        self._signatures = self._count_signatures()
+        self.signatures = self.count_signatures()
         leaves = jax.tree_util.tree_leaves((args, dict(kwargs)))
         placement = tuple(x.sharding if getattr(x, "committed", False) else None for x in leaves)
         if self._placements and placement not in self._placements and self.on_compile is not None:
             self.on_compile(0.0)
         self._placements.add(placement)
+
+
+class OpenOut(NamedTuple):
+    """An output with open axes.
+
+    Attributes:
+        position: Among the leaves of the result.
+        logical: Its logical shape, of the logical sizes.
+        padded: Its padded shape.
+        weak_type: JAX's weak type.
+    """
+
+    position: int
+    logical: Callable[..., tuple[int, ...]]
+    padded: tuple[int, ...]
+    weak_type: bool
 
 
 def padded_leaf_shapes(
@@ -178,12 +199,16 @@ def build_masked(
 
     masked.__name__ = getattr(family.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(leaves)
-    open_leaves = {i for i, _ in pads}
-    donated = [
-        i + 1 for i in signed.donate if check is Check.OFF and not _touches(args, i, open_leaves)
-    ]
-    function = jax.jit(masked, donate_argnums=tuple(donated))
     static = BucketSizes(bucket, program.lower, {})
+    donated: frozenset[int] = frozenset()
+    donated_leaves: frozenset[int] = frozenset()
+    if signed.donate and check is Check.OFF:
+        made = Counter(
+            (static.padded_shape(shape), dtype)
+            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+        )
+        donated, donated_leaves = _to_donate(signed, dict(pads), made)
+    function = jax.jit(masked, donate_argnums=tuple(i + 1 for i in sorted(donated)))
     leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
     sizes = sizes_argument(call, leak_shapes, 0 if poisoned else None)
     try:
@@ -196,8 +221,9 @@ def build_masked(
             "this is a defect of a masking rule; leave the axis static until it is mended",
         ) from error
     compiled = lowered.compile()
+    padded_outs = jax.tree_util.tree_leaves(lowered.out_info)
     outs = tuple(
-        (i, shape_function(shape, variables), weak)
+        OpenOut(i, shape_function(shape, variables), tuple(padded_outs[i].shape), weak)
         for i, (shape, (_, weak)) in enumerate(
             zip(program.out_shapes, program.out_types, strict=True)
         )
@@ -209,10 +235,11 @@ def build_masked(
         function=function,
         compiled=compiled,
         compile_seconds=time.perf_counter() - began,
+        out_tree=program.out_tree,
         pads=pads,
         outs=outs,
-        out_tree=program.out_tree,
         leak_shapes=leak_shapes,
+        donated_leaves=donated_leaves,
     )
 
 
@@ -257,9 +284,11 @@ def build_exact(
         if t.dtype is None
     }
 
+    expected = _Expected(set())
+
     def exact(*args: Any, **kwargs: Any) -> Any:
-        tree: Any
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        leaves = expected.check(args, kwargs)
+        tree: Any = jax.tree_util.tree_structure((args, kwargs))
         for i, value in static.items():
             leaves[i] = value
         args, kwargs = tree.unflatten(leaves)
@@ -268,8 +297,11 @@ def build_exact(
     exact.__name__ = getattr(fn, "__name__", "exact")
     donated = tuple(signed.donate) if check is Check.OFF else ()
     function = jax.jit(exact, donate_argnums=donated)
-    compiled = function.lower(*args, **kwargs).compile()
-    return Executable(dict(sizes), True, function, compiled, time.perf_counter() - began)
+    lowered = function.lower(*args, **kwargs)
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - began
+    tree = jax.tree_util.tree_structure(lowered.out_info)
+    return Executable(dict(sizes), True, function, compiled, seconds, tree)
 
 
 def arguments_with(entry: Executable, signed: Signed, kind: str | None) -> list[Any]:
@@ -289,7 +321,9 @@ def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int) -> A
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])
     args, kwargs = signed.tree.unflatten(leaves)
     sizes = sizes_argument(call, entry.leak_shapes, which)
-    return entry.run(call.ordered, sizes, args, kwargs)
+    result = entry.run(sizes, args, kwargs)
+    finish = entry.finisher(call.ordered, Out.JAX)
+    return result if finish is None else finish(result)
 
 
 class _Expected:
@@ -304,6 +338,8 @@ class _Expected:
         self._first: Any = None
 
     def check(self, args: Any, kwargs: Any) -> list[Any]:
+        if _jax.jit_disabled():
+            raise SignatureChanged
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         now = (
             tree,
@@ -320,10 +356,35 @@ class _Expected:
         return leaves
 
 
-def _touches(args: Sequence[Any], position: int, leaves: set[int]) -> bool:
-    start = sum(len(jax.tree_util.tree_leaves(a)) for a in args[:position])
-    count = len(jax.tree_util.tree_leaves(args[position]))
-    return any(start <= i < start + count for i in leaves)
+def _to_donate(
+    signed: Signed, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Which arguments to donate, and which leaves of them have open axes.
+
+    JAX warns of a donated buffer that no output can reuse. The user has donated arguments without
+    open axes and is told; whether the padded copy of another can be reused is found out here.
+
+    Args:
+        signed: The call.
+        pads: Padded shape of each leaf with open axes.
+        made: How many outputs there are of each padded shape and dtype.
+    """
+    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    spare = Counter(made)
+    donated, donated_leaves = set(), set()
+    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in signed.donate}
+    # Those that are donated whatever the others do have the first choice.
+    for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
+        wanted = Counter(
+            (pads.get(leaf, signed.shapes[leaf]), signed.family.types[leaf].dtype)
+            for leaf in leaves_of[i]
+        )
+        opened = [leaf for leaf in leaves_of[i] if leaf in pads]
+        if not opened or wanted <= spare:
+            spare -= wanted
+            donated.add(i)
+            donated_leaves.update(opened)
+    return frozenset(donated), frozenset(donated_leaves)
 
 
 def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:

@@ -18,8 +18,13 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
+from bucketjit._engine import Engine
+from bucketjit._errors import MaskingError
+from bucketjit._family import Call
 from bucketjit._interpret import interpret
 from bucketjit._rule import Rule, RuleContext, RuleTable
+from bucketjit._signing import Signed
+from bucketjit._stats import FrozenDict
 from bucketjit._trace import Program
 
 
@@ -249,3 +254,48 @@ def maker_of(rule: Any) -> Any:
     if not isinstance(rule, FunctionType):
         return rule
     return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
+
+
+def explain(engine: Engine, signed: Signed) -> Explanation:
+    """What a call would do; see `BucketedExec.explain`."""
+    if engine.always_exact:
+        sizes = signed.family.declared_sizes(signed.shapes)
+        compiled = engine.exact_key(signed) in engine.cache
+        reason = "there is no strategy: every size has an executable of its own"
+        return Explanation(
+            engine.name, sizes, sizes, "exact", compiled, "", (), (), reason, "add .with_pow2()"
+        )
+    with engine.lock, signed.family.unlearning():
+        call = signed.family.resolve(signed.shapes)
+    if call.program is None:
+        refusal = call.refusal or MaskingError(
+            "an axis of size 0 has no bucket" if call.sizes else "no axis is open"
+        )
+        return _explained_exact(engine, signed, call, refusal)
+    call.program.check_reshapes(call.sizes)
+    if (known := engine.refused.get(call.program)) is not None:
+        return _explained_exact(engine, signed, call, known)
+    with engine.lock:
+        bucket = engine.bucket_of(call.program, call)
+    try:
+        masked = masked_equations(call.program, bucket, engine.rules)
+    except MaskingError as error:
+        return _explained_exact(engine, signed, call, error)
+    return Explanation(
+        engine.name,
+        FrozenDict(call.sizes),
+        FrozenDict(bucket),
+        "masked" if call.program.pairing is None else "paired",
+        engine.masked_key(call.program, bucket) in engine.cache,
+        describe(call.program),
+        tuple(map(str, call.program.guards)),
+        masked,
+    )
+
+
+def _explained_exact(engine: Engine, signed: Signed, call: Call, why: MaskingError) -> Explanation:
+    sizes = FrozenDict(call.sizes)
+    compiled = engine.exact_key(signed) in engine.cache
+    return Explanation(
+        engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
+    )

@@ -1,17 +1,20 @@
-"""Pad arguments and unpad results on the host: nothing here compiles, whatever the size.
+"""Pad arguments and unpad results: nothing here compiles, whatever the size.
 
 ``jnp.pad(x)``, ``y[:n]`` and ``jnp.asarray(view)`` compile once per size (27-40 ms each), so a
-wrapper that used them would have gained nothing.
+wrapper that used them would have gained nothing. Arrays in host memory are padded and cut by
+NumPy; those of an accelerator stay there, see `_device`.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit import _device, _jax
+from bucketjit._padded import Padded
 
 
 def pad(value: Any, shape: tuple[int, ...]) -> Any:
@@ -20,24 +23,34 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     The result owns fresh memory: a call is asynchronous and may alias an aligned NumPy buffer,
     so a buffer kept for the next call could be overwritten while it is read.
 
+    Waits for ``value`` where that is still being computed, in host memory; a `Padded` array is
+    never waited for, and may have anything in its padding.
+
     Args:
-        value: A NumPy or JAX array.
+        value: A NumPy or JAX array, or a `Padded` one.
         shape: The padded shape.
 
     Returns:
         ``value`` itself if it has this shape already, else a new array of this shape, on the
         device of ``value`` if that was committed to one.
     """
+    if type(value) is Padded:
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        if value.array.shape == shape or not (is_key or value.sizes == shape):
+            return value.repadded(shape)
+        value = unpad(value.array, value.sizes)
     if value.shape == shape:
         return value
-    if isinstance(value, jax.Array):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            data = jax.random.key_data(value)
-            words = pad(data, (*shape, *data.shape[value.ndim :]))
-            return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-        padded = _pad_host(np.asarray(value), shape)
-        return jax.device_put(padded, value.sharding) if value.committed else padded
-    return _pad_host(value, shape)
+    if not isinstance(value, jax.Array):
+        return _pad_host(value, shape)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(value)
+        words = pad(data, (*shape, *data.shape[value.ndim :]))
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
+        return _jax.placed_like(_device.pad(value, shape), value, False)
+    padded = _pad_host(np.asarray(value), shape)
+    return _jax.array_from_host(padded, False, value) if value.committed else padded
 
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -49,14 +62,15 @@ def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return padded
 
 
-def unpad(value: jax.Array, shape: tuple[int, ...], weak_type: bool = False) -> jax.Array:
+def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     """The logical part of a padded result, as a ``jax.Array`` on the same device.
 
-    A prefix along the leading axis of a CPU array is handed over without a copy: it is a view
-    that keeps the padded result alive. Waits for the result to be computed.
+    A prefix along the leading axis is handed over without a copy: it is a view that keeps the
+    padded result alive. In host memory this waits for the result to be computed, since nothing
+    but a program compiled for the logical size could wait in its place.
 
     Args:
-        value: The padded result.
+        value: The padded result; a host array may be cut too, into a view.
         shape: Its logical shape.
         weak_type: Whether the result is weakly typed.
 
@@ -65,13 +79,35 @@ def unpad(value: jax.Array, shape: tuple[int, ...], weak_type: bool = False) -> 
     """
     if value.shape == shape:
         return value
+    if isinstance(value, np.ndarray):
+        return cut(value, shape)
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(value)
         words = unpad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-    host = np.asarray(value)
+    if not _in_host_memory(value.sharding) and 0 not in shape and _device.can_view(value):
+        return _jax.placed_like(_device.unpad(value, shape), value, weak_type)
+    part = cut(np.asarray(value), shape)
+    return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)
+
+
+def plain(value: Any) -> Any:
+    """``value``, without its padding if it is a `Padded` array."""
+    return unpad(value.array, value.sizes) if type(value) is Padded else value
+
+
+def without_padding(tree: Any) -> Any:
+    """A tree without the padding of its `Padded` arrays."""
+    return jax.tree_util.tree_map(plain, tree)
+
+
+def cut(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The logical part of an array in host memory, as a view."""
     if host.shape[1:] == shape[1:]:
-        part = host[: shape[0]]
-    else:
-        part = np.ascontiguousarray(host[tuple(map(slice, shape))])
-    return _jax.array_from_host(part, weak_type, value)
+        return host[: shape[0]]
+    return host[tuple(map(slice, shape))]
+
+
+@functools.lru_cache(maxsize=256)
+def _in_host_memory(sharding: Any) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)

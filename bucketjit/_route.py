@@ -1,186 +1,387 @@
 """The warm path: from arguments to executable without flattening them.
 
-A route serves the calls of one signature whose open axes all belong to plain array arguments.
-It looks at those arguments only. Everything else (400 parameter arrays, say) is checked by the
-executable's own C++ argument check, whose refusal (`SignatureChanged`) sends the call to the
-slow path.
+A route knows where in the arguments of one signature the open axes are, and looks at nothing
+else; a plan is what it found out for one set of shapes. Everything that has no open axes (400
+parameter arrays, say) is checked by the executable's own C++ argument check, whose refusal
+(`SignatureChanged`) sends the call to the slow path.
+
+A plan is for exact shapes, so it stays right whatever is learnt of the function later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bucketjit import _jax
-from bucketjit._axes import STATIC
-from bucketjit._family import Family, Tokens, variables_in
-from bucketjit._signature import Statics
+from bucketjit._cache import Slot
+from bucketjit._executable import Executable
+from bucketjit._padded import Padded
+from bucketjit._padding import pad
+from bucketjit._results import Change
+from bucketjit._signing import Signed
+from bucketjit._stats import Line
 
-_MEMO_LIMIT = 4096
+_MEMO_LIMIT = 16384
+_ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
 
+Where = int | str  # position or name of an argument
+Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; None: look closer
 
-@dataclass(frozen=True)
-class OpenArgument:
-    """One array argument with open axes.
-
-    Attributes:
-        position: Among all positional arguments.
-        leaf: Among the leaves of the call.
-        is_jax: Whether it is a ``jax.Array`` or a NumPy array.
-        dtype: Its dtype as it came.
-        weak_type: JAX's weak type.
-        rank: Number of axes.
-        variables: ``(axis, index of the variable)``.
-        static: ``(axis, size)``.
-    """
-
-    position: int
-    leaf: int
-    is_jax: bool
-    dtype: Any
-    weak_type: bool
-    rank: int
-    variables: tuple[tuple[int, int], ...]
-    static: tuple[tuple[int, int], ...]
+_ARRAY = np.ndarray
+_DEVICE_ARRAY = _jax.CONCRETE_ARRAY
 
 
-class Known(NamedTuple):
-    """Sizes seen before.
+class Evicted(Exception):
+    """The executable of a plan has left the cache."""
+
+
+class Opened(NamedTuple):
+    """An argument with open axes.
 
     Attributes:
-        key: Their key in the cache.
-        ordered: Every logical size that results are cut by.
-        sizes: The same as the executable takes them, on the device.
+        where: Its position or name.
+        tree: Its tree.
+        leaves: ``(leaf among those of the argument, leaf of the call)`` for each with open axes.
     """
 
-    key: Any
-    ordered: tuple[int, ...]
-    sizes: Any
+    where: Where
+    tree: Any
+    leaves: tuple[tuple[int, int], ...]
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is an array and not a container."""
+        return jax.tree_util.treedef_is_leaf(self.tree)
+
+    @property
+    def read(self) -> Reader:
+        """What a plan depends on of it."""
+        if self.is_bare:
+            return _read
+        return _container_reader(self.tree, [i for i, _ in self.leaves])
 
 
-class Route:
-    """How to read the sizes of one signature off its arguments.
+class Plan:
+    """How calls with one set of shapes are served.
+
+    Args:
+        slot: Where the executable is.
+        sizes: What it takes before the arguments, on the device; None where it runs exact.
+        pads: ``(where, tree, ((leaf, padded shape), ...))`` for each argument to pad; the tree is
+            None for a bare array.
+        gives: Arguments to delete after the call: they were donated, by way of a padded copy.
+        finish: What is done to the result, or None.
+        line: Counts the calls.
+        route: Where the static arguments are.
 
     Attributes:
-        family: The signature.
-        tokens: A token per axis of each leaf.
-        n_args: Number of positional arguments.
-        dynamic: Positions of the arguments that are not static; None if all are dynamic.
-        position_of_leaf: Argument position of each leaf with open axes.
-        memo: Sizes seen before.
+        following: The plan to try where this one's executable refuses what has no open axes.
     """
+
+    __slots__ = ("_finish", "_gives", "_pads", "_route", "_sizes", "following", "line", "slot")
 
     def __init__(
         self,
-        family: Family,
-        tokens: Tokens,
-        n_args: int,
-        dynamic: tuple[int, ...] | None,
-        statics: Statics,
-        arguments: Sequence[OpenArgument],
+        slot: Slot[Executable],
+        sizes: Any,
+        pads: Sequence[tuple[Where, Any, tuple[tuple[int, tuple[int, ...]], ...]]],
+        gives: Sequence[Where],
+        finish: Change | None,
+        line: Line,
+        route: Route,
     ) -> None:
-        self.family = family
-        self.n_args = n_args
-        self.dynamic = dynamic
-        self.position_of_leaf = {a.leaf: a.position for a in arguments}
-        self.memo: dict[tuple[int, ...], Known] = {}
-        self.tokens = tokens
-        self._statics = tuple(statics.positional.items())
-        self._arguments = tuple(arguments)
-        self._variables = variables_in(tokens)
+        self.slot = slot
+        self.following: Plan | None = None
+        self._sizes = sizes
+        self._pads = tuple(pads)
+        self._gives = tuple(gives)
+        self._finish = finish
+        self._route = route if route.dynamic is not None or route.static_names else None
+        self.line = line
 
-    def sizes(self, args: tuple[Any, ...]) -> tuple[int, ...] | None:
-        """The logical sizes of a call, or None if this route does not serve it."""
-        if len(args) != self.n_args or self.family.tokens is not self.tokens:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call.
+
+        Raises:
+            Evicted: The executable has left the cache.
+            SignatureChanged: What has no open axes is not as it was.
+        """
+        slot = self.slot
+        entry = slot.entry
+        if entry is None:
+            raise Evicted
+        values: Any = args
+        given = kwargs
+        if self._pads:
+            values, kwargs = self._padded(args, kwargs)
+        if self._route is not None:
+            values, kwargs = self._route.without_statics(values, kwargs)
+        if self._sizes is None:
+            result = entry.function(*values, **kwargs)
+        elif kwargs:
+            result = entry.function(self._sizes, *values, **kwargs)
+        else:
+            result = entry.function(self._sizes, *values)
+        if entry.count_signatures() != entry.signatures:
+            entry.note_compiles(values, kwargs)
+        if self._gives:
+            give_away([args[w] if isinstance(w, int) else given[w] for w in self._gives])
+        slot.last_used = time.monotonic()
+        slot.uses.add()
+        self.line.calls.add()
+        return result if self._finish is None else self._finish(result)
+
+    def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        values: Any = list(args)
+        if kwargs:
+            kwargs = dict(kwargs)
+        for where, tree, leaves in self._pads:
+            place: Any = values if type(where) is int else kwargs
+            if tree is None:
+                place[where] = pad(place[where], leaves[0][1])
+                continue
+            flat = tree.flatten_up_to(place[where])
+            for leaf, shape in leaves:
+                flat[leaf] = pad(flat[leaf], shape)
+            place[where] = tree.unflatten(flat)
+        return values, kwargs
+
+
+def give_away(values: Sequence[Any]) -> None:
+    """Delete the arrays of donated arguments, as a call does that takes them without padding."""
+    for value in jax.tree_util.tree_leaves(values):
+        if isinstance(value, jax.Array | Padded):
+            value.delete()
+
+
+class Layout(NamedTuple):
+    """Where in the arguments of a call the open axes are.
+
+    Attributes:
+        arity: Number of positional arguments.
+        names: Names of the keyword arguments.
+        dynamic: Positions of the arguments that are not static; None if all are dynamic.
+        statics: Where the static arguments are.
+        opened: The arguments with open axes.
+    """
+
+    arity: int
+    names: tuple[str, ...]
+    dynamic: tuple[int, ...] | None
+    statics: tuple[Where, ...]
+    opened: tuple[Opened, ...]
+
+
+class Route:
+    """The plans of all calls of one layout.
+
+    Attributes:
+        layout: Where the open axes are.
+        dynamic: Positions of the arguments that are not static; None if all are dynamic.
+        static_names: Names of the static ones.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.dynamic = layout.dynamic
+        self.static_names = frozenset(w for w in layout.statics if isinstance(w, str))
+        self._plans: dict[Hashable, Plan] = {}
+        readers = [(o.where, o.read) for o in layout.opened]
+        readers += [(where, _read_static) for where in layout.statics]
+        self._key: Callable[[tuple[Any, ...], Mapping[str, Any]], Hashable]
+        if len(readers) == 1 and isinstance(readers[0][0], int) and not layout.names:
+            self._key = _key_of_one(layout.arity, readers[0][0], readers[0][1])
+        else:
+            self._key = _key_of_several(layout.arity, frozenset(layout.names), readers)
+
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan | None:
+        """The plan of a call; None if there is none, or the call is another route's."""
+        return self._plans.get(self._key(args, kwargs))
+
+    def plans(self) -> list[Plan]:
+        """All plans."""
+        found = []
+        for plan in list(self._plans.values()):
+            following: Plan | None = plan
+            while following is not None:
+                found.append(following)
+                following = following.following
+        return found
+
+    def without_statics(self, values: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments that the executable takes."""
+        if self.dynamic is not None:
+            values = [values[i] for i in self.dynamic]
+        if self.static_names:
+            kwargs = {k: v for k, v in kwargs.items() if k not in self.static_names}
+        return values, kwargs
+
+    def remember(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan
+    ) -> Sequence[Plan]:
+        """Serve calls like this one by a plan. Returns the plans that had to give way."""
+        gone: list[Plan] = []
+        if len(self._plans) >= _MEMO_LIMIT:
+            gone += self.plans()
+            self._plans = {}
+        key = self._key(args, kwargs)
+        kept: list[Plan] = []
+        old = self._plans.get(key)
+        while old is not None:
+            stays = old.slot.entry is not None and old.slot is not plan.slot
+            (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
+            old = old.following
+        plan.following = None
+        for other in reversed(kept):
+            other.following, plan.following = plan.following, other
+        self._plans[key] = plan
+        return gone
+
+
+def _key_of_one(count: int, where: int, read: Reader) -> Callable[..., Hashable]:
+    def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        if kwargs or len(args) != count:
             return None
-        for position, value in self._statics:
-            given = args[position]
-            if given is not value and (type(given) is not type(value) or given != value):
-                return None
-        found = [-1] * len(self._variables)
-        for a in self._arguments:
-            value = args[a.position]
-            if a.is_jax:
-                if not _jax.is_concrete_array(value) or value.weak_type != a.weak_type:
-                    return None
-            elif type(value) is not np.ndarray:
-                return None
-            shape = value.shape
-            if len(shape) != a.rank or value.dtype != a.dtype:
-                return None
-            for axis, size in a.static:
-                if shape[axis] != size:
-                    return None
-            for axis, variable in a.variables:
-                size = shape[axis]
-                if found[variable] != size:
-                    if found[variable] >= 0:
-                        return None
-                    found[variable] = size
-        return tuple(found)
+        return read(args[where])
 
-    def remember(self, sizes: Mapping[str, int], known: Known) -> None:
-        """These sizes are served like this."""
-        if len(self.memo) >= _MEMO_LIMIT:
-            self.memo.clear()
-        self.memo[tuple(sizes[v] for v in self._variables)] = known
+    return key
 
 
-def make_route(
-    family: Family,
-    tokens: Tokens,
-    args: tuple[Any, ...],
-    dynamic: Sequence[int],
-    statics: Statics,
-) -> Route | None:
-    """A route for calls like this one, or None where the slow path must look closer.
+def _key_of_several(
+    count: int, names: frozenset[str], readers: Sequence[tuple[Where, Reader]]
+) -> Callable[..., Hashable]:
+    positional = [(w, r) for w, r in readers if isinstance(w, int)]
+    named = [(w, r) for w, r in readers if isinstance(w, str)]
+
+    def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        if len(args) != count or (kwargs or names) and kwargs.keys() != names:
+            return None
+        parts = []
+        for where, read in positional:
+            if (part := read(args[where])) is None:
+                return None
+            parts.append(part)
+        for name, read in named:
+            if (part := read(kwargs[name])) is None:
+                return None
+            parts.append(part)
+        return tuple(parts)
+
+    return key
+
+
+def layout_of(
+    signed: Signed, is_open: Sequence[bool], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Layout | None:
+    """Where the open axes of a call are, or None where the slow path must look closer.
 
     Args:
-        family: The signature of the call.
-        tokens: A token per axis of each leaf.
+        signed: The call, signed.
+        is_open: Whether each of its leaves has open axes, or is a size itself.
         args: All positional arguments.
-        dynamic: Positions of those that are not static.
-        statics: The static arguments; none of them may be a keyword.
+        kwargs: All keyword arguments.
 
     Returns:
-        The route; None if an open axis is inside a container, an expression, or a size itself.
+        The layout; None if an array with open axes is of a kind that is not read fast.
     """
-    if statics.keyword or any(t.dtype is None for t in family.types):
-        return None
-    index = {v: i for i, v in enumerate(variables_in(tokens))}
-    arguments: list[OpenArgument] = []
-    leaf = 0
-    for position in dynamic:
-        value = args[position]
-        count = len(jax.tree_util.tree_leaves(value))
-        rows = tokens[leaf : leaf + count]
-        if any(t != STATIC for row in rows for t in row):
-            is_jax = _jax.is_concrete_array(value)
-            if not is_jax and type(value) is not np.ndarray:
+    names = sorted(k for k in kwargs if k not in signed.statics.keyword)
+    opened: list[Opened] = []
+    start = 0
+    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
+    arguments += [(k, kwargs[k]) for k in names]
+    for where, value in arguments:
+        flat, tree = jax.tree_util.tree_flatten(value)
+        own = is_open[start : start + len(flat)]
+        for leaf, leaf_is_open in zip(flat, own, strict=True):
+            if isinstance(leaf, Padded) if not leaf_is_open else _read(leaf) is None:
                 return None
-            row = rows[0]
-            if any(t != STATIC and t not in index for t in row):
-                return None
-            arguments.append(
-                OpenArgument(
-                    position,
-                    leaf,
-                    is_jax,
-                    value.dtype,
-                    bool(value.weak_type) if is_jax else False,
-                    value.ndim,
-                    tuple((i, index[t]) for i, t in enumerate(row) if t != STATIC),
-                    tuple((i, value.shape[i]) for i, t in enumerate(row) if t == STATIC),
-                )
-            )
-        leaf += count
-    if not arguments or {i for a in arguments for _, i in a.variables} != set(index.values()):
+        places = tuple((i, start + i) for i, o in enumerate(own) if o)
+        if places:
+            opened.append(Opened(where, tree, places))
+        start += len(flat)
+    if not opened:
         return None
-    every = tuple(dynamic)
-    return Route(
-        family, tokens, len(args), None if len(every) == len(args) else every, statics, arguments
-    )
+    dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
+    statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)
+    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(opened))
+
+
+def make_plan(
+    route: Route,
+    slot: Slot[Executable],
+    sizes: Any,
+    leaves: Sequence[Any],
+    finish: Change | None,
+    line: Line,
+) -> Plan:
+    """How a route serves calls like one that was just served.
+
+    Args:
+        route: The route.
+        slot: Where the executable is.
+        sizes: What the executable takes before the arguments, or None.
+        leaves: The leaves of the call, as they came.
+        finish: What is done to the result.
+        line: Counts the calls.
+    """
+    entry = slot.entry
+    shapes = dict(entry.pads) if entry is not None else {}
+    donated = entry.donated_leaves if entry is not None else frozenset()
+    pads, gives = [], []
+    for argument in route.layout.opened:
+        where, places = argument.where, argument.leaves
+        wanted = []
+        for own, leaf in places:
+            value = leaves[leaf]
+            shape = shapes.get(leaf)
+            if isinstance(value, Padded):
+                wanted.append((own, shape or value.sizes))
+            elif shape is not None and value.shape != shape:
+                wanted.append((own, shape))
+        if wanted:
+            pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
+        if any(leaf in donated for _, leaf in places):
+            gives.append(where)
+    return Plan(slot, sizes, pads, gives, finish, line, route)
+
+
+def _read_static(value: Any) -> Hashable:
+    return type(value), value
+
+
+def _read(value: Any) -> Hashable:
+    kind = type(value)
+    if kind is _DEVICE_ARRAY:
+        aval = value.aval
+        return aval.shape, aval.dtype, aval.weak_type
+    if kind is _ARRAY:
+        return value.shape, value.dtype
+    if kind is Padded:
+        array = value.array
+        return value.sizes, array.shape, array.dtype, value.weak_type, type(array)
+    return value if kind is int else None
+
+
+def _container_reader(tree: Any, places: Sequence[int]) -> Reader:
+    flatten = jax.tree_util.tree_flatten
+
+    def read(value: Any) -> Hashable:
+        leaves, given = flatten(value)
+        if given != tree:
+            return None
+        parts = [_read(leaves[i]) for i in places]
+        return None if None in parts else tuple(parts)
+
+    return read
+
+
+def elements(pads: Sequence[tuple[int, tuple[int, ...]]], leaves: Sequence[Any]) -> tuple[int, int]:
+    """Real elements of the padded arguments of a call, and all of them."""
+    real = sum(leaves[i].size for i, _ in pads)
+    return real, sum(math.prod(shape) for _, shape in pads)

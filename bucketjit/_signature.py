@@ -13,6 +13,7 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._dims import evaluate_text, solve, variables_of
 from bucketjit._errors import ArgumentError, SizeMismatchError, SpecError
+from bucketjit._padded import Padded
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
     if isinstance(value, jax.Array):
         weak = bool(getattr(value.aval if hasattr(value, "aval") else value, "weak_type", False))
         return LeafType(value.dtype, weak, value.ndim), value.shape
+    if isinstance(value, Padded):
+        return LeafType(_canonical(value.dtype, path), value.weak_type, value.ndim), value.sizes
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
             raise ArgumentError(
@@ -69,7 +72,9 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
     )
 
 
-def _canonical(dtype: np.dtype, path: str) -> Any:
+def _canonical(dtype: Any, path: str) -> Any:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
     if not dtype.isnative:
         raise ArgumentError(f"{path}: expected native byte order, got a NumPy array of {dtype!r}")
     if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):

@@ -16,6 +16,7 @@ from bucketjit._axes import Anonymous, entries_of_arguments, leaf_entries
 from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._family import Family, is_default_name
+from bucketjit._padded import Padded
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
 
 
@@ -178,6 +179,6 @@ class Signer:
 
 def _default_entry(value: Any) -> Any:
     """Axis 0 of an argument that is an array with axes; containers and scalars are static."""
-    if isinstance(value, jax.Array | np.ndarray) and value.ndim > 0:
+    if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
         return Anonymous((0,))
     return None

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from bucketjit._cache import Tally
+
 
 class FrozenDict(dict[str, int]):
     """A dict that cannot be changed; unlike a mapping proxy it can be hashed, copied, pickled."""
@@ -55,7 +57,7 @@ class Stats:
         fallback_calls: Calls that ran at their exact shape because they cannot be masked.
         fallback_reasons: How often, by reason.
         padding_waste: Padding among all elements of padded arguments, 0 to 1.
-        buckets: The executables in the cache, least recently used first.
+        buckets: The executables in the cache, in the order of their compiles.
     """
 
     calls: int
@@ -68,6 +70,25 @@ class Stats:
     fallback_reasons: Mapping[str, int]
     padding_waste: float
     buckets: tuple[BucketStats, ...]
+
+
+class Line:
+    """Calls of one kind, counted without a lock.
+
+    Attributes:
+        calls: How many.
+        real: Elements of their padded arguments that are real.
+        total: All of them.
+        reason: Why they are not masked, or None.
+    """
+
+    __slots__ = ("calls", "real", "reason", "total")
+
+    def __init__(self, real: int, total: int, reason: str | None = None) -> None:
+        self.calls = Tally()
+        self.real = real
+        self.total = total
+        self.reason = reason
 
 
 class Counters:
@@ -86,13 +107,31 @@ class Counters:
             self.reasons: dict[str, int] = {}
             self.real_elements = 0
             self.all_elements = 0
+            self._lines: dict[int, Line] = {}
 
     def call(self, real: int, total: int) -> None:
         """Count a call whose padded arguments have ``total`` elements, ``real`` of them real."""
         with self._lock:
-            self.calls += 1
-            self.real_elements += real
-            self.all_elements += total
+            self._add(1, real, total)
+
+    def _add(self, calls: int, real: int, total: int) -> None:
+        self.calls += calls
+        self.real_elements += calls * real
+        self.all_elements += calls * total
+
+    def open(self, line: Line) -> None:
+        """Count what a line counts, from now on."""
+        with self._lock:
+            self._lines[id(line)] = line
+
+    def close(self, line: Line) -> None:
+        """Keep what a line has counted, and let go of it."""
+        with self._lock:
+            if self._lines.pop(id(line), None) is not None:
+                calls = line.calls.read()
+                self._add(calls, line.real, line.total)
+                if line.reason is not None and calls:
+                    self.reasons[line.reason] = self.reasons.get(line.reason, 0) + calls
 
     def compile(self, seconds: float) -> None:
         """Count a compile."""
@@ -111,16 +150,24 @@ class Counters:
     ) -> Stats:
         """The counters as they are now, with those of the cache."""
         with self._lock:
-            padding = self.all_elements - self.real_elements
+            calls, real, total = self.calls, self.real_elements, self.all_elements
+            reasons = dict(self.reasons)
+            for line in self._lines.values():
+                count = line.calls.read()
+                calls += count
+                real += count * line.real
+                total += count * line.total
+                if line.reason is not None:
+                    reasons[line.reason] = reasons.get(line.reason, 0) + count
             return Stats(
-                calls=self.calls,
+                calls=calls,
                 hits=hits,
                 misses=misses,
                 compiles=self.compiles,
                 compile_seconds=self.compile_seconds,
                 evictions=evictions,
-                fallback_calls=sum(self.reasons.values()),
-                fallback_reasons=FrozenDict(self.reasons),
-                padding_waste=padding / self.all_elements if self.all_elements else 0.0,
+                fallback_calls=sum(reasons.values()),
+                fallback_reasons=FrozenDict(reasons),
+                padding_waste=(total - real) / total if total else 0.0,
                 buckets=buckets,
             )

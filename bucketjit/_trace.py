@@ -161,6 +161,11 @@ class Program:
     leak_shapes: tuple[Shape, ...] = ()
     pairing: Pairing | None = None
 
+    @property
+    def open_outs(self) -> tuple[int, ...]:
+        """Positions of the outputs with open axes."""
+        return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
+
     def admits(self, sizes: Mapping[str, int]) -> bool:
         """Whether every guard holds at these sizes."""
         return all(g.holds(sizes) for g in self.guards)

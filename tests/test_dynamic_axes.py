@@ -425,7 +425,8 @@ def test_default_an_axis_that_varies_with_the_batch_joins_it() -> None:
     executor = BucketedExec(fn).with_pow2()
     for n in (3, 5, 6, 7, 3, 9):
         assert_like_jit(executor, fn, ramp(n), {"y": ramp(n)})
-    assert buckets(executor)[1:] == [{"batch": 8}, {"batch": 4}, {"batch": 16}]
+    # A size met before is served as it was then.
+    assert buckets(executor)[1:] == [{"batch": 8}, {"batch": 16}]
 
 
 def test_default_learned_axes_that_agreed_by_chance_come_apart_again() -> None:

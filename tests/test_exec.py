@@ -29,6 +29,7 @@ from bucketjit import (
     MaskingError,
     strategies,
 )
+from bucketjit._engine import Engine
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)
@@ -1342,7 +1343,7 @@ def test_a_cut_bucket_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
     executor = BucketedExec(lambda x: x * 2 if x.shape[0] > 40 else x * 3).with_pow2()
     executor(x=ramp(33))
     assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 40}]
-    monkeypatch.setattr(type(executor), "_cut_bucket", None)
+    monkeypatch.setattr(Engine, "_cut_bucket", None)
     np.testing.assert_array_equal(executor(x=ramp(33)), 3 * ramp(33))
 
 

@@ -1,0 +1,381 @@
+"""The call path behind `BucketedExec`: signature, program, bucket, executable, result."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from bucketjit import strategies
+from bucketjit._axes import STATIC
+from bucketjit._cache import ExecutableCache
+from bucketjit._check import POISONS, Check, blame, compare, failed
+from bucketjit._config import Config, Fallback
+from bucketjit._errors import FallbackError, FallbackWarning, MaskingError
+from bucketjit._executable import (
+    Executable,
+    arguments_with,
+    build_exact,
+    build_masked,
+    padded_leaf_shapes,
+    run_poisoned,
+    sizes_argument,
+)
+from bucketjit._family import Call
+from bucketjit._padding import pad, plain
+from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
+from bucketjit._route import Plan, Route, elements, give_away, layout_of, make_plan
+from bucketjit._rule import Rule
+from bucketjit._signing import Signed, Signer
+from bucketjit._stats import Counters, Line
+from bucketjit._trace import Program
+from bucketjit.rules import default_rules
+from bucketjit.strategies.base import checked_bucket
+
+_MAX_ROUTES = 64
+_LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
+
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call as they came
+
+
+class Engine:
+    """Serves the calls of one configuration.
+
+    Args:
+        config: The configuration.
+        kin: An engine of a derivative of the same function; cache and counters are shared with it.
+
+    Attributes:
+        config: The configuration.
+        signer: From arguments to families.
+        cache: The executables.
+        counters: What was done so far.
+        routes: The warm path: ways to read the arguments, the latest first.
+        refused: Programs that cannot be masked, and why.
+        lock: Held while programs are traced.
+    """
+
+    def __init__(self, config: Config, kin: Engine | None = None) -> None:
+        self.config = config
+        self.signer = Signer(config)
+        self.cache: ExecutableCache[Any, Executable]
+        self.cache = ExecutableCache(config.maxsize) if kin is None else kin.cache
+        self.counters: Counters = Counters() if kin is None else kin.counters
+        self.routes: list[Route] = []
+        self.refused: dict[Program, MaskingError] = {}
+        self.lock = threading.RLock()
+        self._rules: Mapping[Any, Rule] | None = None
+        self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
+        self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
+
+    def clear(self) -> None:
+        """Drop every executable and program, and start the counters again."""
+        with self.lock:
+            self.cache.clear()
+            self.signer.clear()
+            self.routes = []
+            self.refused.clear()
+            self._cut.clear()
+            self._found.clear()
+            self.counters.clear()
+
+    @property
+    def name(self) -> str:
+        """How messages name the function."""
+        return getattr(self.config.fn, "__name__", type(self.config.fn).__name__)
+
+    @property
+    def rules(self) -> Mapping[Any, Rule]:
+        """The rule table."""
+        if self._rules is None:
+            self._rules = {**default_rules(), **self.config.rules}
+        return self._rules
+
+    @property
+    def always_exact(self) -> bool:
+        """Whether no variable has a strategy."""
+        config = self.config
+        every = (config.default, *config.per_dim.values())
+        return all(isinstance(s, strategies.Exact) for s in every)
+
+    # --- a call ---
+
+    def serve(self, signed: Signed, given: Given | None = None) -> Any:
+        """Run a call; ``given`` if the next one like it may skip the slow path."""
+        if self.always_exact:
+            is_open = [spec is not None for spec in signed.family.specs]
+            sizes = signed.family.declared_sizes(signed.shapes)
+            return self._run_exact(signed, sizes, given, is_open)
+        with self.lock:
+            call = signed.family.resolve(signed.shapes)
+        program = call.program
+        if program is None:
+            if call.refusal is None:
+                return self._run_exact(signed, call.sizes, given, _open_leaves(call, signed))
+            result = self._fall_back(call.refusal, signed, call, given)
+            with self.lock:
+                signed.family.remember_refusal(call, signed.shapes)
+            return result
+        program.check_reshapes(call.sizes)
+        if (refusal := self.refused.get(program)) is not None:
+            return self._fall_back(refusal, signed, call, given)
+        with self.lock:
+            bucket = self.bucket_of(program, call)
+        try:
+            entry, compiled = self._masked_entry(signed, call, bucket)
+        except MaskingError as error:
+            self.refused[program] = error
+            return self._fall_back(error, signed, call, given)
+        if self.config.check is not Check.OFF:
+            return self._run_checked(entry, compiled, signed, call, bucket)
+        sizes = sizes_argument(call, entry.leak_shapes)
+        finish = entry.finisher(call.ordered, self.config.out)
+        result = self._run(entry, sizes, signed, finish)
+        real, total = elements(entry.pads, signed.leaves)
+        self.counters.call(real, total)
+        if given is not None and sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS:
+            key = self.masked_key(program, bucket)
+            on_device = jax.device_put(sizes)
+            is_open = _open_leaves(call, signed)
+            self._remember(signed, given, is_open, key, on_device, finish, Line(real, total))
+        return result
+
+    def bucket_of(self, program: Program, call: Call) -> dict[str, int]:
+        """Padded size of each variable, those of the program's own included."""
+        bucket = self._bucket(program, call.sizes)
+        if not program.found:
+            return bucket
+        # Nothing bounds these over the bucket, so room is made for the largest seen in it.
+        largest = self._found.setdefault((program, tuple(bucket.values())), {})
+        there = program.found_sizes(bucket) or {}
+        for name, size in zip(program.found, call.leaks.sizes, strict=True):
+            known = max(there.get(name, 0), largest.get(name, 0))
+            largest[name] = known if size <= known else max(size, 2 * known)
+        return {**bucket, **largest}
+
+    def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Padded size of each variable: the strategies' choice, or what the guards allow of it."""
+        config = self.config
+        bucket = {
+            v: checked_bucket(config.per_dim.get(v, config.default), v, n) for v, n in sizes.items()
+        }
+        if program.fits(bucket):
+            return bucket
+        key = tuple(sizes.items())
+        known = self._cut.setdefault(program, {})
+        if key not in known:
+            known[key] = self._cut_bucket(program, sizes, bucket)
+        return known[key]
+
+    def _cut_bucket(
+        self, program: Program, sizes: Mapping[str, int], bucket: Mapping[str, int]
+    ) -> dict[str, int]:
+        """The largest sizes up to the bucket that satisfy the guards: one for all its sizes."""
+        for variable, size in sizes.items():
+            trial = dict(bucket)
+            for n in range(bucket[variable], size - 1, -1):
+                trial[variable] = n
+                if program.fits(trial):
+                    return trial
+        return dict(sizes)
+
+    @staticmethod
+    def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
+        """The key of a bucket's executable."""
+        return program, tuple(bucket.values())
+
+    @staticmethod
+    def exact_key(signed: Signed) -> Any:
+        """The key of the executable of an exact shape."""
+        return signed.family, tuple(signed.shapes)
+
+    def _masked_entry(
+        self, signed: Signed, call: Call, bucket: Mapping[str, int]
+    ) -> tuple[Executable, bool]:
+        """The executable of a bucket, and whether this call compiled it."""
+        assert call.program is not None
+        pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
+
+        def build() -> Executable:
+            leaves = _padded(signed.leaves, pads)
+            return build_masked(signed, call, bucket, pads, self.rules, leaves, self.config.check)
+
+        return self._entry(self.masked_key(call.program, bucket), build)
+
+    def _entry(self, key: Any, build: Callable[[], Executable]) -> tuple[Executable, bool]:
+        entry = self.cache.get(key)
+        if entry is not None:
+            return entry, False
+        compiled = False
+
+        def counted() -> Executable:
+            nonlocal compiled
+            built = build()
+            compiled = True
+            self.counters.compile(built.compile_seconds)
+            built.on_compile = self.counters.compile
+            return built
+
+        return self.cache.get_or_compile(key, counted), compiled
+
+    def _run(self, entry: Executable, sizes: Any, signed: Signed, finish: Change | None) -> Any:
+        args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
+        result = entry.run(sizes, args, kwargs)
+        give_away([signed.leaves[i] for i in entry.donated_leaves])
+        return result if finish is None else finish(result)
+
+    def _run_exact(
+        self,
+        signed: Signed,
+        sizes: Mapping[str, int],
+        given: Given | None = None,
+        is_open: Sequence[bool] = (),
+        program: Program | None = None,
+        reason: str | None = None,
+    ) -> Any:
+        args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
+        named = zip(signed.family.paths, signed.shapes, strict=True)
+        shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
+        key = self.exact_key(signed)
+        check = self.config.check
+        entry, _ = self._entry(key, lambda: build_exact(signed, shown, args, kwargs, check))
+        finish = self._exact_finisher(entry, program)
+        result = entry.run(None, args, kwargs)
+        result = result if finish is None else finish(result)
+        self.counters.call(0, 0)
+        if given is not None and check is Check.OFF:
+            self._remember(signed, given, is_open, key, None, finish, Line(0, 0, reason))
+        return result
+
+    def _exact_finisher(self, entry: Executable, program: Program | None) -> Change | None:
+        out = self.config.out
+        if out is Out.JAX:
+            return None
+        change = as_numpy if out is Out.NUMPY else as_padded
+        opened: Sequence[int] = range(entry.out_tree.num_leaves)
+        if out is Out.PADDED and program is not None:
+            opened = program.open_outs
+        return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
+
+    def _run_checked(
+        self,
+        entry: Executable,
+        compiled: bool,
+        signed: Signed,
+        call: Call,
+        bucket: Mapping[str, int],
+    ) -> Any:
+        finish = entry.finisher(call.ordered, self.config.out)
+        if self.config.check is Check.POISON:
+            results = [run_poisoned(entry, signed, call, i) for i in range(len(POISONS))]
+            result, other, what = results[0], results[1], "the same call with other padding"
+            exactly = True
+            self.counters.call(0, 0)
+        else:
+            sizes = sizes_argument(call, entry.leak_shapes)
+            result = self._run(entry, sizes, signed, finish)
+            self.counters.call(*elements(entry.pads, signed.leaves))
+            if not compiled and self.config.check is not Check.EXACT_ALWAYS:
+                return result
+            other, what, exactly = self._run_exact(signed, call.sizes), "the unpadded run", False
+        if problem := compare(result, other, what, exactly):
+            assert call.program is not None
+            blamed = blame(
+                call.program,
+                self.rules,
+                dict(zip(call.variables, call.ordered, strict=True)),
+                bucket,
+                call.leaks.values,
+                lambda kind: arguments_with(entry, signed, kind),
+                not exactly,
+            )
+            raise failed(self.name, problem, blamed)
+        return result
+
+    # --- falling back ---
+
+    def _fall_back(
+        self, refusal: MaskingError, signed: Signed, call: Call, given: Given | None
+    ) -> Any:
+        if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
+            is_open = _open_leaves(call, signed)
+            result = self._run_exact(
+                signed, call.sizes, given, is_open, call.program, refusal.reason
+            )
+        self.note_fallback(refusal)
+        return result
+
+    def note_fallback(self, refusal: MaskingError) -> None:
+        """Count a call that is not masked, and warn of it once per reason.
+
+        Raises:
+            FallbackError: The policy is to raise.
+        """
+        if self.config.fallback is Fallback.ERROR:
+            raise FallbackError(refusal.reason, refusal.remedy) from refusal
+        if self.counters.fallback(refusal.reason):
+            warnings.warn(
+                f"{self.name} runs at its exact shapes, one compile each: {refusal}",
+                FallbackWarning,
+                stacklevel=_frames_inside(),
+            )
+
+    # --- the warm path ---
+
+    def _remember(
+        self,
+        signed: Signed,
+        given: Given,
+        is_open: Sequence[bool],
+        key: Any,
+        sizes: Any,
+        finish: Change | None,
+        line: Line,
+    ) -> None:
+        """Let the next call like this one skip the slow path."""
+        slot = self.cache.slot(key)
+        if slot is None:
+            return
+        args, kwargs = given
+        layout = layout_of(signed, is_open, args, kwargs)
+        if layout is None:
+            return
+        with self.lock:
+            route = next((r for r in self.routes if r.layout == layout), None)
+            if route is None:
+                route = Route(layout)
+                dropped = self.routes[_MAX_ROUTES - 1 :]
+                self.routes = [route, *self.routes][:_MAX_ROUTES]
+                self._forget([plan for old in dropped for plan in old.plans()])
+            plan = make_plan(route, slot, sizes, signed.leaves, finish, line)
+            self.counters.open(line)
+            self._forget(route.remember(args, kwargs, plan))
+
+    def _forget(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            self.counters.close(plan.line)
+
+
+def _open_leaves(call: Call, signed: Signed) -> list[bool]:
+    return [
+        kind.dtype is None or any(t != STATIC for t in row)
+        for row, kind in zip(call.tokens, signed.family.types, strict=True)
+    ]
+
+
+def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:
+    """The leaves of a call as an executable takes them."""
+    shapes = dict(pads)
+    return [pad(x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]
+
+
+def _frames_inside() -> int:
+    """How many frames up from the caller the first one is that is the user's."""
+    depth = 1
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
+        depth += 1
+    return depth

@@ -1,0 +1,151 @@
+"""`Padded`: an array that keeps its padding between one executor and the next."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from bucketjit._errors import ArgumentError
+
+
+class Padded:
+    """An array with padding, and the logical size of each of its axes.
+
+    Executors with ``out="padded"`` return their results with open axes like this, and every
+    executor takes one where it takes an array: its size is the logical one, and if its shape is
+    that of the bucket already, nothing is cut, padded or waited for in between. What the padding
+    holds does not matter. In a tree it is a leaf.
+
+    Args:
+        array: The array, padding included.
+        sizes: The logical size of each axis, as a sequence; or of some axes, as a mapping from
+            the axis, where the others have no padding.
+
+    Attributes:
+        array: The array, padding included.
+        sizes: The logical size of each axis, a tuple: the logical shape.
+
+    Raises:
+        ArgumentError: ``array`` is not an array, or a size is not within its axis.
+
+    Examples:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from bucketjit import BucketedExec, Padded
+        >>> double = BucketedExec(lambda x: 2 * x, out="padded").with_pow2()
+        >>> total = BucketedExec(jnp.sum).with_pow2()
+        >>> doubled = double(np.ones(5, np.float32))
+        >>> doubled.array.shape, doubled.sizes, np.asarray(doubled).shape
+        ((8,), (5,), (5,))
+        >>> float(total(doubled)), float(total(Padded(jnp.full(8, 3.0), {0: 2})))
+        (10.0, 6.0)
+    """
+
+    __slots__ = ("array", "sizes")
+
+    array: Any
+    sizes: tuple[int, ...]
+
+    def __init__(self, array: Any, sizes: Sequence[int] | Mapping[int, int]) -> None:
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise ArgumentError(f"Padded: expected an array, got {type(array).__name__}")
+        if isinstance(sizes, Mapping):
+            if unknown := [i for i in sizes if i not in range(array.ndim)]:
+                raise ArgumentError(
+                    f"Padded: there is no axis {unknown[0]!r} in an array of shape {array.shape}"
+                )
+            sizes = [sizes.get(i, n) for i, n in enumerate(array.shape)]
+        sizes = tuple(sizes)
+        fits = len(sizes) == array.ndim and all(
+            isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 <= n <= padded
+            for n, padded in zip(sizes, array.shape, strict=True)
+        )
+        if not fits:
+            raise ArgumentError(
+                f"Padded: expected a size from 0 to the padded one for each axis of {array.shape}, "
+                f"got {sizes}"
+            )
+        self.array = array
+        self.sizes = tuple(map(int, sizes))
+
+    @classmethod
+    def of_result(cls, array: jax.Array, sizes: tuple[int, ...]) -> Padded:
+        """One whose sizes need no check."""
+        self = object.__new__(cls)
+        self.array, self.sizes = array, sizes
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.sizes
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """Number of elements, without padding."""
+        return math.prod(self.sizes)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the array."""
+        return self.array.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        """JAX's weak type."""
+        return bool(getattr(self.array, "weak_type", False))
+
+    def __len__(self) -> int:
+        if not self.sizes:
+            raise TypeError("len() of an array without axes")
+        return self.sizes[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        part = np.asarray(self.array)[tuple(map(slice, self.sizes))]
+        return np.array(part, dtype) if copy else np.asarray(part, dtype)
+
+    def block_until_ready(self) -> Padded:
+        """Wait until the array is computed, as ``jax.Array.block_until_ready``."""
+        jax.block_until_ready(self.array)
+        return self
+
+    def is_deleted(self) -> bool:
+        """Whether the array was donated or deleted."""
+        return isinstance(self.array, jax.Array) and self.array.is_deleted()
+
+    def delete(self) -> None:
+        """Give the memory of the array back."""
+        if isinstance(self.array, jax.Array):
+            self.array.delete()
+
+    def repadded(self, shape: tuple[int, ...]) -> Any:
+        """The array in another padded shape; the padding may hold anything.
+
+        One program per pair of shapes, which is not waited for.
+        """
+        if self.array.shape == shape:
+            return self.array
+        return _rebucket(self.array.shape, shape)(self.array)
+
+    def __repr__(self) -> str:
+        return f"Padded({self.dtype}{list(self.sizes)} in {list(self.array.shape)})"
+
+
+@functools.lru_cache(maxsize=256)
+def _rebucket(before: tuple[int, ...], after: tuple[int, ...]) -> Callable[[Any], jax.Array]:
+    @jax.jit
+    def rebucketed(array: Any) -> jax.Array:
+        kept = lax.slice(array, (0,) * array.ndim, tuple(map(min, before, after)))
+        return jax.numpy.pad(kept, [(0, n - m) for n, m in zip(after, kept.shape, strict=True)])
+
+    return rebucketed

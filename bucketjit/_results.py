@@ -1,0 +1,139 @@
+"""What is done to the results of an executable: cut to their logical sizes, in one of three forms.
+
+Only the containers that lead to a result with open axes are taken apart: 400 parameter arrays
+beside it cost nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit._padded import Padded
+from bucketjit._padding import cut, unpad
+
+Change = Callable[[Any], Any]
+
+
+class Out(enum.Enum):
+    """In which form an executor returns its results.
+
+    Attributes:
+        JAX: ``jax.Array`` of logical shape. One with open axes has to be waited for before it
+            can be cut, in host memory.
+        NUMPY: ``numpy.ndarray`` of logical shape, read-only views where that saves a copy. Waits
+            for every result. (Typed random keys remain ``jax.Array``.)
+        PADDED: `Padded` for results with open axes, ``jax.Array`` for others; waits for nothing.
+    """
+
+    JAX = "jax"
+    NUMPY = "numpy"
+    PADDED = "padded"
+
+
+def finisher(
+    tree: Any,
+    logical: Mapping[int, tuple[int, ...]],
+    padded: Mapping[int, tuple[int, ...]],
+    weak: Mapping[int, bool],
+    out: Out,
+) -> Change | None:
+    """What turns the result of an executable into that of the call.
+
+    Args:
+        tree: Tree of the result.
+        logical: Logical shape of each leaf with open axes, by position.
+        padded: Its padded shape.
+        weak: Whether it is weakly typed.
+        out: The form of results.
+
+    Returns:
+        A function of the result, or None where nothing needs to be done.
+    """
+    changes: dict[int, Change] = {}
+    if out is Out.NUMPY:
+        changes = {i: as_numpy for i in range(tree.num_leaves)}
+    for i, shape in logical.items():
+        if out is Out.PADDED:
+            changes[i] = _padded(shape)
+        elif shape != padded[i]:
+            changes[i] = _cut_numpy(shape) if out is Out.NUMPY else _cut_jax(shape, weak[i])
+    return at_leaves(tree, changes)
+
+
+def as_numpy(value: Any) -> Any:
+    """A result without padding as a host array."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return np.asarray(value)
+
+
+def as_padded(value: Any) -> Any:
+    """A result without padding, where it is not known which axes are open."""
+    return Padded.of_result(value, value.shape) if value.ndim else value
+
+
+def _padded(shape: tuple[int, ...]) -> Change:
+    return lambda value: Padded.of_result(value, shape)
+
+
+def _cut_jax(shape: tuple[int, ...], weak: bool) -> Change:
+    return lambda value: unpad(value, shape, weak)
+
+
+def _cut_numpy(shape: tuple[int, ...]) -> Change:
+    def cut_numpy(value: Any) -> Any:
+        host = as_numpy(value)
+        return cut(host, shape) if isinstance(host, np.ndarray) else unpad(value, shape)
+
+    return cut_numpy
+
+
+def at_leaves(tree: Any, changes: Mapping[int, Change]) -> Change | None:
+    """A function that applies changes to some leaves of a tree, or None if there are none.
+
+    Args:
+        tree: The tree of what the function takes.
+        changes: By position among the leaves.
+
+    Returns:
+        The function. Lists and dicts are changed in place.
+    """
+    if not changes:
+        return None
+    if jax.tree_util.treedef_is_leaf(tree):
+        return changes[0]
+    kind, keys = tree.node_data()
+    if kind not in (tuple, list, dict):
+        return _anywhere(tree, changes)
+    inner: list[tuple[Any, Change]] = []
+    start = 0
+    for place, child in enumerate(tree.children()):
+        end = start + child.num_leaves
+        own = {i - start: c for i, c in changes.items() if start <= i < end}
+        change = at_leaves(child, own)
+        if change is not None:
+            inner.append((keys[place] if kind is dict else place, change))
+        start = end
+
+    def inside(result: Any) -> Any:
+        new = list(result) if kind is tuple else result
+        for place, change in inner:
+            new[place] = change(new[place])
+        return tuple(new) if kind is tuple else new
+
+    return inside
+
+
+def _anywhere(tree: Any, changes: Mapping[int, Change]) -> Change:
+    def inside(result: Any) -> Any:
+        leaves = tree.flatten_up_to(result)
+        for i, change in changes.items():
+            leaves[i] = change(leaves[i])
+        return tree.unflatten(leaves)
+
+    return inside
