@@ -107,15 +107,14 @@ class Engine:
     def serve(self, signed: Signed, given: Given | None = None) -> Any:
         """Run a call; ``given`` if the next one like it may skip the slow path."""
         if self.always_exact:
-            is_open = [spec is not None for spec in signed.family.specs]
             sizes = signed.family.declared_sizes(signed.shapes)
-            return self._run_exact(signed, sizes, given, is_open)
+            return self._run_exact(signed, sizes, given)
         with self.lock:
             call = signed.family.resolve(signed.shapes)
         program = call.program
         if program is None:
             if call.refusal is None:
-                return self._run_exact(signed, call.sizes, given, _open_leaves(call, signed))
+                return self._run_exact(signed, call.sizes, given)
             result = self._fall_back(call.refusal, signed, call, given)
             with self.lock:
                 signed.family.remember_refusal(call, signed.shapes)
@@ -233,7 +232,6 @@ class Engine:
         signed: Signed,
         sizes: Mapping[str, int],
         given: Given | None = None,
-        is_open: Sequence[bool] = (),
         program: Program | None = None,
         reason: str | None = None,
     ) -> Any:
@@ -248,6 +246,7 @@ class Engine:
         result = result if finish is None else finish(result)
         self.counters.call(0, 0)
         if given is not None and check is Check.OFF:
+            is_open = [spec is not None for spec in signed.family.specs]
             self._remember(signed, given, is_open, key, None, finish, Line(0, 0, reason))
         return result
 
@@ -302,10 +301,7 @@ class Engine:
         self, refusal: MaskingError, signed: Signed, call: Call, given: Given | None
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
-            is_open = _open_leaves(call, signed)
-            result = self._run_exact(
-                signed, call.sizes, given, is_open, call.program, refusal.reason
-            )
+            result = self._run_exact(signed, call.sizes, given, call.program, refusal.reason)
         self.note_fallback(refusal)
         return result
 

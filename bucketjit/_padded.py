@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -20,7 +21,7 @@ class Padded:
     Executors with ``out="padded"`` return their results with open axes like this, and every
     executor takes one where it takes an array: its size is the logical one, and if its shape is
     that of the bucket already, nothing is cut, padded or waited for in between. What the padding
-    holds does not matter. In a tree it is a leaf.
+    of an array that you wrap yourself holds does not matter. In a tree it is a leaf.
 
     Args:
         array: The array, padding included.
@@ -46,7 +47,7 @@ class Padded:
         (10.0, 6.0)
     """
 
-    __slots__ = ("array", "sizes")
+    __slots__ = ("_zeros", "array", "sizes")
 
     array: Any
     sizes: tuple[int, ...]
@@ -72,12 +73,13 @@ class Padded:
             )
         self.array = array
         self.sizes = tuple(map(int, sizes))
+        self._zeros = self.sizes == array.shape
 
     @classmethod
     def of_result(cls, array: jax.Array, sizes: tuple[int, ...]) -> Padded:
-        """One whose sizes need no check."""
+        """One whose sizes need no check, and whose padding holds zeros."""
         self = object.__new__(cls)
-        self.array, self.sizes = array, sizes
+        self.array, self.sizes, self._zeros = array, sizes, True
         return self
 
     @property
@@ -129,23 +131,31 @@ class Padded:
             self.array.delete()
 
     def repadded(self, shape: tuple[int, ...]) -> Any:
-        """The array in another padded shape; the padding may hold anything.
+        """The array in another padded shape, with zeros for padding.
 
-        One program per pair of shapes, which is not waited for.
+        By one program per pair of shapes, which is not waited for.
         """
-        if self.array.shape == shape:
-            return self.array
-        return _rebucket(self.array.shape, shape)(self.array)
+        if self._zeros:
+            if self.array.shape == shape:
+                return self.array
+            return _rebucket(self.array.shape, shape)(self.array)
+        return _rebucket(self.array.shape, shape, True)(self.array, np.array(self.sizes, np.int32))
 
     def __repr__(self) -> str:
         return f"Padded({self.dtype}{list(self.sizes)} in {list(self.array.shape)})"
 
 
 @functools.lru_cache(maxsize=256)
-def _rebucket(before: tuple[int, ...], after: tuple[int, ...]) -> Callable[[Any], jax.Array]:
+def _rebucket(
+    before: tuple[int, ...], after: tuple[int, ...], clean: bool = False
+) -> Callable[..., jax.Array]:
     @jax.jit
-    def rebucketed(array: Any) -> jax.Array:
+    def rebucketed(array: Any, sizes: Any = None) -> jax.Array:
         kept = lax.slice(array, (0,) * array.ndim, tuple(map(min, before, after)))
-        return jax.numpy.pad(kept, [(0, n - m) for n, m in zip(after, kept.shape, strict=True)])
+        if clean:
+            for axis in range(kept.ndim):
+                real = lax.broadcasted_iota(jnp.int32, kept.shape, axis) < sizes[axis]
+                kept = jnp.where(real, kept, jnp.zeros((), kept.dtype))
+        return jnp.pad(kept, [(0, n - m) for n, m in zip(after, kept.shape, strict=True)])
 
     return rebucketed

@@ -1,0 +1,99 @@
+"""Padding and cutting where an array is. On this machine's CPU, which takes DLPack views too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, _device, _padding
+
+DTYPES = ["float32", "bfloat16", "float16", "int8", "uint16", "bool", "complex64"]
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((5, 3), (8, 3)),
+    ((5, 7), (8, 8)),
+    ((8, 7), (8, 8)),
+    ((1, 1), (4, 4)),
+    ((13,), (16,)),
+    ((1,), (2,)),
+    ((16,), (64,)),
+    ((3, 5, 7), (4, 8, 8)),
+    ((3, 5, 7), (4, 5, 8)),
+    ((31, 17), (64, 32)),
+]
+
+
+def contents(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    values = np.random.default_rng(0).normal(size=shape) * 3
+    return np.asarray(jnp.asarray(values).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "padded"), SHAPES, ids=str)
+def test_pad_and_unpad(shape: tuple[int, ...], padded: tuple[int, ...], dtype: str) -> None:
+    host = contents(shape, dtype)
+    array = jnp.asarray(host)
+    assert _device.can_view(array)
+    got = _device.pad(array, padded)
+    want = np.zeros(padded, host.dtype)
+    want[tuple(map(slice, shape))] = host
+    assert got.dtype == array.dtype
+    np.testing.assert_array_equal(got, want)
+    back = _device.unpad(got, shape)
+    del got, array
+    assert back.shape == shape
+    np.testing.assert_array_equal(back, host)
+
+
+def test_what_cannot_be_viewed_is_said() -> None:
+    assert not _device.can_view(jnp.float32(1))
+    assert not _device.can_view(jnp.zeros(4, jnp.int4))
+    assert not _device.can_view(jax.random.split(jax.random.key(0), 2))
+
+
+def test_a_view_is_not_written_through() -> None:
+    array = jnp.arange(8.0)
+    view = _device.unpad(array, (3,))
+    bumped = jax.jit(lambda v: v.at[0].set(9.0), donate_argnums=0)(view)
+    np.testing.assert_array_equal(bumped, [9, 1, 2])
+    del view, bumped
+    assert array.shape == (8,)
+
+
+def test_sizes_of_one_bucket_share_their_programs(xla_compiles: Callable[[], int]) -> None:
+    def both(n: int) -> None:
+        host = np.full((n, 4), n, np.float32)
+        padded = _device.pad(jax.device_put(host), (128, 4))
+        np.testing.assert_array_equal(_device.unpad(padded, (n, 4)), host)
+
+    both(65)
+    before = xla_compiles()
+    for n in range(66, 128):
+        both(n)
+    assert xla_compiles() == before
+
+
+@pytest.mark.parametrize("out", ["jax", "padded"])
+def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays stay where they are: nothing asks for their contents on the host."""
+    monkeypatch.setattr(_padding, "_in_host_memory", lambda sharding: False)
+
+    def fn(x: Any, y: Any) -> Any:
+        return jnp.sort(x, axis=1), x.sum(), y * 2, x.T
+
+    executor = BucketedExec(fn, dynamic_axes=("b, s", "b"), out=out).with_pow2()
+    for b, s in ((3, 5), (4, 8), (5, 5), (3, 5), (1, 1)):
+        x, y = jnp.asarray(contents((b, s), "float32")), jnp.asarray(contents((b,), "float32"))
+        with monkeypatch.context() as no_host:
+            no_host.setattr(_padding, "_pad_host", None)
+            no_host.setattr(_padding, "cut", None)
+            got = executor(x, y)
+        for a, e in zip(got, jax.jit(fn)(x, y), strict=True):
+            np.testing.assert_allclose(a, e, rtol=1e-5)
+            if out == "jax":
+                assert (a.weak_type, a.committed) == (e.weak_type, e.committed)
+                assert a.sharding == e.sharding

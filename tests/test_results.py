@@ -1,0 +1,370 @@
+"""The forms of results, arrays that keep their padding, and what a call waits for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import bucketjit
+from bucketjit import ArgumentError, BucketedExec, FallbackWarning, Padded, SpecError
+from tests.comparison import assert_same, ramp, unrolled
+
+SIZES = (3, 5, 4, 8, 1, 3, 5)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def nested(x: Any) -> Any:
+    return {
+        "list": [x * 2, x.sum()],
+        "pair": Pair(x[::-1], jnp.arange(3)),
+        "none": None,
+        "deep": ({"y": jnp.stack([x, x], 1)}, jnp.float32(1)),
+    }
+
+
+# --- forms -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numpy", "jax"])
+def test_host_arrays(kind: str) -> None:
+    executor = BucketedExec(nested, out="numpy").with_pow2()
+    for n in SIZES:
+        x = ramp(n) if kind == "numpy" else jnp.asarray(ramp(n))
+        got = executor(x)
+        leaves = jax.tree_util.tree_leaves(got)
+        assert leaves and all(type(leaf) is np.ndarray for leaf in leaves)
+        assert_same(jax.tree.map(jnp.asarray, got), jax.tree.map(jnp.asarray, jax.jit(nested)(x)))
+    assert executor.cache_size() == 3
+
+
+def test_padded_results() -> None:
+    executor = BucketedExec(nested, out="padded").with_pow2()
+    for n in SIZES:
+        got, want = executor(ramp(n)), jax.jit(nested)(ramp(n))
+        bucket = 1 << (n - 1).bit_length()
+        assert isinstance(got["list"][1], jax.Array)
+        assert isinstance(got["pair"].second, jax.Array)
+        y = got["deep"][0]["y"]
+        assert type(y) is Padded and y.array.shape == (bucket, 2)
+        assert y.sizes == y.shape == (n, 2) and y.size == 2 * n and len(y) == n
+        np.testing.assert_array_equal(y, want["deep"][0]["y"])
+        np.testing.assert_array_equal(np.asarray(y.array)[n:], 0)
+        np.testing.assert_array_equal(got["pair"].first, want["pair"].first)
+        assert y.block_until_ready() is y
+
+
+@pytest.mark.parametrize("out", ["numpy", "padded"])
+def test_forms_of_exact_runs(out: str) -> None:
+    kind = np.ndarray if out == "numpy" else Padded
+    executor = BucketedExec(lambda x: (x * 2, x.sum()), out=out)
+    refused = BucketedExec(lambda x: (unrolled(x), x.sum()), out=out).with_pow2()
+    for n in (3, 5, 3):
+        doubled, _ = executor(ramp(n))
+        assert type(doubled) is kind
+        np.testing.assert_array_equal(doubled, 2 * ramp(n))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            other, total = refused(ramp(n))
+        assert type(other) is kind
+        np.testing.assert_array_equal(other, ramp(n) * ramp(n).sum())
+        assert float(total) == ramp(n).sum()
+    assert refused.stats().fallback_calls == 3
+
+
+def test_forms_by_decorator_and_their_refusal() -> None:
+    @bucketjit.jit(out="numpy")
+    def double(x: Any) -> Any:
+        return x * 2
+
+    assert type(double(ramp(3))) is np.ndarray
+    with pytest.raises(SpecError, match="out must be 'jax', 'numpy' or 'padded', got 'torch'"):
+        BucketedExec(nested, out="torch")
+
+
+@pytest.mark.parametrize("out", ["numpy", "padded"])
+def test_forms_are_for_the_outside(out: str) -> None:
+    """Under a transformation results are what the transformation knows."""
+    executor = BucketedExec(lambda x: (x**2).sum(), out=out).with_pow2()
+    rows = BucketedExec(lambda x: x**2, out=out).with_pow2()
+    for n in (3, 5):
+        np.testing.assert_allclose(jax.grad(executor)(jnp.asarray(ramp(n))), 2 * ramp(n))
+        np.testing.assert_allclose(jax.jit(rows)(ramp(n)), ramp(n) ** 2)
+
+
+def test_host_arrays_of_keys_and_small_floats() -> None:
+    executor = BucketedExec(
+        lambda k, x: (k, x.astype(jnp.bfloat16)), dynamic_axes=("b", "b"), out="numpy"
+    ).with_pow2()
+    keys = jax.random.split(jax.random.key(0), 3)
+    same, small = executor(keys, ramp(3))
+    np.testing.assert_array_equal(jax.random.key_data(same), jax.random.key_data(keys))
+    assert type(small) is np.ndarray and small.dtype == jnp.bfloat16
+
+
+# --- padded arrays as arguments ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["pow2", [16, 64], "exact"])
+def test_a_padded_array_is_taken_as_what_it_holds(strategy: Any) -> None:
+    fn = lambda x: (jnp.sort(x), x.mean())  # noqa: E731
+    executor = bucketjit.jit(fn, buckets=strategy)
+    for n, room in ((3, 4), (3, 8), (5, 8), (4, 4), (9, 30), (3, 4), (1, 64), (3, 8)):
+        held = np.full(room, np.nan, np.float32)
+        held[:n] = ramp(n)
+        for array in (held, jnp.asarray(held)):
+            got = executor(Padded(array, (n,)))
+            assert_same(got, jax.jit(fn)(ramp(n)))
+
+
+def test_stages_share_padding(xla_compiles: Callable[[], int]) -> None:
+    first = BucketedExec(lambda x: jnp.stack([x, -x], 1), out="padded").with_pow2()
+    second = BucketedExec(lambda y, z: (y.sum(0), y * z), dynamic_axes=("b, 2", "b, 2")).with_pow2()
+    before = xla_compiles()
+    for n in (3, 4, 5, 7, 3, 6):
+        y = first(ramp(n))
+        total, square = second(y, y)
+        np.testing.assert_allclose(total, [ramp(n).sum(), -ramp(n).sum()])
+        np.testing.assert_allclose(square, np.stack([ramp(n), -ramp(n)], 1) ** 2)
+    assert xla_compiles() - before == first.cache_size() + second.cache_size() == 4
+
+
+def test_padding_in_an_axis_that_is_static_is_cut() -> None:
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="b, _").with_pow2()
+    held = np.full((4, 4), np.inf, np.float32)
+    held[:3, :2] = 1
+    assert float(executor(Padded(held, (3, 2)))) == 6
+    static = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("b", None)).with_pow2()
+    for _ in range(2):
+        assert float(static(ramp(3), Padded(held, {0: 3, 1: 2}))) == 12
+        assert float(static(ramp(3), np.ones((3, 2), np.float32))) == 12
+
+
+def test_padded_arrays_in_containers_keywords_and_transformations() -> None:
+    fn = lambda d, *, y: d["x"].sum() + y.max()  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes={"d": {"x": "n"}, "y": "n"}).with_pow2()
+    for n in (3, 4, 3, 5):
+        x = Padded(np.append(ramp(n), np.nan), (n,))
+        for _ in range(2):
+            assert float(executor({"x": x}, y=ramp(n))) == ramp(n).sum() + n
+    total = BucketedExec(lambda x, w: (x * w).sum()).with_pow2()
+    grad = jax.grad(lambda w: total(Padded(np.append(ramp(3), np.nan), (3,)), w))
+    np.testing.assert_allclose(grad(jnp.ones(3)), ramp(3))
+
+
+@pytest.mark.parametrize(
+    ("array", "sizes", "message"),
+    [
+        ([1, 2], (1,), "expected an array, got list"),
+        (np.zeros((3, 2)), (4, 2), r"0 to the padded one for each axis of \(3, 2\), got \(4, 2\)"),
+        (np.zeros((3, 2)), (1,), r"got \(1,\)"),
+        (np.zeros((3, 2)), (-1, 2), r"got \(-1, 2\)"),
+        (np.zeros((3, 2)), {2: 1}, "no axis 2"),
+        (np.zeros(3), (True,), "got"),
+    ],
+)
+def test_wrong_padding_is_refused(array: Any, sizes: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Padded(array, sizes)
+
+
+def test_what_padded_arrays_say() -> None:
+    held = Padded(jnp.zeros((4, 2), jnp.int8), {0: 3})
+    assert repr(held) == "Padded(int8[3, 2] in [4, 2])"
+    assert np.asarray(held, np.float32).dtype == np.float32
+    with pytest.raises(TypeError, match="without axes"):
+        len(Padded(jnp.float32(1), ()))
+
+
+# --- donation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["bare", "container", "padded"])
+def test_padded_copies_are_donated(where: str) -> None:
+    """Whether an argument is padded or not, donating it gives it away, without a warning."""
+
+    def step(x: Any, w: Any) -> Any:
+        inner = x["x"] if where == "container" else x
+        return inner * 2, w + 1
+
+    axes = ({"x": "b"}, None) if where == "container" else ("b", None)
+    executor = BucketedExec(step, dynamic_axes=axes, donate_argnums=(0, 1)).with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 4, 3, 5, 8):
+            x: Any = jnp.asarray(ramp(n))
+            if where == "padded":
+                x = Padded(jnp.pad(x, (0, 8 - n)), (n,))
+            w = jnp.zeros(4)
+            doubled, more = executor({"x": x} if where == "container" else x, w)
+            np.testing.assert_array_equal(doubled, 2 * ramp(n))
+            np.testing.assert_array_equal(more, np.ones(4))
+            assert x.is_deleted() and w.is_deleted()
+
+
+def test_what_no_output_can_reuse_is_kept() -> None:
+    executor = BucketedExec(lambda x, y: (x.sum(), y), donate_argnums=(0, 1)).with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 4, 3):
+            x, y = jnp.asarray(ramp(n)), jnp.asarray(ramp(n, 2))
+            total, same = executor(x, y)
+            assert float(total) == ramp(n).sum()
+            np.testing.assert_array_equal(same, ramp(n, 2))
+            assert not x.is_deleted() and y.is_deleted()
+
+
+def test_host_arrays_can_be_donated() -> None:
+    executor = BucketedExec(lambda x: x * 2, donate_argnums=0).with_pow2()
+    for n in (3, 4, 3, 4):
+        x = ramp(n)
+        np.testing.assert_array_equal(executor(x), 2 * ramp(n))
+        np.testing.assert_array_equal(x, ramp(n))
+
+
+# --- what a call waits for -----------------------------------------------------------------------
+
+
+def slow(x: Any) -> Any:
+    """Takes a good part of a second."""
+    w = jnp.eye(64) * 0.5
+    busy = lax.fori_loop(0, 30_000, lambda _, m: jnp.sin(m @ w), jnp.full((64, 64), x.sum()))
+    return busy.min()
+
+
+@pytest.mark.parametrize("out", ["jax", "padded"])
+def test_a_call_does_not_wait_for_its_results(out: str) -> None:
+    """Those without open axes as arrays; those with open axes as padded ones."""
+    fn = slow if out == "jax" else lambda x: (slow(x), x + slow(x))
+    executor = BucketedExec(fn, out=out).with_pow2()
+    inputs = [jnp.asarray(ramp(n)) for n in (3, 4)]
+    jax.block_until_ready([executor(x) for x in inputs])
+    for x in inputs:
+        leaves = jax.tree_util.tree_leaves(executor(x))
+        arrays = [y.array if type(y) is Padded else y for y in leaves]
+        assert not any(y.is_ready() for y in arrays)
+        jax.block_until_ready(arrays)
+
+
+def test_stages_do_not_wait_for_each_other() -> None:
+    first = BucketedExec(lambda x: x + 0 * slow(x), out="padded").with_pow2()
+    second = BucketedExec(lambda y: y.max()).with_pow2()
+    wider = BucketedExec(lambda y: y.max()).with_buckets([64])
+    x = jnp.asarray(ramp(5))
+    jax.block_until_ready([second(first(x)), wider(first(x))])
+    y = first(x)
+    results = [second(y), wider(y)]
+    assert not any(r.is_ready() for r in results)
+    assert [float(r) for r in results] == [5, 5]
+
+
+# --- the warm path -------------------------------------------------------------------------------
+
+
+def _scan_free(x: Any) -> Any:
+    return lax.cumsum(x) * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "call"),
+    [
+        (_scan_free, {}, lambda n: ((ramp(n),), {})),
+        (_scan_free, {}, lambda n: ((), {"x": jnp.asarray(ramp(n))})),
+        (lambda x, y: x @ y, {"dynamic_axes": ("a b", "b a")}, None),
+        (
+            lambda d, w: (d["x"] * w, d["k"]),
+            {"dynamic_axes": ({"x": "n", "k": None}, None)},
+            lambda n: (({"x": ramp(n), "k": 1.5}, np.float32(2)), {}),
+        ),
+        (
+            lambda x, how, k: x * 2 if how == "a" else x * k,
+            {"static_argnames": ("how", "k"), "dynamic_axes": "n"},
+            lambda n: ((ramp(n), "ab"[n % 2]), {"k": n % 3}),
+        ),
+        (
+            lambda n, x: jnp.arange(n) + x.sum(),
+            {"dynamic_axes": ("n", "m")},
+            lambda n: ((n, ramp(2 * n)), {}),
+        ),
+        (lambda x: x * 2, {"dynamic_axes": "2*n"}, lambda n: ((ramp(2 * n),), {})),
+        (unrolled, {}, lambda n: ((ramp(n),), {})),
+        (lambda x: x + 1, {"buckets": "exact"}, lambda n: ((ramp(n),), {})),
+    ],
+    ids=[
+        "bare",
+        "keyword",
+        "two axes",
+        "container",
+        "static",
+        "size",
+        "expression",
+        "fallback",
+        "no strategy",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_calls_like_an_earlier_one_take_the_warm_path(
+    fn: Any, options: dict[str, Any], call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if call is None:
+        options = {"dynamic_axes": ("a, b", "b, a")}
+        call = lambda n: ((ramp(n, 3), ramp(3, n)), {})  # noqa: E731
+    executor = bucketjit.jit(fn, **options)
+    wanted = {}
+    for n in SIZES:
+        args, kwargs = call(n)
+        wanted[n] = executor(*args, **kwargs)
+    stats = executor.stats()
+    assert stats.calls == len(SIZES)
+    monkeypatch.setattr(type(executor._engine), "serve", None)
+    for n in SIZES:
+        args, kwargs = call(n)
+        assert_same(executor(*args, **kwargs), wanted[n])
+    after = executor.stats()
+    assert after.calls == 2 * len(SIZES) and after.hits == stats.hits + len(SIZES)
+    assert after.padding_waste == pytest.approx(stats.padding_waste)
+    assert after.fallback_calls == 2 * stats.fallback_calls
+    assert after.hits + after.misses == after.calls
+    assert sum(b.hits for b in after.buckets) == after.hits
+
+
+def test_parameters_that_change_their_type_find_their_plan() -> None:
+    """Of 2 kinds of parameters for one shape, neither drives the other off the warm path."""
+    executor = BucketedExec(lambda p, x: x * p["w"]).with_pow2()
+    kinds = [{"w": jnp.float32(2)}, {"w": 2.0}, {"w": jnp.bfloat16(2)}, {"w": np.float32(2)}]
+    for p in kinds * 2:
+        for n in (3, 5):
+            got, want = executor(p, ramp(n)), jax.jit(lambda p, x: x * p["w"])(p, ramp(n))
+            assert_same(got, want)
+    assert executor.cache_size() == 6  # np and jnp float32 are one signature
+    before = executor.stats()
+    for p in kinds:
+        executor(p, ramp(3))
+    assert executor.stats().compiles == before.compiles == 6
+
+
+def test_plans_of_evicted_executables_are_made_again() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1)
+    for n in (3, 5, 3, 5, 9, 3):
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+    stats = executor.stats()
+    assert (stats.calls, stats.evictions, stats.compiles) == (6, 5, 6)
+
+
+def test_an_array_that_is_none_on_the_warm_path() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ramp(3))
+    for wrong in (["a"], np.array(["a", "b", "c"]), np.ma.array([1.0, 2.0, 3.0])):
+        with pytest.raises(ArgumentError):
+            executor(wrong)
+    np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
