@@ -52,14 +52,18 @@ class Slot(Generic[V]):
         entry: What is stored; None once it has left the cache.
         uses: Hits.
         last_used: When that was (``time.monotonic``).
+        weight: What it counts for the bound in bytes.
+        pinned: Whether eviction passes it over.
     """
 
-    __slots__ = ("entry", "last_used", "uses")
+    __slots__ = ("entry", "last_used", "pinned", "uses", "weight")
 
-    def __init__(self, entry: V) -> None:
+    def __init__(self, entry: V, weight: int = 0) -> None:
         self.entry: V | None = entry
         self.uses = Tally()
         self.last_used = time.monotonic()
+        self.weight = weight
+        self.pinned = False
 
     def use(self) -> V | None:
         """The entry, marked as just used."""
@@ -68,12 +72,34 @@ class Slot(Generic[V]):
         return self.entry
 
 
+POLICIES = ("lru", "lfu")
+
+
 class _Store(Cache[K, Slot[V]]):
-    """What is stored; the least recently used goes first."""
+    """What is stored, and which of it goes first: what is pinned stays.
+
+    `cachetools.LRUCache` and its like hear of every use by a look-up, which the warm path saves.
+    """
+
+    def __init__(self, maxsize: float, policy: str) -> None:
+        super().__init__(maxsize)
+        self._policy = policy
 
     def popitem(self) -> tuple[K, Slot[V]]:
-        key = min(self, key=lambda k: self[k].last_used)
+        loose = [key for key, slot in self.items() if not slot.pinned]
+        if not loose:
+            raise KeyError("everything is pinned")
+        key = min(loose, key=self._worth)
         return key, self.pop(key)
+
+    def _worth(self, key: K) -> tuple[float, ...]:
+        slot = self[key]
+        uses = (slot.uses.read(),) if self._policy == "lfu" else ()
+        return (*uses, slot.last_used)
+
+    @property
+    def weight(self) -> int:
+        return sum(slot.weight for slot in self.values())
 
 
 class CacheInfo(NamedTuple):
@@ -107,15 +133,22 @@ class ExecutableCache(Generic[K, V]):
     or in another thread's compile.
 
     Args:
-        maxsize: The most entries to keep, at least 1; None for no limit.
+        maxsize: The most entries to keep, at least 1; None for no limit. Those that are pinned
+            count, but never leave, and neither does the entry that was just made: where there is
+            nothing else, there may be one entry more.
+        max_bytes: The most that entries may weigh together; None for no limit. A single entry
+            that weighs more is kept alone.
+        policy: Which entry leaves first: ``"lru"``, the least recently used, or ``"lfu"``, the
+            least frequently used.
+        weigh: Weight of an entry in bytes.
         on_evict: Called as ``on_evict(key, entry)`` for every entry that leaves the cache: for
             want of room, by :meth:`discard` or by :meth:`clear`. It runs outside the lock, in the
             thread that made the entry leave, and what it raises reaches that thread's caller;
             the cache is in order by then.
 
     Raises:
-        TypeError: If ``maxsize`` is neither an int nor None.
-        ValueError: If ``maxsize`` is below 1.
+        TypeError: If ``maxsize`` or ``max_bytes`` is neither an int nor None.
+        ValueError: If one of them is below 1, or ``policy`` is another.
 
     Examples:
         >>> cache = ExecutableCache(maxsize=2)
@@ -128,20 +161,31 @@ class ExecutableCache(Generic[K, V]):
     """
 
     def __init__(
-        self, maxsize: int | None, *, on_evict: Callable[[K, V], object] | None = None
+        self,
+        maxsize: int | None,
+        *,
+        max_bytes: int | None = None,
+        policy: str = "lru",
+        weigh: Callable[[V], int] | None = None,
+        on_evict: Callable[[K, V], object] | None = None,
     ) -> None:
-        if maxsize is not None:
-            if isinstance(maxsize, bool) or not isinstance(maxsize, int):
+        for name, bound in (("maxsize", maxsize), ("max_bytes", max_bytes)):
+            if bound is None:
+                continue
+            if isinstance(bound, bool) or not isinstance(bound, int):
                 raise TypeError(
-                    f"maxsize must be a positive int or None, not {maxsize!r} "
-                    f"({type(maxsize).__name__})"
+                    f"{name} must be a positive int or None, not {bound!r} ({type(bound).__name__})"
                 )
-            if maxsize < 1:
-                raise ValueError(f"maxsize must be a positive int or None, not {maxsize}")
+            if bound < 1:
+                raise ValueError(f"{name} must be a positive int or None, not {bound}")
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {POLICIES}, not {policy!r}")
         self._maxsize = maxsize
+        self._max_bytes = max_bytes
+        self._weigh = weigh
         self._on_evict = on_evict
         self._lock = threading.Lock()
-        self._slots: _Store[K, V] = _Store(math.inf if maxsize is None else maxsize)
+        self._slots: _Store[K, V] = _Store(math.inf, policy)
         self._retired: deque[Tally] = deque()
         self._flights: dict[K, _Flight[V]] = {}
         self._waiting: dict[int, _Flight[V]] = {}  # thread -> what it waits for
@@ -258,18 +302,42 @@ class ExecutableCache(Generic[K, V]):
                 flight.future.cancel()
             del flight
             raise
-        evicted = []
+        evicted: list[tuple[K, V]] = []
         with self._lock:
             self._misses += 1
             if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
                 del self._flights[key]
-                while len(self._slots) >= self._slots.maxsize:
-                    evicted.append(self._retire(*self._slots.popitem()))
-                self._evictions += len(evicted)
-                self._slots[key] = Slot(entry)
+                slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
+                evicted = self._make_room(slot.weight)
+                self._slots[key] = slot
         flight.future.set_result(entry)
         self._tell_evicted(evicted)
         return entry
+
+    def _make_room(self, weight: int) -> list[tuple[K, V]]:
+        """Let entries go until one more of this weight fits."""
+        evicted: list[tuple[K, V]] = []
+        most = math.inf if self._maxsize is None else self._maxsize
+        heaviest = math.inf if self._max_bytes is None else self._max_bytes
+        while len(self._slots) >= most or self._slots.weight + weight > heaviest:
+            try:
+                evicted.append(self._retire(*self._slots.popitem()))
+            except KeyError:
+                break
+        self._evictions += len(evicted)
+        return evicted
+
+    def pin(self, key: K, pinned: bool = True) -> bool:
+        """Let eviction pass an entry over, or no longer.
+
+        Returns:
+            Whether there is such an entry.
+        """
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is not None:
+                slot.pinned = pinned
+            return slot is not None
 
     def discard(self, key: K) -> bool:
         """Drop the entry of a key.
@@ -345,6 +413,17 @@ class ExecutableCache(Generic[K, V]):
             tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
             hits = self._hits + sum(tally.read() for tally in tallies)
             return CacheInfo(hits, self._misses, self._maxsize, len(self._slots))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another entry would drive one out; weights aside."""
+        return self._maxsize is not None and len(self._slots) >= self._maxsize
+
+    @property
+    def nbytes(self) -> int:
+        """What the stored entries weigh."""
+        with self._lock:
+            return self._slots.weight
 
     @property
     def evictions(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 from bucketjit import strategies
 from bucketjit._check import Check
+from bucketjit._errors import SpecError
+from bucketjit._events import Listener
 from bucketjit._results import Out
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
@@ -29,6 +31,48 @@ class Fallback(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class CompileBudget:
+    """How much compiling an executor may do; what is stored already does not count.
+
+    Attributes:
+        compiles: The most compiles; None for no limit.
+        seconds: The most seconds spent compiling; a compile that is under way is not cut short.
+        action: ``"error"`` raises `CompileBudgetError` for a call that needs one more, ``"warn"``
+            compiles and warns.
+
+    Raises:
+        SpecError: A limit is negative or no number, or the action is another.
+    """
+
+    compiles: int | None = None
+    seconds: float | None = None
+    action: str = "error"
+
+    def __post_init__(self) -> None:
+        for name, limit in (("compiles", self.compiles), ("seconds", self.seconds)):
+            wrong = isinstance(limit, bool) or not isinstance(limit, int | float | None)
+            if wrong or (limit is not None and not limit >= 0):
+                raise SpecError(f"compile budget: {name} must be 0 or more, or None, got {limit!r}")
+        if self.action not in ("error", "warn"):
+            raise SpecError(
+                f"compile budget: action must be 'error' or 'warn', got {self.action!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Background:
+    """How to compile in the background.
+
+    Attributes:
+        workers: Threads that compile.
+        queue: How many executables may wait for one; beyond that, calls ask again later.
+    """
+
+    workers: int = 1
+    queue: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything an executor is configured with; see `BucketedExec`."""
 
@@ -45,3 +89,9 @@ class Config:
     per_dim: Mapping[str, Strategy] = dataclasses.field(default_factory=dict)
     rules: Mapping[Any, Rule] = dataclasses.field(default_factory=dict)
     maxsize: int | None = DEFAULT_MAXSIZE
+    max_bytes: int | None = None
+    policy: str = "lru"
+    hysteresis: int = 0
+    budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
+    background: Background | None = None
+    listeners: tuple[Listener, ...] = ()

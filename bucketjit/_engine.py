@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
 from bucketjit._errors import FallbackError, FallbackWarning, MaskingError
+from bucketjit._events import Event, tell
 from bucketjit._executable import (
     Executable,
     arguments_with,
@@ -24,6 +27,7 @@ from bucketjit._executable import (
     padded_leaf_shapes,
     run_poisoned,
     sizes_argument,
+    without_values,
 )
 from bucketjit._family import Call
 from bucketjit._padding import pad, plain
@@ -32,6 +36,7 @@ from bucketjit._route import Plan, Route, elements, give_away, layout_of, make_p
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed, Signer
 from bucketjit._stats import Counters, Line
+from bucketjit._supply import Order, Supply
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules
 from bucketjit.strategies.base import checked_bucket
@@ -63,8 +68,13 @@ class Engine:
         self.config = config
         self.signer = Signer(config)
         self.cache: ExecutableCache[Any, Executable]
-        self.cache = ExecutableCache(config.maxsize) if kin is None else kin.cache
-        self.counters: Counters = Counters() if kin is None else kin.counters
+        self.supply: Supply
+        self.counters: Counters
+        if kin is None:
+            self.counters = Counters()
+            self.cache, self.supply = _stock(config, self.name, self.counters)
+        else:
+            self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
@@ -75,6 +85,7 @@ class Engine:
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""
         with self.lock:
+            self.supply.clear()
             self.cache.clear()
             self.signer.clear()
             self.routes = []
@@ -102,6 +113,10 @@ class Engine:
         every = (config.default, *config.per_dim.values())
         return all(isinstance(s, strategies.Exact) for s in every)
 
+    def tell(self, event: Event) -> None:
+        """Log an event, and hand it to the listeners."""
+        tell(event, self.config.listeners)
+
     # --- a call ---
 
     def serve(self, signed: Signed, given: Given | None = None) -> Any:
@@ -124,23 +139,24 @@ class Engine:
             return self._fall_back(refusal, signed, call, given)
         with self.lock:
             bucket = self.bucket_of(program, call)
+        order = self.order(signed, call, bucket)
         try:
-            entry, compiled = self._masked_entry(signed, call, bucket)
+            entry, compiled, stands_in = self.supply.get(order)
         except MaskingError as error:
             self.refused[program] = error
             return self._fall_back(error, signed, call, given)
         if self.config.check is not Check.OFF:
-            return self._run_checked(entry, compiled, signed, call, bucket)
+            return self._run_checked(entry, compiled, signed, call, entry.sizes)
         sizes = sizes_argument(call, entry.leak_shapes)
         finish = entry.finisher(call.ordered, self.config.out)
         result = self._run(entry, sizes, signed, finish)
         real, total = elements(entry.pads, signed.leaves)
         self.counters.call(real, total)
-        if given is not None and sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS:
-            key = self.masked_key(program, bucket)
+        small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
+        if given is not None and small and not stands_in:
             on_device = jax.device_put(sizes)
             is_open = _open_leaves(call, signed)
-            self._remember(signed, given, is_open, key, on_device, finish, Line(real, total))
+            self._remember(signed, given, is_open, order.key, on_device, finish, Line(real, total))
         return result
 
     def bucket_of(self, program: Program, call: Call) -> dict[str, int]:
@@ -192,34 +208,41 @@ class Engine:
         """The key of the executable of an exact shape."""
         return signed.family, tuple(signed.shapes)
 
-    def _masked_entry(
-        self, signed: Signed, call: Call, bucket: Mapping[str, int]
-    ) -> tuple[Executable, bool]:
-        """The executable of a bucket, and whether this call compiled it."""
-        assert call.program is not None
+    def order(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
+        """What to ask for to serve a call in a bucket."""
+        program = call.program
+        assert program is not None
         pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
+        known = without_values(signed)
 
         def build() -> Executable:
-            leaves = _padded(signed.leaves, pads)
-            return build_masked(signed, call, bucket, pads, self.rules, leaves, self.config.check)
+            return build_masked(known, call, bucket, pads, self.rules, self.config.check)
 
-        return self._entry(self.masked_key(call.program, bucket), build)
+        def stand_in() -> Any:
+            return self._smallest_stored(program, call)
 
-    def _entry(self, key: Any, build: Callable[[], Executable]) -> tuple[Executable, bool]:
-        entry = self.cache.get(key)
-        if entry is not None:
-            return entry, False
-        compiled = False
+        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in)
 
-        def counted() -> Executable:
-            nonlocal compiled
-            built = build()
-            compiled = True
-            self.counters.compile(built.compile_seconds)
-            built.on_compile = self.counters.compile
-            return built
+    def exact_order(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
+        """What to ask for to run a call at its exact shape."""
+        named = zip(signed.family.paths, signed.shapes, strict=True)
+        shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
+        known = without_values(signed)
 
-        return self.cache.get_or_compile(key, counted), compiled
+        def build() -> Executable:
+            return build_exact(known, shown, self.config.check)
+
+        return Order(self.exact_key(signed), shown, sizes, build, lambda: None)
+
+    def _smallest_stored(self, program: Program, call: Call) -> Any:
+        """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
+        wanted = dict(zip(call.variables, call.ordered, strict=True))
+        fitting = [
+            (math.prod(entry.sizes.values()), key)
+            for key, entry in self.cache.items()
+            if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
+        ]
+        return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
     def _run(self, entry: Executable, sizes: Any, signed: Signed, finish: Change | None) -> Any:
         args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
@@ -236,18 +259,15 @@ class Engine:
         reason: str | None = None,
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        named = zip(signed.family.paths, signed.shapes, strict=True)
-        shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
-        key = self.exact_key(signed)
-        check = self.config.check
-        entry, _ = self._entry(key, lambda: build_exact(signed, shown, args, kwargs, check))
+        order = self.exact_order(signed, sizes)
+        entry = self.supply.get(order).entry
         finish = self._exact_finisher(entry, program)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
         self.counters.call(0, 0)
-        if given is not None and check is Check.OFF:
+        if given is not None and self.config.check is Check.OFF:
             is_open = [spec is not None for spec in signed.family.specs]
-            self._remember(signed, given, is_open, key, None, finish, Line(0, 0, reason))
+            self._remember(signed, given, is_open, order.key, None, finish, Line(0, 0, reason))
         return result
 
     def _exact_finisher(self, entry: Executable, program: Program | None) -> Change | None:
@@ -314,6 +334,7 @@ class Engine:
         if self.config.fallback is Fallback.ERROR:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason):
+            self.tell(Event("fallback", self.name, detail=str(refusal)))
             warnings.warn(
                 f"{self.name} runs at its exact shapes, one compile each: {refusal}",
                 FallbackWarning,
@@ -354,6 +375,37 @@ class Engine:
     def _forget(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
             self.counters.close(plan.line)
+
+
+def _stock(
+    config: Config, name: str, counters: Counters
+) -> tuple[ExecutableCache[Any, Executable], Supply]:
+    """A cache, and what fills it."""
+
+    def compiled(entry: Executable) -> None:
+        counters.compile(entry.compile_seconds)
+        entry.on_compile = counters.compile
+
+    def evicted(key: Any, entry: Executable) -> None:
+        supply.evicted(key, entry)
+
+    cache: ExecutableCache[Any, Executable] = ExecutableCache(
+        config.maxsize,
+        max_bytes=config.max_bytes,
+        policy=config.policy,
+        weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
+        on_evict=evicted,
+    )
+    supply = Supply(
+        cache,
+        name,
+        config.budget,
+        config.background,
+        config.hysteresis,
+        compiled,
+        functools.partial(tell, listeners=config.listeners),
+    )
+    return cache, supply
 
 
 def _open_leaves(call: Call, signed: Signed) -> list[bool]:

@@ -10,12 +10,14 @@
         ├── StrategyError (ValueError)    a bucket could not be chosen
         │   ├── BucketOverflowError       a size is beyond the largest bucket
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
+        ├── CompileBudgetError (RuntimeError)  a compile that is not allowed any more
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
         └── MaskingError                  the program cannot be masked (or was masked wrongly)
             └── FallbackError             masking was refused and ``Fallback.ERROR`` is set
 
     UserWarning
-    └── FallbackWarning                   a call ran at its exact shape, with the reason
+    ├── FallbackWarning                   a call ran at its exact shape, with the reason
+    └── CompileBudgetWarning              a compile beyond what was allowed
 
 Each class also derives from the built-in exception that plain JAX or Python raises in the
 same situation, so code that already handles ``TypeError`` or ``ValueError`` keeps working.
@@ -73,6 +75,10 @@ class StrategyContractError(StrategyError):
     """A strategy broke its contract (``bucket(n) >= n``, an int, idempotent)."""
 
 
+class CompileBudgetError(BucketJitError, RuntimeError):
+    """A call needs an executable to be compiled, which is not allowed any more."""
+
+
 class ShapeCheckError(BucketJitError, TypeError):
     """The call's sizes break a shape rule that the unpadded function would enforce too."""
 
@@ -97,6 +103,10 @@ class FallbackError(MaskingError):
 
 class FallbackWarning(UserWarning):
     """A call ran at its exact shape; the message says why. Shown once per reason."""
+
+
+class CompileBudgetWarning(UserWarning):
+    """An executable was compiled beyond the compile budget."""
 
 
 def first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ PACKAGE = Path(bucketjit.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_errors _version",
+        "_errors _version _events",
         "_jax strategies _cache _size_params _closures",
         "_dims _axes _associative _elementwise _stats _device _padded",
         "_groups _known _skeleton _fit",
@@ -30,7 +30,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_paired _opaque",
         "_family",
         "rules _interpret",
-        "_check _config _signing _executable _route",
+        "_check _config _signing _executable",
+        "_supply _route",
         "_builders _engine",
         "_derivatives _explain",
         "_exec",

@@ -1,0 +1,66 @@
+"""What happens to an executor, told as it happens: to log lines and to whoever asked.
+
+One line a compile, eviction, fallback and new signature, by the logger ``bucketjit``. Calls are
+not events: they are counted, see `bucketjit.Stats`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("bucketjit")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to an executor.
+
+    Attributes:
+        kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
+            for a new signature, or with other axes open), ``"stand-in"`` (a call is served by a
+            larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed)
+            or ``"error"`` (a compile in the background failed).
+        name: Name of the function.
+        sizes: Size of each dimension variable: of the bucket, or of the call.
+        seconds: What it took; 0 where that is not measured.
+        detail: The reason, in words; may be empty.
+    """
+
+    kind: str
+    name: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{v}={n}" for v, n in self.sizes.items())
+        took = f" in {self.seconds:.3g} s" if self.seconds else ""
+        why = f": {self.detail}" if self.detail else ""
+        return f"{self.name}: {self.kind}{' ' + sizes if sizes else ''}{took}{why}"
+
+
+Listener = Callable[[Event], object]
+
+_LEVELS = {"fallback": logging.WARNING, "budget": logging.WARNING, "error": logging.ERROR}
+
+
+def tell(event: Event, listeners: Sequence[Listener]) -> None:
+    """Log an event, and hand it to the listeners.
+
+    A listener that raises is logged and the call goes on: who watches must not break what it
+    watches.
+    """
+    logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event)
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("a listener failed for %s", event)
+
+
+def is_listener(value: Any) -> bool:
+    """Whether events can be handed to it."""
+    return callable(value)

@@ -1,0 +1,402 @@
+"""Where executables come from: stored, compiled now, or compiled in the background.
+
+A call whose executable is missing may be served by a *stand-in*, the smallest compiled bucket of
+its program that holds its sizes, with the same result: while its own compiles in the background,
+or where its own was evicted a moment ago and would only drive another out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bucketjit._cache import ExecutableCache
+from bucketjit._config import Background, CompileBudget
+from bucketjit._errors import CompileBudgetError, CompileBudgetWarning
+from bucketjit._events import Event
+from bucketjit._executable import Executable
+
+_GHOSTS = 256
+
+
+class Order(NamedTuple):
+    """An executable that is wanted.
+
+    Attributes:
+        key: Its key in the cache.
+        sizes: Size of each variable: of its bucket, or of the exact shape.
+        logical: Those of the call that wants it.
+        build: Compiles it.
+        stand_in: The key of a stored executable that would do, or None.
+    """
+
+    key: Hashable
+    sizes: Mapping[str, int]
+    logical: Mapping[str, int]
+    build: Callable[[], Executable]
+    stand_in: Callable[[], Hashable | None]
+
+
+class Supplied(NamedTuple):
+    """An executable, whether this call compiled it, and whether it is a stand-in."""
+
+    entry: Executable
+    compiled: bool = False
+    stands_in: bool = False
+
+
+@dataclass
+class _Spent:
+    compiles: int = 0
+    seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Supply:
+    """Gets executables for an engine.
+
+    Args:
+        cache: Where they are stored.
+        name: How messages name the function.
+        budget: What may be compiled.
+        background: How to compile in the background; None to compile where they are wanted.
+        hysteresis: How often an evicted executable must be asked for, where a stand-in would do,
+            until it is compiled again; 0 to compile it at once.
+        compiled: Told of each executable that was compiled.
+        tell: Told of events.
+    """
+
+    def __init__(
+        self,
+        cache: ExecutableCache[Any, Executable],
+        name: str,
+        budget: CompileBudget,
+        background: Background | None,
+        hysteresis: int,
+        compiled: Callable[[Executable], None],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._cache = cache
+        self._name = name
+        self._budget = budget
+        self._hysteresis = hysteresis
+        self._compiled = compiled
+        self._tell = tell
+        self._spent = _Spent()
+        self._forbidden = 0
+        self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
+        self._lock = threading.Lock()
+        self.workers = None if background is None else Workers(background)
+
+    def get(self, order: Order) -> Supplied:
+        """The executable of an order, or a stand-in.
+
+        Raises:
+            CompileBudgetError: It would have to be compiled, which is not allowed.
+            Exception: Whatever compiling raised.
+        """
+        entry = self._cache.get(order.key)
+        if entry is not None:
+            return Supplied(entry)
+        if (stand_in := self._stand_in(order)) is not None:
+            return Supplied(stand_in, stands_in=True)
+        compiled = False
+
+        def build() -> Executable:
+            nonlocal compiled
+            self._spend(order)
+            built = self._build(order)
+            compiled = True
+            return built
+
+        return Supplied(self._cache.get_or_compile(order.key, build), compiled)
+
+    def prepare(self, order: Order) -> bool:
+        """Compile what an order asks for, if it is not stored. Returns whether that was so.
+
+        Raises:
+            Exception: Whatever compiling raised.
+        """
+        if order.key in self._cache:
+            return False
+        made = False
+
+        def build() -> Executable:
+            nonlocal made
+            self._spend(order)
+            built = self._build(order)
+            made = True
+            return built
+
+        self._cache.get_or_compile(order.key, build)
+        return made
+
+    def evicted(self, key: Hashable, entry: Executable) -> None:
+        """Take note of an executable that has left the cache."""
+        with self._lock:
+            self._ghosts[key] = 0
+            while len(self._ghosts) > _GHOSTS:
+                self._ghosts.popitem(last=False)
+        self._tell(Event("evict", self._name, entry.sizes))
+
+    def forbid(self, by: int) -> None:
+        """Allow no compiles (1), or again as many as before (-1)."""
+        with self._lock:
+            self._forbidden = max(0, self._forbidden + by)
+
+    def clear(self) -> None:
+        """Forget what was compiled, and what waits to be."""
+        with self._lock:
+            self._ghosts.clear()
+            self._spent = _Spent()
+        if self.workers is not None:
+            self.workers.drop()
+
+    def _build(self, order: Order) -> Executable:
+        began = time.perf_counter()
+        built = order.build()
+        with self._spent.lock:
+            self._spent.seconds += time.perf_counter() - began
+        self._compiled(built)
+        self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
+        return built
+
+    # --- stand-ins ---
+
+    def _stand_in(self, order: Order) -> Executable | None:
+        """A stored executable to serve the call by, if that is better than to compile now."""
+        if self.workers is None and not self._keeps_out(order.key):
+            return None
+        key = order.stand_in()
+        entry = None if key is None else self._cache.get(key)
+        if entry is None:
+            return None
+        if self.workers is not None and not self.workers.failed(order.key):
+            self._compile_later(order)
+        self._tell_stand_in(order, entry)
+        return entry
+
+    def _tell_stand_in(self, order: Order, entry: Executable) -> None:
+        shown = ", ".join(f"{v}={n}" for v, n in entry.sizes.items())
+        self._tell(Event("stand-in", self._name, order.sizes, detail=f"served by {shown}"))
+
+    def _keeps_out(self, key: Hashable) -> bool:
+        """Whether an executable that was evicted is not worth another one's place yet."""
+        if not self._hysteresis or not self._cache.is_full:
+            return False
+        with self._lock:
+            asked = self._ghosts.get(key)
+            if asked is None:
+                return False
+            self._ghosts[key] = asked + 1
+            if asked < self._hysteresis:
+                return True
+            del self._ghosts[key]
+            return False
+
+    def _compile_later(self, order: Order) -> None:
+        assert self.workers is not None
+        if not self._affordable():
+            return
+
+        def work() -> None:
+            try:
+                self.prepare(order)
+            except Exception as error:
+                self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
+                raise
+
+        self.workers.submit(order.key, work)
+
+    # --- the budget ---
+
+    def _affordable(self) -> bool:
+        budget, spent = self._budget, self._spent
+        with spent.lock:
+            return not (
+                self._forbidden
+                or (budget.compiles is not None and spent.compiles >= budget.compiles)
+                or (budget.seconds is not None and spent.seconds >= budget.seconds)
+            )
+
+    def _spend(self, order: Order) -> None:
+        """Count a compile that is about to begin.
+
+        Raises:
+            CompileBudgetError: It is not allowed.
+        """
+        allowed = self._affordable()
+        if not allowed:
+            message = self._refusal(order)
+            self._tell(Event("budget", self._name, order.sizes, detail=message))
+            if self._forbidden or self._budget.action == "error":
+                raise CompileBudgetError(message)
+            warnings.warn(message, CompileBudgetWarning, stacklevel=2)
+        with self._spent.lock:
+            self._spent.compiles += 1
+
+    def _refusal(self, order: Order) -> str:
+        sizes = ", ".join(f"{v}={n}" for v, n in order.logical.items()) or "these arguments"
+        bucket = ", ".join(f"{v}={n}" for v, n in order.sizes.items())
+        if self._forbidden:
+            why = "compiles are forbidden (forbid_compiles)"
+        else:
+            limits = [
+                f"{limit} {unit}"
+                for limit, unit in (
+                    (self._budget.compiles, "compiles"),
+                    (self._budget.seconds, "seconds"),
+                )
+                if limit is not None
+            ]
+            why = f"the compile budget of {' and '.join(limits)} is spent"
+        return (
+            f"{self._name}: a call with {sizes} needs the bucket {bucket or 'of its shapes'}, "
+            f"which is not compiled, and {why}. {self._nearest(order)} Warm the bucket up, or "
+            "round sizes up to fewer buckets."
+        )
+
+    def _nearest(self, order: Order) -> str:
+        """The compiled bucket nearest to the one that is wanted, in words."""
+        stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
+        if not stored:
+            return "No bucket is compiled."
+
+        def distance(entry: Executable) -> float:
+            return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
+
+        nearest = min(stored, key=distance)
+        shown = ", ".join(f"{v}={n}" for v, n in nearest.sizes.items())
+        beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
+        which = f" (too small in {', '.join(beyond)})" if beyond else ""
+        return f"The nearest compiled bucket is {shown}{which}."
+
+
+class Workers:
+    """Threads that compile in the background, and what waits for them.
+
+    They end with the executor, or with the interpreter, which waits for a compile that is under
+    way but for nothing that waits.
+    """
+
+    def __init__(self, background: Background) -> None:
+        self._jobs: queue.Queue[tuple[Hashable, Callable[[], None]] | None]
+        self._jobs = queue.Queue(background.queue)
+        self._pending: set[Hashable] = set()
+        self._failed: set[Hashable] = set()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._count = background.workers
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        weakref.finalize(self, _stop, self._jobs, self._stop)
+
+    def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
+        """Have something done, unless it waits already or too much does."""
+        with self._lock:
+            if key in self._pending:
+                return True
+            try:
+                self._jobs.put_nowait((key, work))
+            except queue.Full:
+                return False
+            self._pending.add(key)
+            if len(self._threads) < min(self._count, len(self._pending)):
+                thread = threading.Thread(
+                    target=_work,
+                    args=(self._jobs, self._stop, weakref.ref(self)),
+                    name="bucketjit-compile",
+                    daemon=True,
+                )
+                self._threads.append(thread)
+                _end_at_exit(thread, self._jobs, self._stop)
+                thread.start()
+            return True
+
+    def failed(self, key: Hashable) -> bool:
+        """Whether it has failed before; whoever wants it then does it, and gets the error."""
+        with self._lock:
+            return key in self._failed
+
+    def done(self, key: Hashable, failed: bool) -> None:
+        """Take note that a job is done."""
+        with self._idle:
+            self._pending.discard(key)
+            if failed:
+                self._failed.add(key)
+            self._idle.notify_all()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until nothing is left to do; False if that took too long."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._pending, timeout)
+
+    def drop(self) -> None:
+        """Do nothing of what waits."""
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                self.done(job[0], False)
+        with self._lock:
+            self._failed.clear()
+
+
+def _work(
+    jobs: queue.Queue[tuple[Hashable, Callable[[], None]] | None],
+    stop: threading.Event,
+    owner: weakref.ref[Workers],
+) -> None:
+    while not stop.is_set():
+        job = jobs.get()
+        if job is None:
+            jobs.put(None)  # for the next thread
+            return
+        key, work = job
+        failed = False
+        try:
+            work()
+        except Exception:
+            failed = True
+        del work, job
+        workers = owner()
+        if workers is not None:
+            workers.done(key, failed)
+        del workers
+
+
+def _stop(jobs: queue.Queue[Any], stop: threading.Event) -> None:
+    """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
+    stop.set()
+    while True:
+        try:
+            jobs.get_nowait()
+        except queue.Empty:
+            break
+    with contextlib.suppress(queue.Full):
+        jobs.put_nowait(None)
+
+
+def _end_at_exit(thread: threading.Thread, jobs: queue.Queue[Any], stop: threading.Event) -> None:
+    """End a thread before the interpreter does: XLA must not be cut short in a compile."""
+    alive = weakref.ref(thread)
+
+    def end() -> None:
+        running = alive()
+        if running is not None and running.is_alive():
+            _stop(jobs, stop)
+            running.join()
+
+    atexit.register(end)
+    weakref.finalize(thread, atexit.unregister, end).atexit = False
