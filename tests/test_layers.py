@@ -20,7 +20,7 @@ PACKAGE = Path(bucketjit.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_errors _version",
+        "_errors _version _planning",
         "_jax strategies _cache _stats _size_params _closures",
         "_dims _axes _associative _elementwise",
         "_groups _known _skeleton _fit",
@@ -121,11 +121,12 @@ def test_the_cache_knows_nothing_of_jax() -> None:
         assert not name.startswith(("jax", "bucketjit", "numpy")), name
 
 
-def test_strategies_know_nothing_of_jax() -> None:
+def test_strategies_and_planning_know_nothing_of_jax() -> None:
+    allowed = {"strategies": {"strategies", "_planning", "_errors"}, "_planning": {"_planning"}}
     for module, path in modules().items():
-        if room(module) == "strategies":
-            assert not [n for n, _ in imported(path) if n.startswith(("jax", "numpy"))]
-            assert rooms_used(path) <= {"strategies", "_errors"}
+        if room(module) in allowed:
+            assert not [n for n, _ in imported(path) if n.startswith("jax")]
+            assert rooms_used(path) <= allowed[room(module)]
 
 
 def test_errors_import_nothing_of_the_package() -> None:
