@@ -34,6 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_exec",
         "_decorator",
         "__init__",
+        "_cli",
     )
 )
 
@@ -200,7 +201,7 @@ _IMPORT = """
     assert set(threading.enumerate()) == before, "threads"
     from jax._src.export import shape_poly
     assert "__bool__" not in vars(shape_poly._DimExpr), "hooks"
-    heavy = {"optax", "sklearn", "matplotlib", "hypothesis", "pytest", "scipy.optimize"}
+    heavy = {"optax", "sklearn", "matplotlib", "rich", "hypothesis", "pytest", "scipy.optimize"}
     assert not heavy & set(sys.modules), heavy & set(sys.modules)
     print("imported", bucketjit.__version__)
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from bucketjit._planning.partition import cheapest_groups
 # How many (box, call) pairs one step of the search for boxes may look at: some 10 ms of work.
 _MOST_PAIRS = 2_000_000
 _MOST_COMBINATIONS = 20_000
+_GRIDS_IMPROVED = 4
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+_Numbers = TypeVar("_Numbers", Floats, Ints)
 
 
 class Table(NamedTuple):
@@ -108,159 +110,220 @@ def _costs(dims: tuple[str, ...], sizes: tuple[Ints, ...], cost: JointCost | Non
 # --- A grid: boundaries for each variable ----------------------------------------------------
 
 
-def cheapest_grid(candidates: Table, k: int) -> list[Ints]:
-    """Boundaries for each variable, with at most ``k`` combinations of them.
+Grid = tuple[tuple[int, ...], ...]
 
-    For each way to divide ``k`` among the variables: boundaries of one variable are best given
-    those of the others (`cheapest_groups` finds them exactly), in turn, until nothing improves.
+
+def cheapest_grid(candidates: Table, k: int) -> Grid:
+    """Boundaries for each variable, of which at most ``k`` combinations occur.
+
+    For so and so many boundaries of each variable, those of one are best given those of the
+    others (`cheapest_groups` finds them exactly), in turn, until nothing improves. The best of
+    these grids are then improved boundary by boundary.
 
     Returns:
         The boundaries of each variable, as positions in its candidates.
     """
-    shape = candidates.weights.shape
-    every = [np.arange(n) for n in shape]
-    best, least = [np.array([n - 1]) for n in shape], math.inf
-    for numbers in _divisions(k, shape):
-        for first in range(len(shape)):
-            # The first variable is cut as if all others were not padded.
-            grid, cost = list(every), math.inf
-            order = [*range(first, len(shape)), *range(first)]
-            while True:
-                for axis in order:
-                    grid[axis] = _cut_axis(candidates, grid, axis, numbers[axis])
-                improved = _grid_cost(candidates, grid)
-                if not improved < cost:
+    search = _Grids(candidates, k)
+    starts = sorted(search.starts(), key=search.cost)[:_GRIDS_IMPROVED]
+    return min(map(search.improve, starts), key=search.cost)
+
+
+class _Grids:
+    """The search for a grid."""
+
+    def __init__(self, candidates: Table, k: int) -> None:
+        self._costs, self._k = candidates.costs, k
+        self._shape = candidates.weights.shape
+        # Up to each combination: how many calls there are, and how many combinations with any.
+        self._calls = candidates.weights
+        self._points = (candidates.weights > 0).astype(np.int64)
+        for axis in range(len(self._shape)):
+            self._calls = np.cumsum(self._calls, axis=axis)
+            self._points = np.cumsum(self._points, axis=axis)
+
+    def cost(self, grid: Grid) -> float:
+        """What all calls cost."""
+        return float(np.sum(_cells(self._calls, grid) * self._costs[np.ix_(*grid)]))
+
+    def count(self, grid: Grid) -> int:
+        """How many combinations of its boundaries occur."""
+        return int(np.count_nonzero(_cells(self._points, grid)))
+
+    def starts(self) -> set[Grid]:
+        """Grids of many shapes, from those with ``k`` combinations on while enough stay empty."""
+        *some, last = self._shape
+        found: set[Grid] = {tuple((n - 1,) for n in self._shape)}
+        for numbers in itertools.product(*(range(1, min(self._k, n) + 1) for n in some)):
+            fewest = max(1, min(self._k // math.prod(numbers), last))
+            for number in range(fewest, min(self._k, last) + 1):
+                grids = [g for g in self._fitted((*numbers, number)) if self.count(g) <= self._k]
+                if not grids:
                     break
-                cost = improved
-            if cost < least:
-                best, least = grid, cost
-    return best
+                found.update(grids)
+        return found
 
+    def _fitted(self, numbers: Sequence[int]) -> Iterator[Grid]:
+        """Grids of so many boundaries that no change of one variable improves."""
+        axes = range(len(numbers))
+        for first in axes:
+            # The first variable is cut as if all others were not padded.
+            grid: Grid = tuple(tuple(range(n)) for n in self._shape)
+            cost = math.inf
+            while True:
+                for axis in (*axes[first:], *axes[:first]):
+                    grid = _replaced(grid, axis, self._cut(grid, axis, numbers[axis]))
+                if not (cut := self.cost(grid)) < cost:
+                    break
+                cost = cut
+            yield grid
 
-def _divisions(k: int, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Numbers of boundaries whose product is at most ``k``; none of them could be larger."""
-    *some, last = shape
-    for numbers in itertools.product(*(range(1, min(k, n) + 1) for n in some)):
-        rest = k // math.prod(numbers)
-        division = (*numbers, min(rest, last))
-        product = math.prod(division)
-        larger = (
-            n < size and product // n * (n + 1) <= k for n, size in zip(numbers, some, strict=True)
+    def _cut(self, grid: Grid, axis: int, k: int) -> tuple[int, ...]:
+        """The best boundaries of one variable, given those of the others."""
+        every = _replaced(grid, axis, tuple(range(self._shape[axis])))
+        weights, costs = _cells(self._calls, every), self._costs[np.ix_(*every)]
+        rows = self._shape[axis]
+        ends = cheapest_groups(
+            np.moveaxis(weights, axis, 0).reshape(rows, -1),
+            np.moveaxis(costs, axis, 0).reshape(rows, -1),
+            k,
         )
-        if rest and not any(larger):
-            yield division
+        return tuple(ends.tolist())
+
+    def improve(self, grid: Grid) -> Grid:
+        """Add a boundary, or move one within its variable or to another, while that helps."""
+        cost = self.cost(grid)
+        while True:
+            fewer = [
+                _replaced(grid, axis, tuple(e for e in ends if e != end))
+                for axis, ends in enumerate(grid)
+                for end in ends[:-1]
+            ]
+            best = min(
+                (
+                    self._one_more(base, axis)
+                    for base in (grid, *fewer)
+                    for axis in range(len(grid))
+                ),
+                key=self.cost,
+            )
+            # Less by more than rounding, so that this ends.
+            if not (lower := self.cost(best)) < cost * (1 - 1e-12):
+                return grid
+            grid, cost = best, lower
+
+    def _one_more(self, grid: Grid, axis: int) -> Grid:
+        """The grid with the best boundary more of one variable that ``k`` leaves room for."""
+        every = np.arange(self._shape[axis])
+        full = _replaced(grid, axis, tuple(every.tolist()))
+        calls, points, costs = (
+            np.moveaxis(table, axis, 0).reshape(len(every), -1)
+            for table in (
+                _cells(self._calls, full),
+                _cells(self._points, full),
+                self._costs[np.ix_(*full)],
+            )
+        )
+        # Each position cuts the run it is in: the part up to it becomes cheaper.
+        ends = np.array(grid[axis])
+        run = np.searchsorted(ends, every)
+        after, before = ends[run], np.concatenate([[-1], ends[:-1]])[run]
+        calls, points = (
+            np.concatenate([np.zeros_like(part[:1]), np.cumsum(part, axis=0)])
+            for part in (calls, points)
+        )
+        change = np.sum(
+            (calls[every + 1] - calls[before + 1]) * (costs[every] - costs[after]), axis=1
+        )
+        lower = points[every + 1] > points[before + 1]
+        upper = points[after + 1] > points[every + 1]
+        split = np.count_nonzero(lower & upper, axis=1)
+        change[self.count(grid) + split > self._k] = np.inf
+        return _replaced(grid, axis, tuple(sorted({*grid[axis], int(np.argmin(change))})))
 
 
-def _cut_axis(candidates: Table, grid: Sequence[Ints], axis: int, k: int) -> Ints:
-    """The best boundaries of one variable, given those of the others."""
-    others = [i for i in range(len(grid)) if i != axis]
-    weights, costs = candidates.weights, candidates.costs
-    for i in others:
-        weights = _sum_groups(weights, grid[i], i)
-        costs = np.take(costs, grid[i], axis=i)
-    rows = weights.shape[axis]
-    return cheapest_groups(
-        np.moveaxis(weights, axis, 0).reshape(rows, -1),
-        np.moveaxis(costs, axis, 0).reshape(rows, -1),
-        k,
-    )
+def _cells(below: _Numbers, grid: Grid) -> _Numbers:
+    """What each combination of boundaries holds, of sums up to each combination of candidates."""
+    cells = below[np.ix_(*grid)]
+    for axis in range(cells.ndim):
+        cells = np.diff(cells, axis=axis, prepend=0)
+    return cells
 
 
-def _grid_cost(candidates: Table, grid: Sequence[Ints]) -> float:
-    weights = candidates.weights
-    for axis, ends in enumerate(grid):
-        weights = _sum_groups(weights, ends, axis)
-    return float(np.sum(weights * candidates.costs[np.ix_(*grid)]))
-
-
-def _sum_groups(weights: Floats, ends: Ints, axis: int) -> Floats:
-    """Sum the groups that end at these positions, the last of which is the last of all."""
-    return np.add.reduceat(weights, np.concatenate([[0], ends[:-1] + 1]), axis=axis)
+def _replaced(grid: Grid, axis: int, ends: tuple[int, ...]) -> Grid:
+    return (*grid[:axis], ends, *grid[axis + 1 :])
 
 
 # --- Boxes: one bucket each, placed freely ----------------------------------------------------
 
 
-def cheapest_boxes(candidates: Table, k: int) -> Ints:
-    """At most ``k`` buckets, each a size for every variable; a call goes to the cheapest it fits.
+def cheapest_boxes(candidates: Table, k: int) -> list[tuple[int, ...]]:
+    """At most ``k`` buckets with a size for every variable; a call goes to the cheapest it fits.
 
-    The largest candidate of all variables is always one of them. Others are added one by one, each
-    where it saves most (that alone gets 1 - 1/e of the possible saving, as the saving is
-    submodular), then moved one by one as long as that helps. The best grid is a second start.
+    The largest candidate of all variables is always one of them, so that every call has one,
+    whether or not it occurred. The others are added one by one, each where it saves most (that
+    alone gets 1 - 1/e of the possible saving, as the saving is submodular), then moved one by one
+    as long as that helps.
 
     Returns:
-        The buckets as positions in the candidates, the cheapest first; of shape ``(k, d)``.
+        The buckets as positions in the candidates, the cheapest first.
     """
     search = _Boxes(candidates)
-    corners = np.array(list(itertools.product(*cheapest_grid(candidates, k))))
-    starts = (search.fill([], k), search.fill(search.numbers(corners), k))
-    chosen = min((search.improve(boxes) for boxes in starts), key=search.total)
-    used = search.used(chosen)
-    return np.array(sorted(used, key=lambda box: (candidates.costs[box], box)))
+    return search.used(search.improve(search.fill(k - 1)))
 
 
 class _Boxes:
     """The search for boxes. A box is known by its number among all combinations of candidates."""
 
     def __init__(self, candidates: Table) -> None:
-        shape = candidates.weights.shape
-        self._shape = shape
-        self._corner = candidates.weights.size - 1
+        self._shape = candidates.weights.shape
         points = np.argwhere(candidates.weights)
         self._weights = candidates.weights[candidates.weights > 0]
         self._costs = candidates.costs.ravel()
-        boxes = np.indices(shape).reshape(len(shape), -1).T
+        boxes = np.indices(self._shape).reshape(len(self._shape), -1).T
         self._holds: Flags = np.all(points[None] <= boxes[:, None], axis=2)  # (boxes, points)
 
-    def numbers(self, positions: Ints) -> list[int]:
-        """The numbers of boxes given by positions in the candidates."""
-        return np.ravel_multi_index(tuple(positions.T), self._shape).tolist()
-
-    def point_costs(self, boxes: Sequence[int]) -> Floats:
-        """What each point costs in the cheapest box that holds it."""
-        every = [*boxes, self._corner]
-        costs = np.where(self._holds[every], self._costs[every][:, None], np.inf)
-        return costs.min(axis=0)
+    def _call_costs(self, boxes: Sequence[int]) -> Floats:
+        """What a call of each point costs in the cheapest box that holds it, or the largest."""
+        largest = self._costs[-1]
+        costs = np.where(self._holds[boxes], self._costs[boxes][:, None], largest)
+        return costs.min(axis=0, initial=largest)
 
     def total(self, boxes: Sequence[int]) -> float:
         """What all calls cost."""
-        return float(self.point_costs(boxes) @ self._weights)
+        return float(self._call_costs(boxes) @ self._weights)
 
-    def best_addition(self, boxes: Sequence[int]) -> tuple[int, float]:
-        """The box that saves most, and how much that is."""
-        saved = np.maximum(self.point_costs(boxes) - self._costs[:, None], 0.0)
-        saving = (saved * self._holds) @ self._weights
-        best = int(np.argmax(saving))
-        return best, float(saving[best])
+    def _best_addition(self, boxes: Sequence[int]) -> int:
+        """The box that saves most."""
+        saved = np.maximum(self._call_costs(boxes) - self._costs[:, None], 0.0)
+        return int(np.argmax((saved * self._holds) @ self._weights))
 
-    def fill(self, boxes: Sequence[int], k: int) -> list[int]:
-        """Add boxes until there are ``k`` with the corner, or no other saves anything."""
-        filled = [box for box in boxes if box != self._corner]
-        while len(filled) < k - 1:
-            box, saving = self.best_addition(filled)
-            if saving <= 0:
+    def fill(self, k: int) -> list[int]:
+        """Add up to ``k`` boxes, as long as they save anything."""
+        boxes: list[int] = []
+        while len(boxes) < k:
+            more = [*boxes, self._best_addition(boxes)]
+            if not self.total(more) < self.total(boxes):
                 break
-            filled.append(box)
-        return filled
+            boxes = more
+        return boxes
 
     def improve(self, boxes: Sequence[int]) -> list[int]:
         """Move boxes one by one to where they save most, while the total falls."""
-        moved, unmoved = list(boxes), 0
-        total = self.total(moved)
-        while unmoved < len(moved):
-            rest = moved[1:]
-            box, saving = self.best_addition(rest)
-            lower = self.total(rest) - saving
+        boxes, total, unmoved = list(boxes), self.total(boxes), 0
+        while unmoved < len(boxes):
+            first, *rest = boxes
+            moved = [*rest, self._best_addition(rest)]
+            lower = self.total(moved)
             # Less by more than rounding, so that this ends.
-            unmoved = 0 if lower < total * (1 - 1e-12) else unmoved + 1
-            total = min(total, lower)
-            moved = [*rest, box if unmoved == 0 else moved[0]]
-        return moved
+            if lower < total * (1 - 1e-12):
+                boxes, total, unmoved = moved, lower, 0
+            else:
+                boxes, unmoved = [*rest, first], unmoved + 1
+        return boxes
 
     def used(self, boxes: Sequence[int]) -> list[tuple[int, ...]]:
-        """The corner and the boxes that some point is cheapest in, as positions."""
-        every = sorted({*boxes}, key=lambda box: (self._costs[box], box))
-        costs = np.where(self._holds[every], self._costs[every][:, None], np.inf)
-        cheapest = set(costs.argmin(axis=0).tolist()) if every else set()
-        kept = {self._corner, *(box for i, box in enumerate(every) if i in cheapest)}
-        return [tuple(int(i) for i in np.unravel_index(box, self._shape)) for box in kept]
+        """The boxes that a point goes to, the cheapest first, and the largest of all."""
+        every = sorted({*boxes, len(self._costs) - 1}, key=lambda box: (self._costs[box], box))
+        first_to_hold = self._holds[every].argmax(axis=0)
+        kept = sorted({*first_to_hold.tolist(), len(every) - 1})
+        return [tuple(map(int, np.unravel_index(every[i], self._shape))) for i in kept]

@@ -16,10 +16,10 @@ from bucketjit.strategies.fitting import joint_problem
 class Joint:
     """Give the sizes of several variables one bucket together, from a list of such buckets.
 
-    A grid of boundaries has an executable for every combination, also for a large batch of long
-    sequences where batches are made of so and so many tokens and that never occurs. Here each
-    bucket is placed where calls are. Sizes go to the first bucket of the list that holds them
-    all, so a list that starts with the cheapest one gives the cheapest; `fit` makes such a list.
+    Boundaries for each variable make a grid, with an executable for every combination that
+    comes. Here each bucket is placed where calls are, and there are never more. Sizes go to the
+    first bucket of the list that holds them all, so a list that starts with the cheapest one gives
+    the cheapest; `fit` makes such a list.
 
     For sizes ``n``, each bucket ``bucket_of(n)`` holds them, is its own bucket, and costs no more
     than that of larger sizes.
@@ -109,10 +109,9 @@ class Joint:
 
         One bucket always holds the largest size of every variable, so that every combination of
         sizes within the range has a bucket, seen before or not; it is compiled only when used.
-        The others are added where each saves most, then moved while that helps. The result is no
-        dearer than that of `Optimal.fit_joint`, and nearly always the cheapest; finding that for
-        certain is a hard problem. Where a variable has very many sizes, the best few dozen of
-        them are candidates.
+        The others are added where each saves most, then moved while that helps. That finds the
+        cheapest plan nearly always, not for certain, which would be a hard problem. Where a
+        variable has very many sizes, the best few dozen of them are candidates.
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong
@@ -142,7 +141,7 @@ class Joint:
             Joint([{'b': 32, 's': 12}, {'b': 4, 's': 100}, {'b': 32, 's': 100}])
         """
         problem = joint_problem(sizes, k, cost, multiple_of, max, beyond)
-        boxes = cheapest_boxes(problem.table, problem.k).tolist()
+        boxes = cheapest_boxes(problem.table, problem.k)
         buckets = [
             {
                 dim: int(candidates[i])

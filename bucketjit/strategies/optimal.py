@@ -130,17 +130,19 @@ class Optimal(Boundaries):
         """Fit the boundaries of several variables together: batch and sequence, say.
 
         Each variable gets boundaries of its own, and there is one executable for each combination
-        of them, at most ``k``. How ``k`` is divided among the variables is part of the search: all
-        divisions are tried, and for each the variables are fitted in turn, exactly given the
-        others, until nothing improves.
+        of them that occurs: ``k`` for the calls seen. Where batches are made of so and so many
+        tokens, say, most combinations stay empty, and the boundaries can be close. A combination
+        that was not seen is one more executable when it comes; see `Joint` for a firm bound.
 
-        The result is the cheapest grid of this kind in nearly all cases, not provably in each.
-        Where a variable has very many sizes, the best hundred or so of them are candidates.
+        Boundaries of one variable are fitted exactly given those of the others, in turn, for all
+        numbers of boundaries, and the best results then improved boundary by boundary. That finds
+        the cheapest plan nearly always, not for certain, which would be a hard problem. Where a
+        variable has very many sizes, the best few dozen of them are candidates.
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong
                 to one call.
-            k: The most executables there may be.
+            k: The most executables that these calls may need.
             cost: What a call in a bucket costs, a function of the padded sizes by name; it must
                 not fall where a size grows. By default their product.
             multiple_of: What the buckets of a variable are multiples of, by its name.
@@ -161,14 +163,14 @@ class Optimal(Boundaries):
 
         Examples:
             >>> batch, seq = [32, 32, 31, 4, 4, 3], [10, 12, 11, 100, 90, 95]
-            >>> plan = Optimal.fit_joint({"b": batch, "s": seq}, k=4)
+            >>> plan = Optimal.fit_joint({"b": batch, "s": seq}, k=2)
             >>> plan
             {'b': Optimal([4, 32]), 's': Optimal([12, 100])}
         """
         problem = joint_problem(sizes, k, cost, multiple_of, max, beyond)
         grid = cheapest_grid(problem.table, problem.k)
         return {
-            dim: cls(candidates[ends], beyond=problem.beyond.get(dim))
+            dim: cls(candidates[list(ends)], beyond=problem.beyond.get(dim))
             for dim, candidates, ends in zip(problem.dims, problem.table.sizes, grid, strict=True)
         }
 

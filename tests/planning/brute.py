@@ -1,7 +1,6 @@
 """All possible answers, for instances small enough to try them."""
 
 import itertools
-import math
 
 import numpy as np
 
@@ -30,12 +29,20 @@ def grid_cost(table: Table, grid):
     return total
 
 
+def grid_cells(table: Table, grid):
+    """How many combinations of boundaries occur."""
+    return len(
+        {
+            tuple(min(e for e in axis if e >= i) for axis, i in zip(grid, at, strict=True))
+            for at in np.argwhere(table.weights)
+        }
+    )
+
+
 def best_grid_cost(table: Table, k):
     axes = [list(boundary_choices(range(n), k)) for n in table.weights.shape]
     return min(
-        grid_cost(table, grid)
-        for grid in itertools.product(*axes)
-        if math.prod(map(len, grid)) <= k
+        grid_cost(table, grid) for grid in itertools.product(*axes) if grid_cells(table, grid) <= k
     )
 
 
@@ -51,6 +58,7 @@ def boxes_cost(table: Table, boxes):
 def best_boxes_cost(table: Table, k):
     """With one box that holds all, as the search has it."""
     every = list(itertools.product(*map(range, table.weights.shape)))
+    number = min(k, len(every)) - 1
     return min(
-        boxes_cost(table, [*some, every[-1]]) for some in itertools.combinations(every[:-1], k - 1)
+        boxes_cost(table, [*some, every[-1]]) for some in itertools.combinations(every[:-1], number)
     )

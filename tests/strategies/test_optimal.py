@@ -156,9 +156,9 @@ class TestFitJoint:
         sizes = {"b": rng.integers(1, 33, 300), "s": rng.lognormal(4, 0.7, 300).astype(int) + 1}
         waste = []
         for k in (1, 4, 12):
-            plan = Optimal.fit_joint(sizes, k)
-            assert len(plan["b"].boundaries) * len(plan["s"].boundaries) <= k
-            waste.append(assess_joint(plan, sizes).waste)
+            plan = assess_joint(Optimal.fit_joint(sizes, k), sizes)
+            assert plan.executables <= k
+            waste.append(plan.waste)
         assert waste == sorted(waste, reverse=True)
 
     def test_is_no_worse_than_a_plan_for_each_alone(self):
@@ -168,6 +168,15 @@ class TestFitJoint:
         }
         joint = Optimal.fit_joint(self.SIZES, 6)
         assert assess_joint(joint, self.SIZES).padded <= assess_joint(alone, self.SIZES).padded
+
+    def test_combinations_that_do_not_occur_need_no_executable(self):
+        lengths = np.random.default_rng(0).lognormal(4, 0.7, 200).astype(int) + 1
+        sizes = {"b": np.maximum(1, 1024 // lengths), "s": lengths}
+        plan = Optimal.fit_joint(sizes, 8)
+        assert len(plan["b"].boundaries) * len(plan["s"].boundaries) > 20
+        assert assess_joint(plan, sizes).executables <= 8
+        pow2 = assess_joint({"b": Pow2(), "s": Pow2()}, sizes)
+        assert pow2.executables > 8 and assess_joint(plan, sizes).waste < 0.8 * pow2.waste
 
     def test_follows_the_cost(self):
         plan = Optimal.fit_joint(self.SIZES, 2, cost=lambda b, s: s)
