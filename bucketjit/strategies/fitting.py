@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from bucketjit._planning.histogram import joint_histogram, largest_bucket
-from bucketjit._planning.joint import Table, table
+from bucketjit._planning.table import Table, lay_out
 from bucketjit.strategies.base import Strategy, checked_strategy, positive_int
 from bucketjit.strategies.multiple_of import MultipleOf
 
@@ -55,7 +55,7 @@ def joint_problem(
             rules[dim] = rounded_beyond(checked_strategy(f"beyond[{dim!r}]", beyond[dim]), multiple)
         multiples.append(multiple)
         largest.append(bound)
-    return JointProblem(dims, table(seen, cost, multiples, largest), k, rules)
+    return JointProblem(dims, lay_out(seen, cost, multiples, largest), k, rules)
 
 
 def _by_dim(name: str, option: Mapping[str, _T] | None, dims: tuple[str, ...]) -> Mapping[str, _T]:

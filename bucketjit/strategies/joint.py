@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from bucketjit._errors import BucketOverflowError
-from bucketjit._planning.joint import cheapest_boxes
+from bucketjit._planning.boxes import cheapest_boxes
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
 from bucketjit.strategies.fitting import joint_problem
 

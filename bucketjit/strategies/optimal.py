@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from bucketjit._planning.costs import checked_cost, costs_of
+from bucketjit._planning.grid import cheapest_grid
 from bucketjit._planning.histogram import Sizes, histogram, largest_bucket, rounded_up
-from bucketjit._planning.joint import cheapest_grid
 from bucketjit._planning.partition import cheapest_boundaries
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
 from bucketjit.strategies.boundaries import Boundaries

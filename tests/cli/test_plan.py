@@ -3,7 +3,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit._cli.app import main
@@ -104,6 +104,7 @@ def test_multiples(lengths, columns, capsys):
     assert "--multiple-of: no variable 't', there are b, s" in capsys.readouterr().err
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=30), st.integers(1, 12))
 def test_ladders_keep_to_k(sizes, k):
     for plan in compare(sizes, k, 1):

@@ -3,9 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketjit._planning import joint
+from bucketjit._planning import table
+from bucketjit._planning.boxes import cheapest_boxes
+from bucketjit._planning.grid import cheapest_grid
 from bucketjit._planning.histogram import joint_histogram
-from bucketjit._planning.joint import cheapest_boxes, cheapest_grid, table
+from bucketjit._planning.table import lay_out
 from tests.planning import brute
 
 COSTS = [None, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7]
@@ -14,7 +16,7 @@ COSTS = [None, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7]
 def small_table(rows, cost=None):
     b, s = zip(*rows, strict=True)
     seen = joint_histogram({"b": b, "s": s})
-    return table(seen, cost, (1, 1), (max(b), max(s)))
+    return lay_out(seen, cost, (1, 1), (max(b), max(s)))
 
 
 tables = st.builds(
@@ -51,7 +53,7 @@ def test_the_boxes_are_near_the_best(candidates, k):
 def test_most_small_instances_are_solved_exactly():
     rng = np.random.default_rng(0)
     grids = boxes = 0
-    for i in range(60):
+    for i in range(40):
         rows = rng.integers(1, 5, (int(rng.integers(3, 20)), 2)) ** (1, 2)
         candidates, k = small_table(rows.tolist(), COSTS[i % 3]), int(rng.integers(2, 5))
         grid = brute.grid_cost(candidates, cheapest_grid(candidates, k))
@@ -59,23 +61,23 @@ def test_most_small_instances_are_solved_exactly():
         box = brute.boxes_cost(candidates, cheapest_boxes(candidates, k))
         best = brute.best_boxes_cost(candidates, k)
         boxes += box <= best * (1 + 1e-12)
-    assert grids >= 57
-    assert boxes >= 57
+    assert grids >= 38
+    assert boxes >= 38
 
 
 def test_three_variables():
     rng = np.random.default_rng(1)
     sizes = {dim: rng.integers(1, 4, 12) ** 2 for dim in "bhw"}
-    candidates = table(joint_histogram(sizes), None, (1, 1, 1), (9, 9, 9))
+    candidates = lay_out(joint_histogram(sizes), None, (1, 1, 1), (9, 9, 9))
     grid = cheapest_grid(candidates, 6)
     assert brute.grid_cost(candidates, grid) <= 1.05 * brute.best_grid_cost(candidates, 6)
 
 
 def test_many_sizes_become_few_candidates(monkeypatch):
-    monkeypatch.setattr(joint, "_MOST_PAIRS", 10_000)
+    monkeypatch.setattr(table, "_MOST_PAIRS", 10_000)
     rng = np.random.default_rng(2)
     b, s = rng.integers(1, 100, 500), rng.integers(1, 3000, 500)
-    candidates = table(joint_histogram({"b": b, "s": s}), None, (1, 8), (99, 3000))
+    candidates = lay_out(joint_histogram({"b": b, "s": s}), None, (1, 8), (99, 3000))
     assert candidates.weights.size * np.count_nonzero(candidates.weights) <= 10_000
     assert candidates.weights.sum() == 500, "no call is lost"
     assert [int(axis[-1]) for axis in candidates.sizes] == [99, 3000]

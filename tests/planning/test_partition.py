@@ -28,6 +28,7 @@ def instances(draw):
     return weights, costs, fixed, draw(st.integers(1, 8))
 
 
+@settings(deadline=None)
 @given(instances())
 def test_no_other_groups_are_cheaper(instance):
     weights, costs, fixed, k = instance
@@ -37,6 +38,7 @@ def test_no_other_groups_are_cheaper(instance):
     assert runs_cost(ends, weights, costs, fixed) == least
 
 
+@settings(deadline=None)
 @given(instances())
 def test_of_equally_cheap_cuts_the_one_with_fewest_runs(instance):
     weights, costs, fixed, k = instance
@@ -47,6 +49,7 @@ def test_of_equally_cheap_cuts_the_one_with_fewest_runs(instance):
         assert all(runs_cost(c, weights, costs, fixed) > cost for c in fewer)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=7),
     st.integers(1, 7),
@@ -72,7 +75,7 @@ def test_boundaries_are_best_for_costs_that_fall_too(rows, k, fixed):
     assert contract(found) == min(map(total, boundary_choices(range(len(rows)), k)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9))
 def test_large_instances_equal_the_plain_dynamic_program(seed, k):
     rng = np.random.default_rng(seed)

@@ -72,6 +72,12 @@ def test_takes_options_by_variable():
         plan.bucket_of({"b": 65, "s": 1})
 
 
+def test_may_leave_all_calls_to_others():
+    plan = Joint.fit(SIZES, 3, max={"s": 8}, beyond={"s": Pow2()})
+    assert plan == Joint([{"b": 32, "s": 8}], beyond={"s": Pow2()})
+    assert plan.bucket_of({"b": 3, "s": 9}) == {"b": 32, "s": 16}
+
+
 def test_is_a_value():
     for plan in (PLAN, Joint([{"n": 8}], beyond={"n": Pow2()})):
         twin = eval(repr(plan))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bucketjit import BucketedExec
 from bucketjit._errors import BucketOverflowError, StrategyContractError
 from bucketjit.strategies import Boundaries, Linear, MultipleOf, Optimal, Pow2, assess, assess_joint
 from tests.planning.brute import boundary_choices, plan_cost
@@ -39,6 +40,7 @@ def test_no_other_plan_is_cheaper(seen, k, cost, multiple_of, compile_cost):
     )
 
 
+@settings(deadline=None)
 @given(histograms, st.integers(1, 8), st.sampled_from([1, 8]), st.booleans(), st.data())
 def test_contract(seen, k, multiple_of, extend, data):
     plan = Optimal.fit(
@@ -177,6 +179,19 @@ class TestFitJoint:
         assert assess_joint(plan, sizes).executables <= 8
         pow2 = assess_joint({"b": Pow2(), "s": Pow2()}, sizes)
         assert pow2.executables > 8 and assess_joint(plan, sizes).waste < 0.8 * pow2.waste
+
+    def test_an_executor_compiles_what_was_foretold(self):
+        plan = Optimal.fit_joint(self.SIZES, 3)
+        executor = BucketedExec(lambda x: x.sum(axis=1), dynamic_axes="b, s")
+        for dim, strategy in plan.items():
+            executor = executor.with_strategy(strategy, dim)
+        for b, s in zip(*self.SIZES.values(), strict=True):
+            np.testing.assert_array_equal(executor(np.ones((b, s), np.float32)), np.full(b, s))
+        assert executor.cache_size() == assess_joint(plan, self.SIZES).executables <= 3
+
+    def test_may_leave_all_calls_to_others(self):
+        plan = Optimal.fit_joint(self.SIZES, 3, max={"s": 8}, beyond={"s": Pow2()})
+        assert plan == {"b": Optimal([32]), "s": Optimal([8], beyond=Pow2())}
 
     def test_follows_the_cost(self):
         plan = Optimal.fit_joint(self.SIZES, 2, cost=lambda b, s: s)
