@@ -9,10 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from bucketjit._planning.costs import check_callable, checked_cost, costs_of
+from bucketjit._planning.costs import check_callable, costs_of
 from bucketjit._planning.histogram import Ints, histogram, rounded_up
 from bucketjit._planning.partition import cheapest_boundaries
-from bucketjit.strategies.base import Changing, Strategy, checked_strategy, positive_int
+from bucketjit.strategies.base import (
+    Changing,
+    Strategy,
+    checked_strategy,
+    number_at_least,
+    positive_int,
+)
 from bucketjit.strategies.multiple_of import MultipleOf
 from bucketjit.strategies.optimal import Optimal
 
@@ -45,8 +51,8 @@ class Adaptive(Changing):
     *given the executables there are*: keeping one is free, a new one costs its compile. The
     proposal stands only if it saves more, over as many calls as were watched since the last change,
     than ``margin`` times what its compiles cost. So a passing fashion changes nothing, a small
-    advantage must last, and no stream of sizes can cause more than ``k`` compiles in
-    ``patience`` calls. Sizes beyond the plan are left to ``start``.
+    advantage must last, and changes cause at most ``k`` compiles in ``patience`` calls. Sizes
+    beyond the plan are left to ``start``.
 
     Between two changes it is an ordinary strategy, `plan`, which keeps the contract and never
     changes itself; `adopt` swaps plans in one step. All methods may be called by many threads. Two
@@ -57,8 +63,7 @@ class Adaptive(Changing):
         k: The most boundaries of a plan. Executables of earlier plans may live beside them until
             the cache evicts them.
         cost: What a call in a bucket of a given size costs; by default the padded size.
-        compile_cost: What a compile costs in the same unit; by default 100 times
-            that of the average call.
+        compile_cost: What a compile costs in the same unit; by default 100 average calls.
         multiple_of: Every bucket of a plan is a multiple of this; ``start`` is rounded too.
         margin: How many times over a change must pay for its compiles; at least 1.
         patience: How many calls to watch before each change; at least 1.
@@ -102,13 +107,11 @@ class Adaptive(Changing):
         if cost is not None:
             check_callable(cost)
         self._cost = cost
-        self._compile_cost = (
-            None if compile_cost is None else checked_cost(compile_cost, "compile_cost")
-        )
+        if compile_cost is not None:
+            compile_cost = number_at_least("compile_cost", compile_cost, 0)
+        self._compile_cost = compile_cost
         self._multiple_of = positive_int("multiple_of", multiple_of)
-        self._margin = checked_cost(margin, "margin")
-        if self._margin < 1:
-            raise ValueError(f"margin must be at least 1, not {margin}")
+        self._margin = number_at_least("margin", margin, 1)
         self._patience = positive_int("patience", patience)
         self._memory = positive_int("memory", memory)
         self._start = start if self._multiple_of == 1 else MultipleOf(start, self._multiple_of)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 import operator
 from typing import Protocol, runtime_checkable
 
@@ -181,6 +183,21 @@ def positive_int(name: str, value: object) -> int:
         ) from None
     if number < 1:
         raise ValueError(f"{name} must be a positive int, not {number}")
+    return number
+
+
+def number_at_least(name: str, value: object, least: float) -> float:
+    """Return a parameter that must be a finite number and not too small.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is below ``least`` or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r} ({type(value).__name__})")
+    number = float(value)
+    if not (math.isfinite(number) and number >= least):
+        raise ValueError(f"{name} must be a finite number of at least {least:g}, not {value}")
     return number
 
 

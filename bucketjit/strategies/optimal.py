@@ -6,11 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-from bucketjit._planning.costs import checked_cost, costs_of
+from bucketjit._planning.costs import costs_of
 from bucketjit._planning.grid import cheapest_grid
 from bucketjit._planning.histogram import Sizes, histogram, largest_bucket, rounded_up
 from bucketjit._planning.partition import cheapest_boundaries
-from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
+from bucketjit.strategies.base import (
+    Strategy,
+    checked_strategy,
+    logical_size,
+    number_at_least,
+    positive_int,
+)
 from bucketjit.strategies.boundaries import Boundaries
 from bucketjit.strategies.fitting import check_beyond, joint_problem, rounded_beyond
 
@@ -104,7 +110,7 @@ class Optimal(Boundaries):
         k = positive_int("k", k)
         multiple_of = positive_int("multiple_of", multiple_of)
         limit = None if max is None else positive_int("max", max)
-        fixed = checked_cost(compile_cost, "compile_cost")
+        fixed = number_at_least("compile_cost", compile_cost, 0)
         seen = histogram(sizes)
         largest = largest_bucket("max", int(seen.sizes[-1]), multiple_of, limit)
         check_beyond("sizes", int(seen.sizes[-1]), largest, beyond)
