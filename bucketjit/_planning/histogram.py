@@ -40,6 +40,11 @@ class JointHistogram(NamedTuple):
     points: Ints
     counts: Floats
 
+    @property
+    def largest(self) -> list[int]:
+        """The largest size of each variable."""
+        return [int(np.max(column)) for column in self.points.T]
+
 
 def histogram(sizes: Sizes) -> Histogram:
     """Count sizes. Size 0 is left out: a call of size 0 runs exact, in no bucket.

@@ -45,10 +45,9 @@ def joint_problem(
     max = _by_dim("max", max, dims)
     beyond = _by_dim("beyond", beyond, dims)
     multiples, largest, rules = [], [], {}
-    for axis, dim in enumerate(dims):
+    for dim, top in zip(dims, seen.largest, strict=True):
         multiple = positive_int(f"multiple_of[{dim!r}]", multiple_of.get(dim, 1))
         limit = positive_int(f"max[{dim!r}]", max[dim]) if dim in max else None
-        top = int(seen.points[:, axis].max())
         bound = largest_bucket(f"max[{dim!r}]", top, multiple, limit)
         check_beyond(f"sizes[{dim!r}]", top, bound, beyond.get(dim))
         if dim in beyond:
