@@ -4,20 +4,36 @@
 strategy            buckets                                     choose it for
 ==================  ==========================================  ===============================
 ``Pow2``            powers of two                               sizes of unknown spread
+``SizeClasses``     powers of two and equal steps between       the same with less padding
 ``Exponential``     powers of any base                          less padding than ``Pow2``
+``BoundedWaste``    as few as a bound on padding allows         a share of padding to keep
 ``Linear``          multiples of a step                         a narrow range of sizes
 ``Boundaries``      the sizes you list                          a known distribution of sizes
+``Optimal.fit``     fitted to the sizes seen                    the least padding
+``Adaptive``        fitted while it runs                        sizes not known beforehand
+``MultipleOf``      another's, rounded up                       meshes and tiles
 ``Exact``           every size                                  dimensions that hardly vary
 ==================  ==========================================  ===============================
 
-Your own strategy is any object with a ``bucket(n: int) -> int`` method that keeps the contract
-of :class:`Strategy`.
+`assess` tells what a strategy needs and wastes for given sizes. `Joint` plans buckets of several
+variables together. Your own strategy is any object with a ``bucket(n: int) -> int`` method that
+keeps the contract of :class:`Strategy`.
 """
 
+from bucketjit.strategies.adaptive import Adaptive as Adaptive
+from bucketjit.strategies.adaptive import Replan as Replan
+from bucketjit.strategies.assessment import Assessment as Assessment
+from bucketjit.strategies.assessment import assess as assess
+from bucketjit.strategies.assessment import assess_joint as assess_joint
 from bucketjit.strategies.base import Strategy as Strategy
 from bucketjit.strategies.base import checked_bucket as checked_bucket
 from bucketjit.strategies.boundaries import Boundaries as Boundaries
+from bucketjit.strategies.bounded_waste import BoundedWaste as BoundedWaste
 from bucketjit.strategies.exact import Exact as Exact
 from bucketjit.strategies.exponential import Exponential as Exponential
+from bucketjit.strategies.joint import Joint as Joint
 from bucketjit.strategies.linear import Linear as Linear
+from bucketjit.strategies.multiple_of import MultipleOf as MultipleOf
+from bucketjit.strategies.optimal import Optimal as Optimal
 from bucketjit.strategies.pow2 import Pow2 as Pow2
+from bucketjit.strategies.size_classes import SizeClasses as SizeClasses

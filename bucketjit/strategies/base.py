@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 import operator
 from typing import Protocol, runtime_checkable
 
@@ -45,6 +47,35 @@ class Strategy(Protocol):
         ...
 
 
+class Changing:
+    """Base of a strategy that goes by another strategy, and changes that while it is in use.
+
+    A plan that is swapped between two questions must not look like a broken contract. So who asks
+    more than once takes the plan once and asks that, as :func:`checked_bucket` does.
+    """
+
+    @property
+    def plan(self) -> Strategy:
+        """The strategy it goes by now; it never changes itself."""
+        raise NotImplementedError
+
+    def bucket(self, n: int, /) -> int:
+        """Return the bucket of a logical size by the present plan.
+
+        Args:
+            n: The logical size, 0 or more.
+
+        Returns:
+            The plan's bucket.
+
+        Raises:
+            BucketOverflowError: If ``n`` is beyond the plan's largest bucket.
+            TypeError: If ``n`` is not an int.
+            ValueError: If ``n`` is negative.
+        """
+        return self.plan.bucket(n)
+
+
 def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
     """Ask a strategy for a bucket and hold it to its contract.
 
@@ -75,6 +106,8 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
             ...
         bucketjit._errors.BucketOverflowError: dimension 'seq' has size 61, beyond ...
     """
+    if isinstance(strategy, Changing):
+        strategy = strategy.plan
     bucket = _answer(strategy, dim_name, n)
     if isinstance(strategy, Ladder):  # keeps the contract by construction
         return bucket
@@ -122,6 +155,19 @@ def as_int(value: object) -> int:
     return operator.index(value)  # type: ignore[arg-type]
 
 
+def checked_strategy(name: str, value: object) -> Strategy:
+    """Return a parameter that must be a strategy.
+
+    Raises:
+        StrategyContractError: If it has no ``bucket`` method, or is a class.
+    """
+    if isinstance(value, type) or not callable(getattr(value, "bucket", None)):
+        raise StrategyContractError(
+            f"{name} must be an object with a method bucket(n) -> int, not {value!r}"
+        )
+    return value  # type: ignore[return-value]  # checked just now
+
+
 def positive_int(name: str, value: object) -> int:
     """Return a parameter that must be an integer of at least 1.
 
@@ -137,6 +183,21 @@ def positive_int(name: str, value: object) -> int:
         ) from None
     if number < 1:
         raise ValueError(f"{name} must be a positive int, not {number}")
+    return number
+
+
+def number_at_least(name: str, value: object, least: float) -> float:
+    """Return a parameter that must be a finite number and not too small.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is below ``least`` or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r} ({type(value).__name__})")
+    number = float(value)
+    if not (math.isfinite(number) and number >= least):
+        raise ValueError(f"{name} must be a finite number of at least {least:g}, not {value}")
     return number
 
 

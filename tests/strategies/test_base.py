@@ -11,10 +11,14 @@ from hypothesis import given
 from bucketjit import _errors
 from bucketjit.strategies import (
     Boundaries,
+    BoundedWaste,
     Exact,
     Exponential,
     Linear,
+    MultipleOf,
+    Optimal,
     Pow2,
+    SizeClasses,
     Strategy,
     checked_bucket,
 )
@@ -24,10 +28,21 @@ STRATEGIES = [
     Pow2(max=100),
     Linear(8, max=100),
     Exponential(1.5, max=100),
+    SizeClasses(max=100),
+    BoundedWaste(0.2, max=100),
     Boundaries([10, 100]),
+    Optimal([10, 100]),
+    Optimal([10, 40], beyond=Pow2(max=100)),
+    MultipleOf(Boundaries([10, 98]), 20),
     Exact(),
 ]
-LADDERS = [Pow2, lambda **kw: Linear(8, **kw), lambda **kw: Exponential(1.5, **kw)]
+LADDERS = [
+    Pow2,
+    lambda **kw: Linear(8, **kw),
+    lambda **kw: Exponential(1.5, **kw),
+    lambda **kw: SizeClasses(2, **kw),
+    lambda **kw: BoundedWaste(0.2, **kw),
+]
 
 
 class Fixed:
@@ -136,6 +151,8 @@ def test_linear_refuses_a_wrong_step(step, error):
         (Pow2(min=4, multiple_of=2), "Pow2(min=4, multiple_of=2)"),
         (Linear(8, max=64), "Linear(8, max=64)"),
         (Exponential(1.5, min=16), "Exponential(1.5, min=16)"),
+        (SizeClasses(2, min=16), "SizeClasses(2, min=16)"),
+        (BoundedWaste(0.2, max=64), "BoundedWaste(0.2, max=64)"),
         (Exact(), "Exact()"),
     ],
 )

@@ -1,0 +1,6 @@
+"""``python -m bucketjit``: the command line."""
+
+from bucketjit._cli.app import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

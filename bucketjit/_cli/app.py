@@ -1,0 +1,67 @@
+"""Parse the command line, run the command, and turn failures into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from bucketjit._cli import plan, report
+from bucketjit._cli.command import Command, CommandError, UsageError
+from bucketjit._version import __version__
+
+COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND)
+
+PROGRAM = "python -m bucketjit"
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The words after ``python -m bucketjit``; those of this process by default.
+
+    Returns:
+        0; 1 if the work failed; 130 if it was interrupted.
+
+    Raises:
+        SystemExit: With code 2 if the command line is wrong; with 0 after ``--help``.
+    """
+    parser = _Parser(prog=PROGRAM, description="Plans of buckets, and reports of executors.")
+    parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run, parser=subparser)
+    options = parser.parse_args(argv)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        options.parser.error(str(error))
+    except CommandError as error:
+        print(f"{options.parser.prog}: {error}", file=sys.stderr)
+        return FAILURE
+    except BrokenPipeError:
+        # Who reads has seen enough. What is still buffered must not fail at exit once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,135 @@
+"""The plans that the command ``plan`` compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bucketjit.strategies import (
+    Assessment,
+    BoundedWaste,
+    Exponential,
+    Joint,
+    Linear,
+    Optimal,
+    Pow2,
+    SizeClasses,
+    Strategy,
+    assess,
+    assess_joint,
+)
+
+
+class Plan(NamedTuple):
+    """A strategy, or one for each variable, and what it needs and wastes.
+
+    Attributes:
+        name: What the plan is called.
+        strategy: The strategy, the strategies by variable, or the plan for all variables.
+        assessment: What it needs and wastes.
+        buckets: The buckets used, each with a size for every variable.
+    """
+
+    name: str
+    strategy: Strategy | Mapping[str, Strategy] | Joint
+    assessment: Assessment
+    buckets: list[tuple[int, ...]]
+
+
+def compare(sizes: list[int], k: int, multiple_of: int) -> list[Plan]:
+    """Plans for one variable.
+
+    Args:
+        sizes: The sizes seen, each at least 1.
+        k: The most executables there may be.
+        multiple_of: What buckets are multiples of.
+
+    Returns:
+        The ladders that have no parameters, each other kind of ladder with about ``k`` rungs, the
+        best plan with ``k`` executables, and the best with as many as ``Pow2`` needs.
+    """
+
+    def plan(name: str, strategy: Strategy) -> Plan:
+        buckets = sorted({strategy.bucket(n) for n in set(sizes)})
+        return Plan(name, strategy, assess(strategy, sizes), [(b,) for b in buckets])
+
+    smallest, largest = min(sizes), max(sizes)
+    pow2 = plan("pow2", Pow2(multiple_of=multiple_of))
+    plans = [
+        pow2,
+        plan("ladder", SizeClasses(2, multiple_of=multiple_of)),
+        plan("linear", Linear(-(-largest // k), multiple_of=multiple_of)),
+        plan("exponential", _exponential(smallest, largest, k, multiple_of)),
+    ]
+    if bounded := _bounded_waste(smallest, largest, k, multiple_of):
+        plans.append(plan("bounded waste", bounded))
+    plans.append(plan("optimal", Optimal.fit(sizes, k, multiple_of=multiple_of)))
+    if (as_many := pow2.assessment.executables) != k:
+        optimal = Optimal.fit(sizes, as_many, multiple_of=multiple_of)
+        plans.append(plan("optimal, as pow2", optimal))
+    return plans
+
+
+def frontier(sizes: list[int], most: int, multiple_of: int) -> list[Assessment]:
+    """What the best plan wastes with 1, 2, 3, ... executables.
+
+    Args:
+        sizes: The sizes seen, each at least 1.
+        most: Where to stop; beyond 64 there is little left to see.
+        multiple_of: What buckets are multiples of.
+    """
+    numbers = range(1, min(most, 64) + 1)
+    return [assess(Optimal.fit(sizes, k, multiple_of=multiple_of), sizes) for k in numbers]
+
+
+def _exponential(smallest: int, largest: int, k: int, multiple_of: int) -> Exponential:
+    """The ladder from the smallest to the largest size in k rungs."""
+    if k == 1:
+        return Exponential(2, min=largest, multiple_of=multiple_of)
+    base = (largest / smallest) ** (1 / (k - 1))
+    return Exponential(
+        max(1.001, math.ceil(base * 1000) / 1000), min=smallest, multiple_of=multiple_of
+    )
+
+
+def _bounded_waste(smallest: int, largest: int, k: int, multiple_of: int) -> BoundedWaste | None:
+    """The least bound, in percent, that k rungs from the smallest to the largest size keep."""
+    for percent in range(1, 100):
+        strategy = BoundedWaste(percent / 100, min=smallest, multiple_of=multiple_of)
+        bucket, count = strategy.bucket(smallest), 1
+        while bucket < largest and count <= k:
+            bucket, count = strategy.bucket(bucket + 1), count + 1
+        if count <= k:
+            return strategy
+    return None
+
+
+def compare_joint(
+    sizes: Mapping[str, list[int]], k: int, multiples: Mapping[str, int]
+) -> list[Plan]:
+    """Plans for several variables.
+
+    Args:
+        sizes: The sizes seen of each variable, each at least 1.
+        k: The most executables there may be.
+        multiples: What the buckets of each variable are multiples of.
+
+    Returns:
+        Ladders for each variable, the best boundaries for each, and the best joint plan.
+    """
+    calls = [dict(zip(sizes, call, strict=True)) for call in {*zip(*sizes.values(), strict=True)}]
+
+    def plan(name: str, strategy: Mapping[str, Strategy] | Joint) -> Plan:
+        if isinstance(strategy, Joint):
+            buckets = {tuple(strategy.bucket_of(call).values()) for call in calls}
+        else:
+            buckets = {tuple(strategy[d].bucket(n) for d, n in call.items()) for call in calls}
+        return Plan(name, strategy, assess_joint(strategy, sizes), sorted(buckets))
+
+    return [
+        plan("pow2", {dim: Pow2(multiple_of=multiples[dim]) for dim in sizes}),
+        plan("ladder", {dim: SizeClasses(2, multiple_of=multiples[dim]) for dim in sizes}),
+        plan("optimal grid", Optimal.fit_joint(sizes, k, multiple_of=multiples)),
+        plan("joint", Joint.fit(sizes, k, multiple_of=multiples)),
+    ]

@@ -1,0 +1,32 @@
+"""Files that commands read, standard input among them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bucketjit._cli.command import CommandError, UsageError
+
+
+def read_text(name: str) -> str:
+    """Read a file, or standard input for ``-``.
+
+    Raises:
+        CommandError: If it cannot be read.
+        UsageError: If standard input is a terminal, where nobody is going to type a file.
+    """
+    try:
+        if name == "-":
+            if sys.stdin.isatty():
+                raise UsageError("name a file, or pipe one in")
+            return sys.stdin.read()
+        return Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise CommandError(f"{shown_name(name)} is not text") from None
+    except OSError as error:
+        raise CommandError(f"cannot read {name}: {error.strerror or error}") from None
+
+
+def shown_name(name: str) -> str:
+    """A file's name for messages."""
+    return "standard input" if name == "-" else name

@@ -1,0 +1,140 @@
+"""``plan LENGTHS.txt``: what each strategy would need and waste for sizes that were seen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bucketjit._cli.command import Command, UsageError
+from bucketjit._cli.comparison import Plan, compare, compare_joint, frontier
+from bucketjit._cli.files import read_text, shown_name
+from bucketjit._cli.lengths import parse_lengths
+from bucketjit._cli.plot import plot
+from bucketjit._cli.tables import print_table
+
+_DESCRIPTION = """\
+Compare strategies on the sizes of past calls: how many executables each needs, and which share
+of the work is padding. LENGTHS.txt has one call a line: its size, or the sizes of several
+dimension variables, separated by white space or commas. A first line may name them:
+
+    b, s
+    32, 17
+    8, 120
+
+Several variables are planned together: by boundaries for each of them (a grid), and by buckets
+placed freely (joint).
+"""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "lengths",
+        metavar="LENGTHS.txt",
+        nargs="?",
+        default="-",
+        help="the sizes; standard input by default",
+    )
+    parser.add_argument(
+        "--k", type=_positive, default=8, help="how many executables there may be (default: 8)"
+    )
+    parser.add_argument(
+        "--multiple-of",
+        type=_multiple,
+        action="append",
+        default=[],
+        metavar="[DIM=]N",
+        help="round buckets up to multiples of N, those of one variable or all",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--plot", metavar="FILE", help="draw the plans too: a .png, .svg or .pdf")
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a positive int, got {text!r}")
+    return int(text)
+
+
+def _multiple(text: str) -> tuple[str | None, int]:
+    dim, equals, number = text.rpartition("=")
+    return (dim if equals else None), _positive(number)
+
+
+def _run(options: argparse.Namespace) -> None:
+    source = shown_name(options.lengths)
+    sizes = parse_lengths(read_text(options.lengths), source)
+    multiples = _multiples(options.multiple_of, list(sizes))
+    # A call with a size 0 runs exact, and is no part of a plan.
+    calls = [call for call in zip(*sizes.values(), strict=True) if all(call)]
+    sizes = dict(zip(sizes, map(list, zip(*calls, strict=True)), strict=True))
+    if len(sizes) == 1:
+        (dim,) = sizes
+        plans = compare(sizes[dim], options.k, multiples[dim])
+    else:
+        plans = compare_joint(sizes, options.k, multiples)
+    if options.plot:
+        most = max(options.k, *(plan.assessment.executables for plan in plans))
+        least = frontier(sizes[dim], most, multiples[dim]) if len(sizes) == 1 else []
+        plot(options.plot, sizes, plans, options.k, least)
+    if options.json:
+        print(json.dumps(_as_json(sizes, options.k, plans), indent=2))
+        return
+    print_table(
+        f"{len(calls):,} calls of {source}, at most {options.k} executables",
+        ("plan", "executables", "waste", "strategy"),
+        [
+            (p.name, f"{p.assessment.executables:,}", f"{p.assessment.waste:.1%}", _code(p))
+            for p in plans
+        ],
+        numeric=("executables", "waste"),
+    )
+
+
+def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str, int]:
+    """What the buckets of each variable are multiples of; one named goes before one for all."""
+    multiples = dict.fromkeys(dims, 1)
+    for dim, number in sorted(given, key=lambda pair: pair[0] is not None):
+        if dim is None:
+            multiples = dict.fromkeys(dims, number)
+        elif dim in multiples:
+            multiples[dim] = number
+        else:
+            raise UsageError(f"--multiple-of: no variable {dim!r}, there are {', '.join(dims)}")
+    return multiples
+
+
+def _code(plan: Plan) -> str:
+    """The strategy as Python code."""
+    if isinstance(plan.strategy, Mapping):
+        return ", ".join(f"{dim}: {strategy!r}" for dim, strategy in plan.strategy.items())
+    return repr(plan.strategy)
+
+
+def _as_json(sizes: Mapping[str, list[int]], k: int, plans: list[Plan]) -> dict[str, Any]:
+    """What ``--json`` prints. Waste is a share, 0 to 1."""
+    return {
+        "calls": len(next(iter(sizes.values()))),
+        "k": k,
+        "largest": {dim: max(column) for dim, column in sizes.items()},
+        "plans": [
+            {
+                "name": plan.name,
+                "strategy": _code(plan),
+                "executables": plan.assessment.executables,
+                "waste": round(plan.assessment.waste, 6),
+                "buckets": [dict(zip(sizes, bucket, strict=True)) for bucket in plan.buckets],
+            }
+            for plan in plans
+        ],
+    }
+
+
+COMMAND = Command(
+    name="plan",
+    summary="compare strategies on the sizes of past calls",
+    description=_DESCRIPTION,
+    add_arguments=_add_arguments,
+    run=_run,
+)

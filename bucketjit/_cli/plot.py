@@ -1,0 +1,80 @@
+"""Drawings of plans, by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bucketjit._cli.command import CommandError
+from bucketjit._cli.comparison import Plan
+from bucketjit.strategies import Assessment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot(
+    path: str,
+    sizes: Mapping[str, list[int]],
+    plans: Sequence[Plan],
+    k: int,
+    frontier: Sequence[Assessment],
+) -> None:
+    """Draw the sizes with the best buckets, and executables against waste.
+
+    Args:
+        path: Where to; its ending tells the format.
+        sizes: The sizes seen of each variable.
+        plans: The plans.
+        k: The most executables of a plan whose buckets are drawn.
+        frontier: The least waste by number of executables, or nothing.
+
+    Raises:
+        CommandError: If matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise CommandError(
+            "plots need matplotlib; install it with: pip install 'bucketjit[cli]'"
+        ) from None
+    # Not by pyplot, which keeps figures and chooses a window system.
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    affordable = [plan for plan in plans if plan.assessment.executables <= k]
+    _draw_sizes(left, sizes, min(affordable, key=lambda plan: plan.assessment.waste))
+    _draw_plans(right, plans, frontier)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot draw {path}: {error}") from None
+
+
+def _draw_sizes(axes: Axes, sizes: Mapping[str, list[int]], best: Plan) -> None:
+    """The calls, and the buckets of a plan; of several variables the first two."""
+    dims = list(sizes)
+    if len(dims) == 1:
+        axes.hist(sizes[dims[0]], bins=60, color="0.7")
+        for (boundary,) in best.buckets:
+            axes.axvline(boundary, color="C3", linewidth=1)
+        axes.set(xlabel=dims[0], ylabel="calls", title=f"sizes, and the buckets of {best.name}")
+        return
+    x, y = dims[:2]
+    axes.scatter(sizes[x], sizes[y], s=6, color="0.6")
+    for bucket in best.buckets:
+        axes.plot([0, bucket[0], bucket[0]], [bucket[1], bucket[1], 0], color="C3", linewidth=1)
+    axes.set(xlabel=x, ylabel=y, title=f"calls, and the buckets of {best.name}")
+
+
+def _draw_plans(axes: Axes, plans: Sequence[Plan], frontier: Sequence[Assessment]) -> None:
+    """One point for each plan; down and to the left is better."""
+    if frontier:
+        needs, waste = zip(*((a.executables, 100 * a.waste) for a in frontier), strict=True)
+        axes.plot(needs, waste, color="0.8", label="least possible")
+    for i, plan in enumerate(plans):
+        assessment = plan.assessment
+        axes.scatter(assessment.executables, 100 * assessment.waste, color=f"C{i}", label=plan.name)
+    axes.set(xlabel="executables", ylabel="waste, %", title="compiles against padding")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend()

@@ -1,0 +1,85 @@
+"""What a call costs by its padded size, as the user says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from bucketjit._planning.histogram import Floats, Ints
+
+Cost = Callable[[int], float]
+JointCost = Callable[..., float]
+
+
+def costs_of(sizes: Ints, cost: Cost | None) -> Floats:
+    """The cost of each size; None stands for the size itself.
+
+    Raises:
+        TypeError: If ``cost`` cannot be called, or returns no number.
+        ValueError: If a cost is negative or not finite.
+
+    Examples:
+        >>> costs_of(np.array([2, 3]), lambda n: n * n)
+        array([4., 9.])
+    """
+    if cost is None:
+        return sizes.astype(np.float64)
+    check_callable(cost)
+    return np.array([checked_cost(cost(n), f"size {n}") for n in sizes.tolist()], np.float64)
+
+
+def joint_costs_of(
+    dims: tuple[str, ...], combinations: Iterable[tuple[int, ...]], cost: JointCost | None
+) -> Floats:
+    """The cost of each combination of sizes; None stands for their product.
+
+    Raises:
+        TypeError: If ``cost`` cannot be called, or returns no number.
+        ValueError: If a cost is negative or not finite.
+
+    Examples:
+        >>> joint_costs_of(("b", "s"), [(2, 10), (4, 5)], lambda b, s: b * s * s)
+        array([200., 100.])
+    """
+    if cost is None:
+        return np.array([math.prod(sizes) for sizes in combinations], np.float64)
+    check_callable(cost)
+    return np.array(
+        [
+            checked_cost(
+                cost(**dict(zip(dims, sizes, strict=True))),
+                ", ".join(f"{d}={n}" for d, n in zip(dims, sizes, strict=True)),
+            )
+            for sizes in combinations
+        ],
+        np.float64,
+    )
+
+
+def check_callable(cost: object) -> None:
+    """Refuse a cost that is no function.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not callable(cost):
+        raise TypeError(f"cost must be a function of the padded size, or None, not {cost!r}")
+
+
+def checked_cost(answer: Any, what: str) -> float:
+    """A cost as a float.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is negative or not finite.
+    """
+    try:
+        number = float(answer)
+    except (TypeError, ValueError):
+        raise TypeError(f"cost must return a number for {what}, not {answer!r}") from None
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"cost must be finite and not negative, not {number} for {what}")
+    return number

@@ -1,0 +1,117 @@
+"""What a strategy would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bucketjit._planning.costs import costs_of, joint_costs_of
+from bucketjit._planning.histogram import Sizes, histogram, joint_histogram
+from bucketjit.strategies.base import Strategy, checked_bucket
+from bucketjit.strategies.joint import Joint
+
+
+class Assessment(NamedTuple):
+    """What sizes cost under a strategy.
+
+    Attributes:
+        executables: How many buckets were used, each of which is a compile.
+        exact: What all calls cost unpadded, in the unit of the cost function.
+        padded: What they cost in their buckets.
+    """
+
+    executables: int
+    exact: float
+    padded: float
+
+    @property
+    def waste(self) -> float:
+        """The share of the padded cost that is padding, 0 to 1."""
+        return (self.padded - self.exact) / self.padded if self.padded else 0.0
+
+
+def assess(
+    strategy: Strategy, sizes: Sizes, *, cost: Callable[[int], float] | None = None
+) -> Assessment:
+    """Tell how many executables a strategy needs for some sizes, and what it wastes.
+
+    Args:
+        strategy: The strategy.
+        sizes: The sizes seen, in any iterable or array; or a mapping of size to count. Size 0
+            does not count.
+        cost: What a call in a bucket of a given size costs; by default the size.
+
+    Returns:
+        The number of executables, and the cost with and without padding.
+
+    Raises:
+        BucketOverflowError: If a size is beyond the strategy's largest bucket.
+        StrategyContractError: If the strategy breaks its contract.
+        TypeError: If the sizes are no ints, or ``cost`` returns no number.
+        ValueError: If there is no size, or one or a cost is negative.
+
+    Examples:
+        >>> from bucketjit.strategies import Optimal, Pow2
+        >>> sizes = [17, 18, 18, 20, 33, 40]
+        >>> assess(Pow2(), sizes)
+        Assessment(executables=2, exact=146.0, padded=256.0)
+        >>> assess(Optimal.fit(sizes, k=2), sizes).waste < assess(Pow2(), sizes).waste / 2
+        True
+    """
+    seen = histogram(sizes)
+    buckets = np.array([checked_bucket(strategy, "size", n) for n in seen.sizes.tolist()])
+    exact = float(costs_of(seen.sizes, cost) @ seen.counts)
+    used, where = np.unique(buckets, return_inverse=True)
+    return Assessment(len(used), exact, float(costs_of(used, cost)[where] @ seen.counts))
+
+
+def assess_joint(
+    strategies: Mapping[str, Strategy] | Joint,
+    sizes: Mapping[str, Iterable[int]],
+    *,
+    cost: Callable[..., float] | None = None,
+) -> Assessment:
+    """Tell what strategies of several variables need and waste; see `assess`.
+
+    Args:
+        strategies: The strategy of each variable, by its name; or a plan for all of them.
+        sizes: The sizes seen of each variable, by its name; the i-th of all belong to one call.
+        cost: What a call in a bucket costs, a function of the padded sizes by name; by default
+            their product.
+
+    Returns:
+        The number of executables, and the cost with and without padding.
+
+    Raises:
+        BucketOverflowError: If a size is beyond the largest bucket.
+        StrategyContractError: If a strategy breaks its contract.
+        TypeError: If the sizes are no ints, or ``cost`` returns no number.
+        ValueError: If there are no sizes, the variables are not the strategies', or a size or a
+            cost is negative.
+
+    Examples:
+        >>> from bucketjit.strategies import Pow2
+        >>> assess_joint({"b": Pow2(), "s": Pow2()}, {"b": [3, 4], "s": [10, 70]})
+        Assessment(executables=2, exact=310.0, padded=576.0)
+    """
+    seen = joint_histogram(sizes)
+    dims = seen.dims
+    expected = strategies.dims if isinstance(strategies, Joint) else tuple(strategies)
+    if set(dims) != set(expected):
+        raise ValueError(f"sizes must be of the variables {list(expected)}, not {list(dims)}")
+    points = [tuple(point) for point in seen.points.tolist()]
+    buckets = []
+    for point in points:
+        named = dict(zip(dims, point, strict=True))
+        if isinstance(strategies, Joint):
+            bucket = strategies.bucket_of(named)
+        else:
+            bucket = {dim: checked_bucket(strategies[dim], dim, n) for dim, n in named.items()}
+        buckets.append(tuple(bucket.values()))
+    used = dict.fromkeys(buckets)
+    costs = dict(zip(used, joint_costs_of(dims, used, cost).tolist(), strict=True))
+    exact = float(joint_costs_of(dims, points, cost) @ seen.counts)
+    padded = float(np.array([costs[bucket] for bucket in buckets]) @ seen.counts)
+    return Assessment(len(used), exact, padded)

@@ -1,0 +1,82 @@
+"""What the strategies that are fitted to sizes share: their options, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from bucketjit._planning.histogram import joint_histogram, largest_bucket
+from bucketjit._planning.table import Table, lay_out
+from bucketjit.strategies.base import Strategy, checked_strategy, positive_int
+from bucketjit.strategies.multiple_of import MultipleOf
+
+_T = TypeVar("_T")
+
+
+class JointProblem(NamedTuple):
+    """What to fit the buckets of several variables to, checked.
+
+    Attributes:
+        dims: The names of the variables.
+        table: The candidates.
+        k: The most executables there may be.
+        beyond: Strategies for larger sizes, by variable.
+    """
+
+    dims: tuple[str, ...]
+    table: Table
+    k: int
+    beyond: Mapping[str, Strategy]
+
+
+def joint_problem(
+    sizes: Mapping[str, Iterable[int]],
+    k: int,
+    cost: Callable[..., float] | None,
+    multiple_of: Mapping[str, int] | None,
+    max: Mapping[str, int] | None,
+    beyond: Mapping[str, Strategy] | None,
+) -> JointProblem:
+    """Check what `Optimal.fit_joint` and `Joint.fit` are given, and lay it out."""
+    k = positive_int("k", k)
+    seen = joint_histogram(sizes)
+    dims = seen.dims
+    multiple_of = _by_dim("multiple_of", multiple_of, dims)
+    max = _by_dim("max", max, dims)
+    beyond = _by_dim("beyond", beyond, dims)
+    multiples, largest, rules = [], [], {}
+    for dim, top in zip(dims, seen.largest, strict=True):
+        multiple = positive_int(f"multiple_of[{dim!r}]", multiple_of.get(dim, 1))
+        limit = positive_int(f"max[{dim!r}]", max[dim]) if dim in max else None
+        bound = largest_bucket(f"max[{dim!r}]", top, multiple, limit)
+        check_beyond(f"sizes[{dim!r}]", top, bound, beyond.get(dim))
+        if dim in beyond:
+            rules[dim] = rounded_beyond(checked_strategy(f"beyond[{dim!r}]", beyond[dim]), multiple)
+        multiples.append(multiple)
+        largest.append(bound)
+    return JointProblem(dims, lay_out(seen, cost, multiples, largest), k, rules)
+
+
+def _by_dim(name: str, option: Mapping[str, _T] | None, dims: tuple[str, ...]) -> Mapping[str, _T]:
+    """An option by variable, checked."""
+    if option is None:
+        return {}
+    if not isinstance(option, Mapping) or not option.keys() <= set(dims):
+        raise TypeError(
+            f"{name} must be a mapping from some of the variables {list(dims)}, not {option!r}"
+        )
+    return option
+
+
+def check_beyond(name: str, seen: int, largest: int, beyond: Strategy | None) -> None:
+    """Refuse sizes that no bucket would hold."""
+    if beyond is None and seen > largest:
+        raise ValueError(
+            f"{name} must not be beyond max ({largest}), not {seen}; leave them out, raise max, "
+            "or give the strategy for them by beyond"
+        )
+
+
+def rounded_beyond(beyond: Strategy, multiple_of: int) -> Strategy:
+    """The strategy for sizes beyond the last boundary, in multiples too."""
+    return beyond if multiple_of == 1 else MultipleOf(beyond, multiple_of)

@@ -1,0 +1,117 @@
+"""The command line as a whole: exit codes, one line for each error, pipes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bucketjit
+from bucketjit._cli import app
+from bucketjit._cli.command import Command
+
+ROOT = Path(bucketjit.__file__).parents[1]
+
+
+def run(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "bucketjit", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def one_line(error):
+    assert error.endswith("\n") and error.count("\n") == 1, error
+    return error
+
+
+def test_sizes_may_be_piped_in():
+    done = run("plan", "--k", 2, "--json", input="17\n18\n200\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Optimal([18, 200])" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_to_report(tmp_path):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("\n".join(map(str, range(1, 20_000))))
+    command = f"'{sys.executable}' -m bucketjit plan '{lengths}' --k 1 --json | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "required: COMMAND"),
+        (["bake"], "invalid choice: 'bake'"),
+        (["plan", "--k"], "--k: expected one argument"),
+        (["plan", "--k", "0"], "--k: expected a positive int, got '0'"),
+        (["plan", "--k", "many"], "--k: expected a positive int, got 'many'"),
+        (["plan", "--multiple-of", "s="], "--multiple-of: expected a positive int, got ''"),
+        (["report"], "required: STATS.json"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_code_2(words, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        app.main(words)
+    assert caught.value.code == 2
+    assert message in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_a_file_that_cannot_be_read_is_one_line_and_code_1(command, tmp_path, capsys):
+    assert app.main([command, str(tmp_path / "none")]) == 1
+    error = one_line(capsys.readouterr().err)
+    assert error.startswith(f"python -m bucketjit {command}: cannot read {tmp_path}/none: No such")
+
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert app.main([command, str(tmp_path / "binary")]) == 1
+    assert one_line(capsys.readouterr().err).endswith("/binary is not text\n")
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_a_terminal_is_no_file(command, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with pytest.raises(SystemExit) as caught:
+        app.main([command, "-"])
+    assert caught.value.code == 2
+    assert "name a file, or pipe one in" in one_line(capsys.readouterr().err)
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        app.main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    for command in app.COMMANDS:
+        assert command.name in out and command.summary in out
+        with pytest.raises(SystemExit):
+            app.main([command.name, "--help"])
+        assert command.description.splitlines()[0] in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        app.main(["--version"])
+    assert capsys.readouterr().out == f"bucketjit {bucketjit.__version__}\n"
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    command = Command("wait", "waits", "Waits.", lambda parser: None, interrupted)
+    monkeypatch.setattr(app, "COMMANDS", (command,))
+    assert app.main(["wait"]) == 130
+    assert capsys.readouterr() == ("", "")

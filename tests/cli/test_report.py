@@ -1,0 +1,95 @@
+import dataclasses
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit._cli.app import main
+
+
+@pytest.fixture(scope="module")
+def stats():
+    """A snapshot of a real executor, through JSON."""
+    executor = BucketedExec(lambda x: x.sum(axis=1)).with_pow2()
+    for n in (3, 5, 7):
+        executor(np.ones((n, 2), np.float32))
+    return json.loads(json.dumps(dataclasses.asdict(executor.stats())))
+
+
+def report(stats, tmp_path, capsys):
+    file = tmp_path / "stats.json"
+    file.write_text(json.dumps(stats))
+    code = main(["report", str(file)])
+    return code, *capsys.readouterr()
+
+
+def rows(out):
+    return [line.split() for line in out.splitlines()]
+
+
+def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    code, out, error = report(stats, tmp_path, capsys)
+    assert (code, error) == (0, "")
+    assert ["calls", "3"] in rows(out)
+    assert ["compiles", "2"] in rows(out)
+    assert ["padding", "waste", "25.0%"] in rows(out)
+    assert [r[:2] for r in rows(out) if r and r[-1] == "no"] == [["4", "0"], ["8", "1"]]
+
+
+def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    _, out, _ = report(stats, tmp_path, capsys)
+    for name in {*stats, *stats["buckets"][0]} - {"sizes", "fallback_reasons", "buckets"}:
+        assert name.replace("_", " ") in out, name
+
+
+def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    more = {
+        **stats,
+        "live_bytes": 3 * 2**20,
+        "fallback_reasons": {"eigh: no [bold] signs": 4},
+        "waste_by_dim": {"batch": 0.25},
+        "last_error": None,
+        "tags": ["a"],
+        "buckets": [{**stats["buckets"][0], "flops": 1234567.0}, *stats["buckets"][1:]],
+    }
+    code, out, _ = report(more, tmp_path, capsys)
+    assert code == 0
+    assert ["live", "bytes", "3.0", "MiB"] in rows(out)
+    assert ["last", "error", "-"] in rows(out)
+    assert ["eigh:", "no", "[bold]", "signs", "4"] in rows(out)
+    assert ["batch", "0.25"] in rows(out)
+    assert "flops" in out and "1.235e+06" in out
+
+
+def test_from_standard_input(stats, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(stats)))
+    assert main(["report", "-"]) == 0
+    assert "calls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN calls"])
+def test_what_is_no_json(text, tmp_path, capsys):
+    file = tmp_path / "stats.json"
+    file.write_text(text)
+    assert main(["report", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert f"{file} is not JSON: " in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [3, [], {}, {"calls": 3}, {"calls": 3, "buckets": 3}, {"calls": 3, "buckets": [{"hits": 1}]}],
+    ids=str,
+)
+def test_what_is_no_snapshot(wrong, tmp_path, capsys):
+    code, out, error = report(wrong, tmp_path, capsys)
+    assert (code, out) == (1, "")
+    assert "is no snapshot of counters: expected an object with 'calls'" in error
+    assert error.count("\n") == 1

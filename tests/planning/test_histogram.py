@@ -1,0 +1,77 @@
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from bucketjit._planning.histogram import histogram, joint_histogram, rounded_up
+
+SEEN = [5, 3, 5, 0, 900]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [SEEN, tuple(SEEN), iter(SEEN), np.array(SEEN, np.int16), Counter(SEEN), dict(Counter(SEEN))],
+    ids=lambda s: type(s).__name__,
+)
+def test_any_iterable_and_counts(sizes):
+    seen = histogram(sizes)
+    assert seen.sizes.tolist() == [3, 5, 900]
+    assert seen.counts.tolist() == [1, 2, 1]
+
+
+def test_counts_may_be_any_numbers():
+    assert histogram({4: 0.5, 8: Fraction(1, 4), 9: 0}).counts.tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "sizes, error, message",
+    [
+        ([], ValueError, "sizes must hold at least one size of 1 or more, not none"),
+        ([0, 0], ValueError, "at least one size of 1 or more"),
+        ({}, ValueError, "at least one size"),
+        ({8: 0}, ValueError, "at least one size"),
+        ([3, -1], ValueError, "sizes must not be negative, not -1"),
+        ([3.0], TypeError, "sizes must be a flat iterable of ints, not of float64"),
+        ([[3, 4]], TypeError, r"flat iterable of ints, not of int64 with shape \(1, 2\)"),
+        ([True], TypeError, "not of bool"),
+        ("34", TypeError, "sizes must be an iterable of ints, not '34'"),
+        (34, TypeError, "sizes must be an iterable of ints, not 34"),
+        ({3: "a"}, TypeError, "the count of size 3 must be a number, not 'a'"),
+        ({3: -1}, ValueError, "the count of size 3 must be finite and not negative, not -1"),
+        ({3: float("nan")}, ValueError, "must be finite"),
+    ],
+)
+def test_wrong_sizes_are_refused(sizes, error, message):
+    with pytest.raises(error, match=message):
+        histogram(sizes)
+
+
+def test_joint_counts_combinations():
+    seen = joint_histogram({"b": [4, 1, 4, 0], "s": np.array([9, 9, 9, 7])})
+    assert seen.dims == ("b", "s")
+    assert seen.points.tolist() == [[1, 9], [4, 9]]
+    assert seen.counts.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "sizes, error, message",
+    [
+        ([3], TypeError, "sizes must map the name of each dimension variable"),
+        ({1: [3]}, TypeError, "sizes must map the name"),
+        ({}, ValueError, "at least one call"),
+        ({"b": [0]}, ValueError, "at least one call"),
+        ({"b": [1, 2], "s": [3]}, ValueError, r"as many sizes as .*\{'b': 2, 's': 1\}"),
+        ({"b": [1], "s": [-3]}, ValueError, r"sizes\['s'\] must not be negative"),
+        ({"b": [1.5]}, TypeError, r"sizes\['b'\] must be a flat iterable of ints"),
+    ],
+)
+def test_wrong_joint_sizes_are_refused(sizes, error, message):
+    with pytest.raises(error, match=message):
+        joint_histogram(sizes)
+
+
+def test_rounding_merges_sizes():
+    rounded = rounded_up(histogram({1: 1, 7: 2, 8: 3, 9: 4, 33: 5}), 8, 24)
+    assert rounded.sizes.tolist() == [8, 16, 24]
+    assert rounded.counts.tolist() == [6, 4, 0]

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bucketjit._planning import table
+from bucketjit._planning.boxes import cheapest_boxes
+from bucketjit._planning.grid import cheapest_grid
+from bucketjit._planning.histogram import joint_histogram
+from bucketjit._planning.table import lay_out
+from tests.planning import brute
+
+COSTS = [None, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7]
+
+
+def small_table(rows, cost=None):
+    b, s = zip(*rows, strict=True)
+    seen = joint_histogram({"b": b, "s": s})
+    return lay_out(seen, cost, (1, 1), (max(b), max(s)))
+
+
+tables = st.builds(
+    small_table,
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([3, 5, 8, 20])), min_size=1, max_size=20),
+    st.sampled_from(COSTS),
+)
+
+
+# Both are local searches, so no new instances at every run.
+few = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@few
+@given(tables, st.integers(1, 6))
+def test_the_grid_is_near_the_best(candidates, k):
+    grid = cheapest_grid(candidates, k)
+    assert brute.grid_cells(candidates, grid) <= k
+    found, best = brute.grid_cost(candidates, grid), brute.best_grid_cost(candidates, k)
+    assert best <= found * (1 + 1e-12)
+    assert found <= 1.2 * best
+
+
+@few
+@given(tables, st.integers(1, 4))
+def test_the_boxes_are_near_the_best(candidates, k):
+    boxes = cheapest_boxes(candidates, k)
+    assert len(boxes) <= k
+    found, best = brute.boxes_cost(candidates, boxes), brute.best_boxes_cost(candidates, k)
+    assert best <= found * (1 + 1e-12)
+    assert found <= 1.1 * best
+
+
+def test_most_small_instances_are_solved_exactly():
+    rng = np.random.default_rng(0)
+    grids = boxes = 0
+    for i in range(40):
+        rows = rng.integers(1, 5, (int(rng.integers(3, 20)), 2)) ** (1, 2)
+        candidates, k = small_table(rows.tolist(), COSTS[i % 3]), int(rng.integers(2, 5))
+        grid = brute.grid_cost(candidates, cheapest_grid(candidates, k))
+        grids += grid <= brute.best_grid_cost(candidates, k) * (1 + 1e-12)
+        box = brute.boxes_cost(candidates, cheapest_boxes(candidates, k))
+        best = brute.best_boxes_cost(candidates, k)
+        boxes += box <= best * (1 + 1e-12)
+    assert grids >= 38
+    assert boxes >= 38
+
+
+def test_three_variables():
+    rng = np.random.default_rng(1)
+    sizes = {dim: rng.integers(1, 4, 12) ** 2 for dim in "bhw"}
+    candidates = lay_out(joint_histogram(sizes), None, (1, 1, 1), (9, 9, 9))
+    grid = cheapest_grid(candidates, 6)
+    assert brute.grid_cost(candidates, grid) <= 1.05 * brute.best_grid_cost(candidates, 6)
+
+
+def test_many_sizes_become_few_candidates(monkeypatch):
+    monkeypatch.setattr(table, "_MOST_PAIRS", 10_000)
+    rng = np.random.default_rng(2)
+    b, s = rng.integers(1, 100, 500), rng.integers(1, 3000, 500)
+    candidates = lay_out(joint_histogram({"b": b, "s": s}), None, (1, 8), (99, 3000))
+    assert candidates.weights.size * np.count_nonzero(candidates.weights) <= 10_000
+    assert candidates.weights.sum() == 500, "no call is lost"
+    assert [int(axis[-1]) for axis in candidates.sizes] == [99, 3000]
+
+
+@pytest.mark.parametrize("axis, message", [(0, "b=4 than for b=2, s=3"), (1, "s=9 than for b=2")])
+def test_a_cost_that_falls_is_refused(axis, message):
+    def cost(b, s):
+        return 100 - (b, s)[axis]
+
+    with pytest.raises(
+        ValueError, match=f"must not fall where a size grows, .* less for {message}"
+    ):
+        small_table([(2, 3), (4, 9)], cost)

@@ -1,0 +1,44 @@
+import pytest
+
+from bucketjit._errors import BucketOverflowError, StrategyContractError
+from bucketjit.strategies import Boundaries, Exact, Joint, Pow2, assess, assess_joint
+
+
+def test_counts_calls_not_sizes():
+    assert assess(Pow2(), [5, 5, 5, 9, 0]) == assess(Pow2(), {5: 3, 9: 1}) == (2, 24.0, 40.0)
+    assert assess(Pow2(), [5, 5, 5, 9]).waste == 16 / 40
+
+
+def test_in_the_unit_of_the_cost():
+    assert assess(Pow2(), [3, 3], cost=lambda n: n * n) == (1, 18.0, 32.0)
+
+
+def test_exact_wastes_nothing():
+    assert assess(Exact(), [3, 5, 5]) == (2, 13.0, 13.0)
+    assert assess(Exact(), [3], cost=lambda n: 0).waste == 0
+
+
+def test_a_broken_strategy_is_not_believed():
+    class Smaller:
+        def bucket(self, n):
+            return n - 1
+
+    with pytest.raises(StrategyContractError):
+        assess(Smaller(), [3])
+    with pytest.raises(BucketOverflowError):
+        assess(Boundaries([8]), [9])
+
+
+def test_joint_strategies_and_plans():
+    sizes = {"b": [3, 3, 4], "s": [10, 10, 70]}
+    strategies = {"s": Pow2(), "b": Pow2()}
+    assert assess_joint(strategies, sizes) == (2, 340.0, 2 * 64 + 512)
+    assert assess_joint(strategies, sizes, cost=lambda b, s: s) == (2, 90.0, 160.0)
+    plan = Joint([{"b": 4, "s": 16}, {"b": 4, "s": 128}])
+    assert assess_joint(plan, sizes) == assess_joint(strategies, sizes)
+
+
+@pytest.mark.parametrize("strategies", [{"b": Pow2()}, Joint([{"b": 4, "t": 8}])])
+def test_variables_must_be_the_same(strategies):
+    with pytest.raises(ValueError, match=r"sizes must be of the variables \['b'.*not \['b', 's'\]"):
+        assess_joint(strategies, {"b": [3], "s": [10]})
