@@ -10,11 +10,14 @@
 from bucketjit import strategies as strategies
 from bucketjit._cache import CacheInfo as CacheInfo
 from bucketjit._check import Check as Check
+from bucketjit._config import CompileBudget as CompileBudget
 from bucketjit._config import Fallback as Fallback
 from bucketjit._decorator import jit as jit
 from bucketjit._errors import ArgumentError as ArgumentError
 from bucketjit._errors import BucketJitError as BucketJitError
 from bucketjit._errors import BucketOverflowError as BucketOverflowError
+from bucketjit._errors import CompileBudgetError as CompileBudgetError
+from bucketjit._errors import CompileBudgetWarning as CompileBudgetWarning
 from bucketjit._errors import FallbackError as FallbackError
 from bucketjit._errors import FallbackWarning as FallbackWarning
 from bucketjit._errors import MaskingError as MaskingError
@@ -23,6 +26,7 @@ from bucketjit._errors import SizeMismatchError as SizeMismatchError
 from bucketjit._errors import SpecError as SpecError
 from bucketjit._errors import StrategyContractError as StrategyContractError
 from bucketjit._errors import StrategyError as StrategyError
+from bucketjit._events import Event as Event
 from bucketjit._exec import BucketedExec as BucketedExec
 from bucketjit._explain import Explanation as Explanation
 from bucketjit._explain import MaskedEquation as MaskedEquation
@@ -30,4 +34,6 @@ from bucketjit._padded import Padded as Padded
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats
 from bucketjit._stats import Stats as Stats
+from bucketjit._supply import CompileGuard as CompileGuard
 from bucketjit._version import __version__ as __version__
+from bucketjit._warmup import WarmupReport as WarmupReport

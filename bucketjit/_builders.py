@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from bucketjit import strategies
-from bucketjit._config import Config
+from bucketjit._cache import POLICIES
+from bucketjit._config import DEFAULT_MAXSIZE, Background, CompileBudget, Config
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
@@ -134,7 +135,107 @@ class Builders:
         Returns:
             A new executor.
         """
-        wrong = isinstance(maxsize, bool) or not isinstance(maxsize, int | None)
-        if wrong or (maxsize is not None and maxsize < 1):
-            raise SpecError(f"maxsize must be a positive int or None, got {maxsize!r}")
+        _check_bound("maxsize", maxsize)
         return self._with(maxsize=maxsize)
+
+    def with_plan(self, plan: Any) -> Self:
+        """Choose the buckets of several dimension variables together.
+
+        Args:
+            plan: `bucketjit.strategies.Joint`, or any object with ``dims``, the variables, and
+                ``bucket_of(sizes) -> buckets``, both dicts by variable.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            StrategyContractError: It is no such object.
+        """
+        if isinstance(plan, type) or not (
+            callable(getattr(plan, "bucket_of", None)) and hasattr(plan, "dims")
+        ):
+            raise StrategyContractError(
+                f"a joint plan is an object with dims and bucket_of(sizes), got {plan!r}"
+            )
+        return self._with(plan=plan)
+
+    def with_cache(
+        self,
+        maxsize: int | None = DEFAULT_MAXSIZE,
+        *,
+        max_bytes: int | None = None,
+        policy: str = "lru",
+        hysteresis: int = 8,
+    ) -> Self:
+        """Bound the executables that are kept, by number and by bytes.
+
+        Args:
+            maxsize: How many; None for no bound, but see `with_maxsize`.
+            max_bytes: How many bytes they may take together, by XLA's own memory analysis and
+                the arrays that they close over; None for no bound. A single one that takes more
+                is kept alone.
+            policy: Which goes first: ``"lru"``, the least recently used, or ``"lfu"``, the least
+                frequently used. Those that are pinned stay, see `BucketedExec.pin`.
+            hysteresis: An executable that had to go is compiled again only when it was asked for
+                this often, as long as a larger bucket can serve its calls: two buckets that
+                alternate do not drive each other out. 0 compiles it at once.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: An option is malformed.
+        """
+        for name, bound in (("maxsize", maxsize), ("max_bytes", max_bytes)):
+            _check_bound(name, bound)
+        if policy not in POLICIES:
+            raise SpecError(f"policy must be one of {POLICIES}, got {policy!r}")
+        if isinstance(hysteresis, bool) or not isinstance(hysteresis, int) or hysteresis < 0:
+            raise SpecError(f"hysteresis must be 0 or a positive int, got {hysteresis!r}")
+        return self._with(
+            maxsize=maxsize, max_bytes=max_bytes, policy=policy, hysteresis=hysteresis
+        )
+
+    def with_background_compile(self, workers: int = 1, *, queue: int = 64) -> Self:
+        """Compile in the background where a larger bucket is compiled that can serve meanwhile.
+
+        A call whose bucket is not compiled is served at once by the smallest compiled one that
+        holds it, with the same result. Its own compiles in a thread of its own and takes over when
+        it is ready. Where no compiled bucket is large enough, the call waits for its own.
+        A compile that fails in the background is logged; the next call that needs it compiles in
+        the foreground and gets the error.
+
+        Args:
+            workers: Threads that compile. XLA uses several cores for one compile already.
+            queue: How many compiles may wait; calls beyond that ask again later.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: An option is not a positive int.
+        """
+        for name, number in (("workers", workers), ("queue", queue)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise SpecError(f"{name} must be a positive int, got {number!r}")
+        return self._with(background=Background(workers, queue))
+
+    def with_compile_budget(
+        self,
+        compiles: int | None = None,
+        *,
+        seconds: float | None = None,
+        action: str = "error",
+    ) -> Self:
+        """Limit how much is compiled; see `bucketjit.CompileBudget`.
+
+        Returns:
+            A new executor.
+        """
+        return self._with(budget=CompileBudget(compiles, seconds, action))
+
+
+def _check_bound(name: str, bound: Any) -> None:
+    wrong = isinstance(bound, bool) or not isinstance(bound, int | None)
+    if wrong or (bound is not None and bound < 1):
+        raise SpecError(f"{name} must be a positive int or None, got {bound!r}")

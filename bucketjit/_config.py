@@ -95,3 +95,13 @@ class Config:
     budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
     background: Background | None = None
     listeners: tuple[Listener, ...] = ()
+    plan: Any = None
+
+    def strategy_of(self, dim: str) -> Strategy:
+        """The strategy of a dimension variable."""
+        return self.per_dim.get(dim, self.default)
+
+    @property
+    def planned(self) -> tuple[str, ...]:
+        """The dimension variables that have a strategy or plan of their own."""
+        return (*self.per_dim, *(() if self.plan is None else self.plan.dims))

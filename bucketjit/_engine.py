@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -39,12 +39,22 @@ from bucketjit._stats import Counters, Line
 from bucketjit._supply import Order, Supply
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules
-from bucketjit.strategies.base import checked_bucket
+from bucketjit.strategies.base import checked_bucket, checked_joint
 
 _MAX_ROUTES = 64
 _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
 
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call as they came
+
+
+class Watcher(Protocol):
+    """Who is told of each call; see `bucketjit._adapting`."""
+
+    def learn(self, signed: Signed, call: Call) -> None:
+        """Take note of how calls look."""
+
+    def note(self, sizes: Mapping[str, int]) -> None:
+        """Take note of a call."""
 
 
 class Engine:
@@ -62,6 +72,7 @@ class Engine:
         routes: The warm path: ways to read the arguments, the latest first.
         refused: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
+        watcher: Who is told of each call, or None.
     """
 
     def __init__(self, config: Config, kin: Engine | None = None) -> None:
@@ -78,6 +89,7 @@ class Engine:
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
+        self.watcher: Watcher | None = None
         self._rules: Mapping[Any, Rule] | None = None
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
@@ -111,7 +123,7 @@ class Engine:
         """Whether no variable has a strategy."""
         config = self.config
         every = (config.default, *config.per_dim.values())
-        return all(isinstance(s, strategies.Exact) for s in every)
+        return config.plan is None and all(isinstance(s, strategies.Exact) for s in every)
 
     def tell(self, event: Event) -> None:
         """Log an event, and hand it to the listeners."""
@@ -152,11 +164,16 @@ class Engine:
         result = self._run(entry, sizes, signed, finish)
         real, total = elements(entry.pads, signed.leaves)
         self.counters.call(real, total)
+        if self.watcher is not None:
+            self.watcher.learn(signed, call)
+            self.watcher.note(call.sizes)
         small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
         if given is not None and small and not stands_in:
             on_device = jax.device_put(sizes)
             is_open = _open_leaves(call, signed)
-            self._remember(signed, given, is_open, order.key, on_device, finish, Line(real, total))
+            self._remember(
+                signed, given, is_open, order.key, on_device, finish, Line(real, total), call.sizes
+            )
         return result
 
     def bucket_of(self, program: Program, call: Call) -> dict[str, int]:
@@ -175,8 +192,10 @@ class Engine:
     def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
         """Padded size of each variable: the strategies' choice, or what the guards allow of it."""
         config = self.config
+        joint = checked_joint(config.plan, sizes)
         bucket = {
-            v: checked_bucket(config.per_dim.get(v, config.default), v, n) for v, n in sizes.items()
+            v: joint[v] if v in joint else checked_bucket(config.strategy_of(v), v, n)
+            for v, n in sizes.items()
         }
         if program.fits(bucket):
             return bucket
@@ -352,6 +371,7 @@ class Engine:
         sizes: Any,
         finish: Change | None,
         line: Line,
+        logical: Mapping[str, int] | None = None,
     ) -> None:
         """Let the next call like this one skip the slow path."""
         slot = self.cache.slot(key)
@@ -368,9 +388,19 @@ class Engine:
                 dropped = self.routes[_MAX_ROUTES - 1 :]
                 self.routes = [route, *self.routes][:_MAX_ROUTES]
                 self._forget([plan for old in dropped for plan in old.plans()])
-            plan = make_plan(route, slot, sizes, signed.leaves, finish, line)
+            note = None
+            if self.watcher is not None and logical is not None:
+                note = functools.partial(self.watcher.note, logical)
+            plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note)
             self.counters.open(line)
             self._forget(route.remember(args, kwargs, plan))
+
+    def forget_routes(self) -> None:
+        """Let every call look for its bucket anew."""
+        with self.lock:
+            routes, self.routes = self.routes, []
+            for route in routes:
+                self._forget(route.plans())
 
     def _forget(self, plans: Sequence[Plan]) -> None:
         for plan in plans:

@@ -22,7 +22,8 @@ class Event:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
             for a new signature, or with other axes open), ``"stand-in"`` (a call is served by a
             larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed)
-            or ``"error"`` (a compile in the background failed).
+            ``"error"`` (a compile in the background failed) or ``"plan"`` (an adaptive strategy
+            has changed its buckets).
         name: Name of the function.
         sizes: Size of each dimension variable: of the bucket, or of the call.
         seconds: What it took; 0 where that is not measured.

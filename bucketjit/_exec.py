@@ -10,10 +10,11 @@ from types import MethodType
 from typing import Any, Self
 
 from bucketjit import _jax
+from bucketjit._adapting import Adapting, adaptive
 from bucketjit._builders import Builders
 from bucketjit._cache import CacheInfo
 from bucketjit._check import Check
-from bucketjit._config import Config, Fallback
+from bucketjit._config import CompileBudget, Config, Fallback
 from bucketjit._derivatives import Derivatives
 from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
@@ -24,7 +25,9 @@ from bucketjit._padding import without_padding
 from bucketjit._results import Out
 from bucketjit._route import Evicted
 from bucketjit._stats import BucketStats, FrozenDict, Stats
+from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
+from bucketjit._warmup import WarmupReport, warm_up
 
 
 class BucketedExec(Builders):
@@ -59,6 +62,7 @@ class BucketedExec(Builders):
         check: Checked execution, for tests; see `Check`.
         out: The form of results: ``"jax"`` for arrays of logical shape, ``"numpy"`` for host
             arrays, ``"padded"`` for `Padded` ones, which the next executor takes as they are.
+        compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -85,6 +89,7 @@ class BucketedExec(Builders):
         fallback: Fallback = Fallback.EXACT,
         check: Check = Check.OFF,
         out: str = "jax",
+        compile_budget: int | CompileBudget | None = None,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -94,6 +99,8 @@ class BucketedExec(Builders):
             raise SpecError(f"check must be a member of bucketjit.Check, got {check!r}")
         if out not in [form.value for form in Out]:
             raise SpecError(f"out must be 'jax', 'numpy' or 'padded', got {out!r}")
+        if not isinstance(compile_budget, CompileBudget):
+            compile_budget = CompileBudget(compile_budget)
         if isinstance(constraints, str):
             constraints = (constraints,)
         for text in constraints:
@@ -114,12 +121,14 @@ class BucketedExec(Builders):
                 fallback,
                 check,
                 Out(out),
+                budget=compile_budget,
             )
         )
 
     def _setup(self, config: Config, kin: Engine | None = None) -> None:
         self._config = config
         self._engine = Engine(config, kin)
+        self._engine.watcher = adaptive(self._engine)
         make = functools.partial(self._of_kin, self._engine)
         self._derivatives = Derivatives(self._engine, make)
         # The attributes of a callable object are its own: it may have one named like one here.
@@ -202,6 +211,122 @@ class BucketedExec(Builders):
         """Drop every executable and program, and start the counters again."""
         self._derivatives.clear()
         self._engine.clear()
+
+    def pin(self, pinned: bool = True, **sizes: int) -> int:
+        """Keep executables in the cache whatever else is compiled; eviction passes them over.
+
+        Args:
+            pinned: False to let go of them again.
+            **sizes: Padded sizes by dimension variable; all executables of these are meant, and
+                without any, all there are.
+
+        Returns:
+            How many executables that was.
+
+        Examples:
+            >>> import numpy as np
+            >>> double = BucketedExec(lambda x: 2 * x).with_pow2().with_maxsize(2)
+            >>> for n in (3, 5):
+            ...     _ = double(np.ones(n))
+            >>> double.pin(batch=4)
+            1
+            >>> for n in (9, 17):
+            ...     _ = double(np.ones(n))
+            >>> [dict(bucket.sizes) for bucket in double.stats().buckets]
+            [{'batch': 4}, {'batch': 32}]
+        """
+        cache = self._engine.cache
+        meant = [
+            key
+            for key, entry in cache.items()
+            if all(entry.sizes.get(v) == n for v, n in sizes.items())
+        ]
+        return sum(cache.pin(key, pinned) for key in meant)
+
+    def warmup(
+        self,
+        *args: Any,
+        sizes: Any = None,
+        workers: int | None = None,
+        time_budget: float | None = None,
+        progress: bool = True,
+        **kwargs: Any,
+    ) -> WarmupReport:
+        """Compile buckets before calls need them, several at the same time.
+
+        Buckets that are compiled already are passed over, so a warm-up that was interrupted, or
+        ran out of time, is gone on with by asking again. The largest bucket comes first.
+
+        Args:
+            *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for
+                arrays. Arrays that will be committed to a device should be so here.
+            sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
+                lists its buckets, of which all combinations are warmed up; a list of dicts of a
+                variable to a size; or a joint plan. By default the sizes of ``args``.
+            workers: Threads that compile; by default as many as there are cores, up to four.
+            time_budget: Seconds after which no other compile begins.
+            progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if
+                it is installed, and by lines elsewhere.
+            **kwargs: Keyword arguments like those of the calls to come.
+
+        Returns:
+            What was compiled, what was there, what failed and why, and what is left.
+
+        Raises:
+            SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack.
+            ArgumentError: What the call would raise.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
+            >>> like = jax.ShapeDtypeStruct((1,), jnp.float32)
+            >>> report = total.warmup(like, sizes={"n": range(1, 65)}, progress=False)
+            >>> [bucket["n"] for bucket in report.compiled]
+            [64, 32, 16, 8, 4, 2, 1]
+            >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
+            ({'n': 4}, {'n': 8})
+        """
+        given = tuple(map(array_like, args))
+        named = {name: array_like(value) for name, value in kwargs.items()}
+        signed = self._engine.signer.sign(given, named)
+        return warm_up(self._engine, signed, sizes, workers, time_budget, progress)
+
+    def forbid_compiles(self) -> CompileGuard:
+        """Compile nothing any more: a call that would have to raises `CompileBudgetError`.
+
+        Returns:
+            What allows compiles again: ``with executor.forbid_compiles(): ...`` does at the end
+            of the block, and its ``release()`` at any time.
+
+        Examples:
+            >>> import numpy as np
+            >>> double = BucketedExec(lambda x: 2 * x).with_pow2()
+            >>> _ = double(np.ones(3))
+            >>> with double.forbid_compiles():
+            ...     double(np.ones(5))
+            Traceback (most recent call last):
+                ...
+            bucketjit._errors.CompileBudgetError: <lambda>: a call with batch=5 needs the bucket ...
+        """
+        return CompileGuard(self._engine.supply)
+
+    def wait_for_compiles(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to compile in the background.
+
+        Args:
+            timeout: The most seconds to wait; None for no limit.
+
+        Returns:
+            Whether nothing is left.
+        """
+        watcher = self._engine.watcher
+        for workers in (
+            watcher.workers if isinstance(watcher, Adapting) else None,
+            self._engine.supply.workers,
+        ):
+            if workers is not None and not workers.wait(timeout):
+                return False
+        return True
 
     def stats(self) -> Stats:
         """A snapshot of what this executor has done; see `Stats`."""

@@ -181,6 +181,10 @@ class Family:
             self._check_constraints(sizes)
         return sizes
 
+    def declared_tokens(self, shapes: Shapes) -> Tokens:
+        """The axes that the user named; all others are static."""
+        return self._with_axes(shapes, {})
+
     # --- the first call ---
 
     def _first(self, shapes: Shapes) -> Call:

@@ -79,12 +79,23 @@ class Plan:
         finish: What is done to the result, or None.
         line: Counts the calls.
         route: Where the static arguments are.
+        note: Told of each call.
 
     Attributes:
         following: The plan to try where this one's executable refuses what has no open axes.
     """
 
-    __slots__ = ("_finish", "_gives", "_pads", "_route", "_sizes", "following", "line", "slot")
+    __slots__ = (
+        "_finish",
+        "_gives",
+        "_note",
+        "_pads",
+        "_route",
+        "_sizes",
+        "following",
+        "line",
+        "slot",
+    )
 
     def __init__(
         self,
@@ -95,6 +106,7 @@ class Plan:
         finish: Change | None,
         line: Line,
         route: Route,
+        note: Callable[[], None] | None = None,
     ) -> None:
         self.slot = slot
         self.following: Plan | None = None
@@ -103,6 +115,7 @@ class Plan:
         self._gives = tuple(gives)
         self._finish = finish
         self._route = route if route.dynamic is not None or route.static_names else None
+        self._note = note
         self.line = line
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,6 +148,8 @@ class Plan:
         slot.last_used = time.monotonic()
         slot.uses.add()
         self.line.calls.add()
+        if self._note is not None:
+            self._note()
         return result if self._finish is None else self._finish(result)
 
     def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -319,6 +334,7 @@ def make_plan(
     leaves: Sequence[Any],
     finish: Change | None,
     line: Line,
+    note: Callable[[], None] | None = None,
 ) -> Plan:
     """How a route serves calls like one that was just served.
 
@@ -329,6 +345,7 @@ def make_plan(
         leaves: The leaves of the call, as they came.
         finish: What is done to the result.
         line: Counts the calls.
+        note: Told of each call.
     """
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
@@ -348,7 +365,7 @@ def make_plan(
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
         if any(leaf in donated for _, leaf in places):
             gives.append(where)
-    return Plan(slot, sizes, pads, gives, finish, line, route)
+    return Plan(slot, sizes, pads, gives, finish, line, route, note)
 
 
 def _read_static(value: Any) -> Hashable:

@@ -163,7 +163,7 @@ class Signer:
         text = repr(self._config.dynamic_axes)
         words = re.findall(r"\w+", text)
         unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
-        for dim in self._config.per_dim:
+        for dim in self._config.planned:
             if dim in words or (unnamed and is_default_name(dim)):
                 continue
             if self._config.dynamic_axes is None:

@@ -174,13 +174,16 @@ class Supply:
 
     def _stand_in(self, order: Order) -> Executable | None:
         """A stored executable to serve the call by, if that is better than to compile now."""
-        if self.workers is None and not self._keeps_out(order.key):
-            return None
+        if self.workers is None:
+            if not self._keeps_out(order.key):
+                return None
+        elif self.workers.failed(order.key):
+            return None  # whoever compiles it now gets the error
         key = order.stand_in()
         entry = None if key is None else self._cache.get(key)
         if entry is None:
             return None
-        if self.workers is not None and not self.workers.failed(order.key):
+        if self.workers is not None:
             self._compile_later(order)
         self._tell_stand_in(order, entry)
         return entry
@@ -237,7 +240,7 @@ class Supply:
         allowed = self._affordable()
         if not allowed:
             message = self._refusal(order)
-            self._tell(Event("budget", self._name, order.sizes, detail=message))
+            self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
             if self._forbidden or self._budget.action == "error":
                 raise CompileBudgetError(message)
             warnings.warn(message, CompileBudgetWarning, stacklevel=2)
@@ -279,6 +282,26 @@ class Supply:
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
         return f"The nearest compiled bucket is {shown}{which}."
+
+
+class CompileGuard:
+    """Forbids compiles until it is released, or its block ends."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply: Supply | None = supply
+        supply.forbid(1)
+
+    def release(self) -> None:
+        """Allow compiles again, as far as no other guard forbids them."""
+        supply, self._supply = self._supply, None
+        if supply is not None:
+            supply.forbid(-1)
+
+    def __enter__(self) -> CompileGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class Workers:

@@ -6,7 +6,8 @@ import dataclasses
 import math
 import numbers
 import operator
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from bucketjit._errors import BucketOverflowError, StrategyContractError
 
@@ -119,6 +120,40 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
                 "all have that bucket"
             )
     return bucket
+
+
+def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """The buckets that a joint plan chooses for a call, held to the contract.
+
+    Args:
+        plan: An object with ``dims`` and ``bucket_of``, such as `Joint`; or None.
+        sizes: Logical size of each dimension variable.
+
+    Returns:
+        The bucket of each variable that is planned; none where there is no plan, or one of its
+        variables is not among those of the call.
+
+    Raises:
+        BucketOverflowError: A size is beyond the plan.
+        StrategyContractError: The plan broke its contract.
+    """
+    if plan is None or any(dim not in sizes for dim in plan.dims):
+        return {}
+    wanted = {dim: sizes[dim] for dim in plan.dims}
+    chosen = dict(plan.bucket_of(wanted))
+    for dim, n in wanted.items():
+        bucket = chosen.get(dim)
+        if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < n:
+            raise StrategyContractError(
+                f"{plan!r}.bucket_of({wanted}) gave {bucket!r} for {dim!r}; a bucket is an int of "
+                "at least the size"
+            )
+    if plan.bucket_of(chosen) != chosen:
+        raise StrategyContractError(
+            f"{plan!r}: bucket_of({chosen}) is {plan.bucket_of(chosen)}; the bucket of a bucket is "
+            "itself"
+        )
+    return chosen
 
 
 def _answer(strategy: Strategy, dim_name: str, n: int) -> int:

@@ -1,0 +1,110 @@
+"""Strategies that follow the sizes that occur: who tells them, and compiles what they propose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from bucketjit._config import Background
+from bucketjit._engine import Engine
+from bucketjit._errors import BucketJitError
+from bucketjit._events import Event
+from bucketjit._executable import without_values
+from bucketjit._family import Call
+from bucketjit._signing import Signed
+from bucketjit._supply import Workers
+from bucketjit._warmup import at_sizes
+
+_EVERY = 64  # calls between two looks for a better plan
+
+
+class Adapting:
+    """Keeps the adaptive strategies of an engine informed.
+
+    Calls go by the present plan until the buckets of the next one are compiled, in a thread of its
+    own; then the plans are swapped.
+
+    Args:
+        engine: Serves the calls.
+        strategies: The adaptive strategies by dimension variable; that of None is the one for all
+            others.
+    """
+
+    def __init__(self, engine: Engine, strategies: Mapping[str | None, Any]) -> None:
+        self._engine = engine
+        self._strategies = dict(strategies)
+        self._calls = itertools.count(1).__next__
+        self._latest: tuple[Signed, Call] | None = None
+        self.workers = Workers(Background(1, 1))
+
+    def learn(self, signed: Signed, call: Call) -> None:
+        """Take note of how calls look, to compile for others like it."""
+        self._latest = without_values(signed), call
+
+    def note(self, sizes: Mapping[str, int]) -> None:
+        """Count a call, and look for a better plan once in a while."""
+        for variable, size in sizes.items():
+            strategy = self._of(variable)
+            if strategy is not None:
+                strategy.observe(size)
+        if self._calls() % _EVERY == 0:
+            self.workers.submit("replan", self.replan)
+
+    def replan(self) -> None:
+        """Look for better plans, compile their buckets, and go by them."""
+        if self._latest is None:
+            return
+        signed, call = self._latest
+        for variable in call.sizes:
+            strategy = self._of(variable)
+            if strategy is None:
+                continue
+            made = {
+                entry.sizes[variable]
+                for _, entry in self._engine.cache.items()
+                if not entry.exact and variable in entry.sizes
+            }
+            proposal = strategy.propose(made)
+            if proposal is None:
+                continue
+            engine = self._engine
+            try:
+                for bucket in proposal.new_buckets:
+                    self._compile(signed, call, variable, bucket)
+            except BucketJitError as error:
+                engine.tell(Event("error", engine.name, {variable: bucket}, detail=str(error)))
+                return
+            if strategy.adopt(proposal):
+                engine.forget_routes()
+                detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
+                engine.tell(Event("plan", engine.name, {variable: call.sizes[variable]}, 0, detail))
+
+    def _compile(self, signed: Signed, call: Call, variable: str, bucket: int) -> None:
+        engine = self._engine
+        at = at_sizes(signed, call.tokens, {**call.sizes, variable: bucket})
+        with engine.lock:
+            wanted = at.family.resolve(at.shapes)
+            if wanted.program is None or wanted.program in engine.refused:
+                return
+            chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
+        if wanted.program.fits(chosen):
+            engine.supply.prepare(engine.order(at, wanted, chosen))
+
+    def _of(self, variable: str) -> Any:
+        if variable in self._engine.config.per_dim:
+            return self._strategies.get(variable)
+        return self._strategies.get(None)
+
+
+def adaptive(engine: Engine) -> Adapting | None:
+    """What keeps an engine's adaptive strategies informed; None if it has none."""
+    config = engine.config
+    every: dict[str | None, Any] = {None: config.default}
+    every.update(config.per_dim.items())
+    found = {v: s for v, s in every.items() if _adapts(s)}
+    return Adapting(engine, found) if found else None
+
+
+def _adapts(strategy: Any) -> bool:
+    return all(callable(getattr(strategy, m, None)) for m in ("observe", "propose", "adopt"))

@@ -1,0 +1,321 @@
+"""Compile buckets before calls need them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import sys
+import time
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit._axes import STATIC
+from bucketjit._dims import evaluate_text
+from bucketjit._engine import Engine
+from bucketjit._errors import MaskingError, SpecError, StrategyError, first_line
+from bucketjit._family import Tokens, variables_in
+from bucketjit._signing import Signed
+from bucketjit._stats import FrozenDict
+from bucketjit._supply import Order
+
+_MOST_COMBINATIONS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupReport:
+    """What a warm-up has done; ``print`` it.
+
+    Attributes:
+        compiled: The buckets that it compiled.
+        present: Those that were compiled already.
+        failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
+        exact: Sizes that no bucket serves, since the call cannot be masked, and why.
+        left: Buckets that there was no time for; another warm-up goes on with them.
+        seconds: What it took.
+    """
+
+    compiled: tuple[Mapping[str, int], ...]
+    present: tuple[Mapping[str, int], ...]
+    failed: tuple[tuple[Mapping[str, int], str], ...]
+    exact: tuple[tuple[Mapping[str, int], str], ...]
+    left: tuple[Mapping[str, int], ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.compiled)} compiled, {len(self.present)} present, {len(self.failed)} "
+            f"failed, {len(self.exact)} exact, {len(self.left)} left, in {self.seconds:.2f} s"
+        )
+        lines = [f"  failed {_shown(sizes)}: {why}" for sizes, why in self.failed]
+        lines += [f"  exact {_shown(sizes)}: {why}" for sizes, why in self.exact]
+        return "\n".join([head, *lines])
+
+
+def warm_up(
+    engine: Engine,
+    signed: Signed,
+    sizes: Any,
+    workers: int | None,
+    time_budget: float | None,
+    progress: bool,
+) -> WarmupReport:
+    """See `BucketedExec.warmup`.
+
+    Args:
+        engine: Serves the calls.
+        signed: A call like those to come.
+        sizes: Their sizes, or None for those of the call.
+        workers: Threads that compile.
+        time_budget: Seconds after which no compile begins.
+        progress: Whether to tell how far it is.
+    """
+    began = time.monotonic()
+    orders, exact, failed = _orders(engine, signed, sizes)
+    present = [o for o in orders if o.key in engine.cache]
+    todo = [o for o in orders if o.key not in engine.cache]
+    # The largest first: it can stand in for all others.
+    todo.sort(key=lambda o: -_volume(o.sizes))
+    compiled: list[Order] = []
+    deadline = None if time_budget is None else began + time_budget
+    with _progress(engine.name, len(todo), progress) as step:
+        for order, error in _compile_all(engine, todo, workers, deadline):
+            if error is None:
+                compiled.append(order)
+            else:
+                failed.append((FrozenDict(order.sizes), f"{type(error).__name__}: {error}"))
+            step(order, error)
+    tried = {o.key for o in compiled}
+    compiled.sort(key=todo.index)
+    left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
+    wrong = [sizes for sizes, _ in failed]
+    return WarmupReport(
+        compiled=tuple(FrozenDict(o.sizes) for o in compiled),
+        present=tuple(FrozenDict(o.sizes) for o in present),
+        failed=tuple(failed),
+        exact=tuple(exact),
+        left=tuple(FrozenDict(o.sizes) for o in left if dict(o.sizes) not in wrong),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _compile_all(
+    engine: Engine, orders: Sequence[Order], workers: int | None, deadline: float | None
+) -> Iterator[tuple[Order, Exception | None]]:
+    """Compile several executables at the same time; XLA does so without Python's lock.
+
+    Only as many are handed to the threads as they can take, so that an interrupt or the deadline
+    stops all others.
+    """
+    count = workers or min(4, os.cpu_count() or 1)
+    waiting = iter(orders)
+    running: dict[Future[bool], Order] = {}
+    with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
+        while True:
+            late = deadline is not None and time.monotonic() >= deadline
+            while not late and len(running) < count:
+                order = next(waiting, None)
+                if order is None:
+                    break
+                running[pool.submit(engine.supply.prepare, order)] = order
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                order = running.pop(future)
+                error = future.exception()
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+                yield order, error
+
+
+def _orders(
+    engine: Engine, signed: Signed, sizes: Any
+) -> tuple[list[Order], list[tuple[Mapping[str, int], str]], list[tuple[Mapping[str, int], str]]]:
+    """What to compile; sizes that run exact; sizes that failed."""
+    found: dict[Hashable, Order] = {}
+    exact: list[tuple[Mapping[str, int], str]] = []
+    failed: list[tuple[Mapping[str, int], str]] = []
+    if engine.always_exact:
+        tokens = _declared(signed)
+        own = _sizes_in(tokens, signed.shapes)
+    else:
+        with engine.lock:
+            first = signed.family.resolve(signed.shapes)
+        tokens, own = first.tokens, first.sizes
+    for chosen in combinations(sizes, tuple(variables_in(tokens)), own):
+        all_sizes = {**own, **chosen}
+        try:
+            at = at_sizes(signed, tokens, all_sizes)
+            if engine.always_exact:
+                order = engine.exact_order(at, all_sizes)
+                found.setdefault(order.key, order)
+                continue
+            with engine.lock:
+                call = at.family.resolve(at.shapes)
+                refusal: MaskingError | None = call.refusal
+                if call.program is not None:
+                    refusal = engine.refused.get(call.program)
+                if call.program is None or refusal is not None:
+                    refusal = refusal or MaskingError("an axis of size 0 has no bucket")
+                    exact.append((FrozenDict(chosen), refusal.reason))
+                    continue
+                bucket = engine.bucket_of(call.program, call)
+            order = engine.order(at, call, bucket)
+        except (StrategyError, MaskingError) as error:
+            failed.append((FrozenDict(chosen), first_line(error)))
+            continue
+        found.setdefault(order.key, order)
+    return list(found.values()), exact, failed
+
+
+def _declared(signed: Signed) -> Tokens:
+    """Tokens where nothing is traced: the names in ``dynamic_axes``, the default name elsewhere."""
+    sizes = signed.family.declared_sizes(signed.shapes)
+    if sizes:
+        return signed.family.declared_tokens(signed.shapes)
+    return tuple(
+        tuple("batch" if i == 0 and spec is not None else STATIC for i in range(len(shape)))
+        for spec, shape in zip(signed.family.specs, signed.shapes, strict=True)
+    )
+
+
+def _sizes_in(tokens: Tokens, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    return {
+        t: n
+        for row, shape in zip(tokens, shapes, strict=True)
+        for t, n in zip(row, shape, strict=True)
+        if t.isidentifier() and t != STATIC
+    }
+
+
+def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
+    """The same call at other sizes; its leaves say type and placement only."""
+    shapes: list[tuple[int, ...]] = []
+    leaves: list[Any] = []
+    rows = zip(tokens, signed.shapes, signed.leaves, signed.family.types, strict=True)
+    for row, shape, leaf, kind in rows:
+        new = tuple(
+            n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
+        )
+        shapes.append(new)
+        if kind.dtype is None:
+            leaves.append(new[0])
+        elif new == shape:
+            leaves.append(leaf)
+        else:
+            committed = isinstance(leaf, jax.Array) and leaf.committed
+            sharding = leaf.sharding if committed else None
+            weak = kind.weak_type
+            leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))
+    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+
+
+def combinations(
+    sizes: Any, variables: Sequence[str], own: Mapping[str, int]
+) -> list[dict[str, int]]:
+    """The sizes that a warm-up is for.
+
+    Args:
+        sizes: None; a dict of a variable to a size, to sizes, or to a strategy that lists its
+            buckets; a list of dicts to sizes; or a joint plan.
+        variables: The variables there are.
+        own: The sizes of the example.
+
+    Raises:
+        SpecError: It is none of these, or there is no such variable.
+    """
+    if sizes is None:
+        return [dict(own)]
+    if hasattr(sizes, "bucket_of"):
+        sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
+    if isinstance(sizes, Mapping):
+        _check_names(sizes, variables)
+        each = {v: _sizes_of(v, given) for v, given in sizes.items()}
+        count = int(np.prod([len(s) for s in each.values()], dtype=np.int64))
+        if count > _MOST_COMBINATIONS * 16:
+            raise SpecError(
+                f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
+            )
+        return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise SpecError(
+            f"warmup: sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
+            f"a plan, got {sizes!r}"
+        )
+    found = []
+    for one in sizes:
+        if not isinstance(one, Mapping):
+            raise SpecError(f"warmup: sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
+        _check_names(one, variables)
+        found.append({v: _sizes_of(v, n)[0] for v, n in one.items()})
+    return found
+
+
+def _check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
+    if unknown := [v for v in sizes if v not in variables]:
+        raise SpecError(
+            f"warmup: there is no dimension {unknown[0]!r}; these arguments have "
+            f"{', '.join(map(repr, variables)) or 'no open axis'}"
+        )
+
+
+def _sizes_of(variable: str, given: Any) -> list[int]:
+    boundaries = getattr(given, "boundaries", None)
+    if boundaries is not None:
+        given = boundaries
+    values = [given] if isinstance(given, int | np.integer) else given
+    try:
+        found = [int(n) for n in values]
+    except (TypeError, ValueError):
+        found = []
+    wrong = not found or any(
+        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in values
+    )
+    if wrong:
+        raise SpecError(
+            f"warmup: the sizes of {variable!r} must be ints, a range, or a strategy that lists "
+            f"its buckets, got {given!r}"
+        )
+    return found
+
+
+def _volume(sizes: Mapping[str, int]) -> int:
+    return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{v}={n}" for v, n in sizes.items()) or "exact"
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int, wanted: bool) -> Iterator[Any]:
+    """Tell how far a warm-up is: a bar in a terminal, lines elsewhere; on standard error."""
+    if not wanted or not total:
+        yield lambda order, error: None
+        return
+    done = itertools.count(1)
+
+    def line(order: Order, error: Exception | None) -> None:
+        what = "failed" if error is not None else "compiled"
+        print(f"{name}: {what} {_shown(order.sizes)} ({next(done)}/{total})", file=sys.stderr)
+
+    if not sys.stderr.isatty():
+        yield line
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield line
+        return
+    with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket") as bar:
+
+        def step(order: Order, error: Exception | None) -> None:
+            bar.set_postfix_str(_shown(order.sizes), refresh=False)
+            bar.update()
+
+        yield step

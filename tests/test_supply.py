@@ -1,0 +1,536 @@
+"""Where executables come from: warm-up, the background, a budget; and which of them stay."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import (
+    BucketedExec,
+    CompileBudget,
+    CompileBudgetError,
+    CompileBudgetWarning,
+    FallbackWarning,
+    SpecError,
+    StrategyContractError,
+    strategies,
+)
+from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
+
+
+def spread(p: Any, x: Any) -> Any:
+    return jax.nn.softmax(x * p["w"], axis=0), x.mean(0)
+
+
+PARAMS = {"w": np.float32(2)}
+LIKE = jax.ShapeDtypeStruct((1, 3), jnp.float32)
+
+
+def buckets(executor: BucketedExec) -> list[dict[str, int]]:
+    return [dict(b.sizes) for b in executor.stats().buckets]
+
+
+def slow_rule(go: threading.Event, begun: threading.Event | None = None) -> Callable[..., Any]:
+    def rule(ctx: Any, x: Any) -> Any:
+        if begun is not None:
+            begun.set()
+        assert go.wait(60)
+        return ctx.bind(x)
+
+    return rule
+
+
+# --- warm-up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [None, 1, 3])
+def test_warm_up_leaves_nothing_to_compile(
+    workers: int | None, xla_compiles: Callable[[], int]
+) -> None:
+    executor = BucketedExec(spread, dynamic_axes=(None, "b, 3")).with_pow2()
+    report = executor.warmup(
+        PARAMS, LIKE, sizes={"b": range(1, 20)}, workers=workers, progress=False
+    )
+    assert [b["b"] for b in report.compiled] == [32, 16, 8, 4, 2, 1]
+    assert not (report.present or report.failed or report.exact or report.left)
+    assert report.seconds > 0 and str(report).startswith("6 compiled, 0 present")
+    before = xla_compiles()
+    with executor.forbid_compiles():
+        for n in (1, 3, 19, 32):
+            executor(PARAMS, ramp(n, 3))
+            executor(PARAMS, jax.device_put(ramp(n, 3)))
+    executor.warmup(PARAMS, LIKE, sizes={"b": range(1, 20)}, progress=False)
+    assert xla_compiles() == before
+    assert executor.stats().compiles == executor.cache_size() == 6
+    for n in (1, 3, 19):
+        assert_like_jit(executor, spread, PARAMS, ramp(n, 3))
+
+
+def test_warm_up_of_several_variables() -> None:
+    fn = lambda x, y: x @ y  # noqa: E731
+    like = (np.zeros((2, 3), np.float32), np.zeros((3, 4), np.float32))
+    executor = BucketedExec(fn, dynamic_axes=("a, b", "b, c")).with_pow2()
+    report = executor.warmup(*like, sizes={"a": [3, 5], "b": 9}, progress=False)
+    assert list(map(dict, report.compiled)) == [
+        {"a": 8, "b": 16, "c": 4},
+        {"a": 4, "b": 16, "c": 4},
+    ]
+    report = executor.warmup(*like, sizes=[{"a": 3, "b": 9}, {"c": 2, "a": 2}], progress=False)
+    assert list(map(dict, report.compiled)) == [{"a": 2, "b": 4, "c": 2}]
+    assert list(map(dict, report.present)) == [{"a": 4, "b": 16, "c": 4}]
+    with executor.forbid_compiles():
+        assert_like_jit(executor, fn, ramp(4, 15), ramp(15, 3))
+
+
+def test_warm_up_of_containers_keywords_sizes_and_static_arguments() -> None:
+    def fn(d: Any, k: int, how: str, *, y: Any) -> Any:
+        return d["x"] * k + y.sum(), jnp.arange(k) if how == "a" else None
+
+    executor = BucketedExec(
+        fn, dynamic_axes={"d": {"x": "n"}, "k": "k", "y": "m"}, static_argnames="how"
+    ).with_pow2()
+    d = {"x": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    sizes = {"n": [3, 4], "k": 5, "m": range(1, 3)}
+    report = executor.warmup(d, 1, "a", y=ramp(1), sizes=sizes, progress=False)
+    assert len(report.compiled) == 2
+    with executor.forbid_compiles():
+        assert_same(
+            executor({"x": ramp(3)}, 5, "a", y=ramp(2)),
+            jax.jit(fn, static_argnums=(1, 2))({"x": ramp(3)}, 5, "a", y=ramp(2)),
+        )
+
+
+def test_warm_up_of_committed_arrays(xla_compiles: Callable[[], int]) -> None:
+    params = jax.device_put({"w": np.float32(2)}, jax.devices()[0])
+    executor = BucketedExec(spread, dynamic_axes=(None, "b, _")).with_pow2()
+    executor.warmup(params, LIKE, sizes={"b": 4}, progress=False)
+    before = xla_compiles()
+    executor(params, ramp(3, 3))
+    assert xla_compiles() == before
+
+
+def test_warm_up_by_plans() -> None:
+    plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 16}, {"b": 8, "s": 64}])
+    executor = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s").with_plan(plan)
+    report = executor.warmup(np.zeros((1, 1), np.float32), sizes=plan, progress=False)
+    assert len(report.compiled) == 3
+    with executor.forbid_compiles():
+        for b, s in ((1, 1), (4, 16), (3, 17), (8, 16), (5, 64)):
+            np.testing.assert_allclose(executor(ramp(b, s)), ramp(b, s).sum(1), rtol=1e-5)
+    one = strategies.Optimal([5, 9])
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n").with_strategy(one)
+    report = executor.warmup(ramp(1), sizes={"n": one}, progress=False)
+    assert list(map(dict, report.compiled)) == [{"n": 9}, {"n": 5}]
+
+
+def test_warm_up_without_a_strategy_compiles_sizes() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
+    report = executor.warmup(ramp(1), sizes={"batch": [3, 5]}, progress=False)
+    assert list(map(dict, report.compiled)) == [{"batch": 5}, {"batch": 3}]
+    with executor.forbid_compiles():
+        np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+        with pytest.raises(CompileBudgetError, match="batch"):
+            executor(ramp(4))
+
+
+def test_one_failure_does_not_lose_the_rest() -> None:
+    def picky(ctx: Any, x: Any) -> Any:
+        if x.shape == (8,):
+            raise RuntimeError("not this one")
+        return ctx.bind(x)
+
+    executor = BucketedExec(jnp.exp).with_buckets([4, 8, 16]).with_rules({jax.lax.exp_p: picky})
+    report = executor.warmup(ramp(1), sizes={"batch": [3, 7, 9, 99]}, progress=False)
+    assert sorted(b["batch"] for b in report.compiled) == [4, 16]
+    reasons = {s["batch"]: why for s, why in report.failed}
+    assert "not this one" in reasons[8] and "99" in reasons[99]
+    assert "failed batch=8" in str(report)
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_what_cannot_be_masked_is_said() -> None:
+    executor = BucketedExec(lambda x: unrolled(x), dynamic_axes="n").with_pow2()
+    report = executor.warmup(ramp(3), sizes={"n": [3, 0]}, progress=False)
+    assert not report.compiled and {s["n"] for s, _ in report.exact} == {3, 0}
+
+
+def test_an_interrupted_warm_up_is_gone_on_with() -> None:
+    stop_at = {16}
+
+    def interrupted(ctx: Any, x: Any) -> Any:
+        if x.shape[0] in stop_at:
+            stop_at.clear()
+            raise KeyboardInterrupt
+        return ctx.bind(x)
+
+    executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: interrupted})
+    ask = lambda: executor.warmup(  # noqa: E731
+        ramp(1), sizes={"batch": range(1, 65)}, workers=1, progress=False
+    )
+    with pytest.raises(KeyboardInterrupt):
+        ask()
+    assert buckets(executor) == [{"batch": 64}, {"batch": 32}]
+    report = ask()
+    assert len(report.present) == 2 and [b["batch"] for b in report.compiled] == [16, 8, 4, 2, 1]
+
+
+def test_a_time_budget_ends_a_warm_up() -> None:
+    executor = BucketedExec(jnp.cos).with_pow2()
+    report = executor.warmup(ramp(1), sizes={"batch": range(1, 65)}, time_budget=0, progress=False)
+    assert not report.compiled and len(report.left) == 7
+
+
+def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    executor = BucketedExec(jnp.cos).with_pow2()
+    executor.warmup(ramp(1), sizes={"batch": [1, 2]}, workers=1)
+    assert capsys.readouterr().err.splitlines() == [
+        "cos: compiled batch=2 (1/2)",
+        "cos: compiled batch=1 (2/2)",
+    ]
+    executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"c": 3}, "no dimension 'c'; these arguments have 'n'"),
+        ({"n": "3"}, "must be ints"),
+        ({"n": [2.5]}, "must be ints"),
+        ({"n": []}, "must be ints"),
+        ({"n": -1}, "must be ints"),
+        ("all", "sizes must be a dict"),
+        ([3], "expected dicts"),
+        ({"n": range(200_000)}, "combinations"),
+    ],
+)
+def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:
+    executor = BucketedExec(jnp.cos, dynamic_axes="n").with_pow2()
+    with pytest.raises(SpecError, match=message):
+        executor.warmup(ramp(1), sizes=sizes, progress=False)
+    np.testing.assert_allclose(executor(ramp(3)), np.cos(ramp(3)), rtol=1e-5)
+
+
+# --- in the background -------------------------------------------------------------------------
+
+
+def test_a_larger_bucket_stands_in_until_its_own_is_ready() -> None:
+    go, begun = threading.Event(), threading.Event()
+    go.set()
+    executor = BucketedExec(lambda x: (jnp.exp(-x), x.sum())).with_pow2()
+    executor = executor.with_rules({jax.lax.exp_p: slow_rule(go, begun)}).with_background_compile()
+    executor(ramp(60))
+    go.clear()
+    begun.clear()
+    for n in (3, 5, 3, 7):
+        first, total = executor(ramp(n))  # returns, though nothing of its size is compiled
+        np.testing.assert_allclose(first, np.exp(-ramp(n)), rtol=1e-5)
+        assert float(total) == ramp(n).sum()
+    assert begun.wait(60) and buckets(executor) == [{"batch": 64}]
+    assert not executor.wait_for_compiles(0.05)
+    go.set()
+    assert executor.wait_for_compiles(60)
+    assert buckets(executor) == [{"batch": 64}, {"batch": 4}, {"batch": 8}]
+    before = {
+        b["batch"]: s.hits for b, s in zip(buckets(executor), executor.stats().buckets, strict=True)
+    }
+    executor(ramp(3))
+    after = {
+        b["batch"]: s.hits for b, s in zip(buckets(executor), executor.stats().buckets, strict=True)
+    }
+    assert after[4] == before[4] + 1 and after[64] == before[64]
+    stats = executor.stats()
+    assert stats.compiles == 3 and stats.hits + stats.misses == stats.calls + 2
+
+
+def test_nothing_stands_in_for_what_does_not_fit() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="a, b").with_pow2()
+    executor = executor.with_background_compile()
+    for a, b in ((3, 3), (9, 2), (2, 9), (4, 4), (3, 2)):
+        np.testing.assert_array_equal(executor(ramp(a, b)), 2 * ramp(a, b))
+    assert executor.wait_for_compiles(60)
+    assert {tuple(b.values()) for b in buckets(executor)} == {(4, 4), (16, 2), (2, 16), (4, 2)}
+
+
+def test_an_error_in_the_background_surfaces(caplog: pytest.LogCaptureFixture) -> None:
+    def picky(ctx: Any, x: Any) -> Any:
+        if x.shape == (4,):
+            raise KeyError("no four")
+        return ctx.bind(x)
+
+    executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: picky})
+    executor = executor.with_background_compile()
+    executor(ramp(9))
+    with caplog.at_level(logging.ERROR, "bucketjit"):
+        np.testing.assert_allclose(executor(ramp(3)), np.exp(ramp(3)), rtol=1e-5)
+        executor.wait_for_compiles(60)
+    assert "no four" in caplog.text
+    with pytest.warns(FallbackWarning, match="no four"):
+        np.testing.assert_allclose(executor(ramp(3)), np.exp(ramp(3)), rtol=1e-5)
+    np.testing.assert_allclose(executor(ramp(9)), np.exp(ramp(9)), rtol=1e-5)
+
+
+def test_many_threads_one_compile_each(xla_compiles: Callable[[], int]) -> None:
+    fn = lambda x: (jnp.sin(x), x.sum())  # noqa: E731
+    executor = BucketedExec(fn).with_pow2().with_background_compile(2)
+    executor(ramp(100))
+    before = xla_compiles()
+    barrier = threading.Barrier(16)
+
+    def work(i: int) -> None:
+        barrier.wait(60)
+        for k in range(20):
+            n = (7 * i + 11 * k) % 100 + 1
+            got, total = executor(ramp(n))
+            np.testing.assert_allclose(got, np.sin(ramp(n)), rtol=1e-4, atol=1e-5)
+            assert float(total) == ramp(n).sum()
+
+    with ThreadPoolExecutor(16) as pool:
+        for future in [pool.submit(work, i) for i in range(16)]:
+            future.result(120)
+    assert executor.wait_for_compiles(60)
+    assert xla_compiles() - before == executor.cache_size() - 1 == 7
+
+
+def test_the_queue_is_bounded() -> None:
+    go = threading.Event()
+    go.set()
+    executor = BucketedExec(jnp.exp).with_buckets([1, 2, 3, 4, 5, 6, 90])
+    executor = executor.with_rules({jax.lax.exp_p: slow_rule(go)})
+    executor = executor.with_background_compile(queue=2)
+    executor(ramp(90))
+    go.clear()
+    for n in range(1, 7):
+        executor(ramp(n))
+    go.set()
+    assert executor.wait_for_compiles(60)
+    assert executor.cache_size() in (3, 4)  # the first may have left the queue in time
+    for _ in range(6):
+        for n in range(1, 7):
+            executor(ramp(n))
+        executor.wait_for_compiles(60)
+    assert executor.cache_size() == 7
+
+
+_EXIT = """
+    import jax, jax.numpy as jnp, numpy as np, threading, time
+    from bucketjit import BucketedExec
+    def slow(ctx, x):
+        if x.shape[0] < 64:
+            time.sleep(0.5)
+        return ctx.bind(x)
+    executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: slow})
+    executor = executor.with_background_compile()
+    executor(np.ones(64, np.float32))
+    for n in (1, 2, 4, 8, 16, 32):
+        executor(np.ones(n, np.float32))
+    print("done")
+"""
+
+
+def test_the_interpreter_ends_with_compiles_waiting() -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_EXIT)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert time.monotonic() - began < 60
+
+
+def test_threads_end_with_the_executor(live_executables: Callable[[], int]) -> None:
+    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile()
+    executor(ramp(9))
+    executor(ramp(3))
+    assert executor.wait_for_compiles(60)
+    del executor
+    assert live_executables() == 0
+    deadline = time.monotonic() + 20
+    while any(t.name == "bucketjit-compile" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- a budget ----------------------------------------------------------------------------------
+
+
+def test_a_budget_of_compiles() -> None:
+    executor = BucketedExec(lambda x: x * 2, compile_budget=2).with_pow2()
+    for n in (3, 5, 4, 3):
+        executor(ramp(n))
+    message = (
+        r"<lambda>: a call with batch=9 needs the bucket batch=16, which is not compiled, and the "
+        r"compile budget of 2 compiles is spent. The nearest compiled bucket is batch=8 \(too small"
+    )
+    with pytest.raises(CompileBudgetError, match=message):
+        executor(ramp(9))
+    np.testing.assert_array_equal(executor(ramp(6)), 2 * ramp(6))
+    executor.cache_clear()
+    executor(ramp(9))
+
+
+def test_a_budget_that_warns_or_counts_seconds() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
+    executor(ramp(3))
+    with pytest.warns(CompileBudgetWarning, match="nearest compiled bucket is batch=4"):
+        np.testing.assert_array_equal(executor(ramp(5)), 2 * ramp(5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        executor(ramp(5))
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(seconds=1e-9)
+    executor(ramp(3))
+    with pytest.raises(CompileBudgetError, match="1e-09 seconds"):
+        executor(ramp(5))
+
+
+def test_no_compiles_at_all() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ramp(3))
+    with executor.forbid_compiles() as outer, executor.forbid_compiles():
+        with pytest.raises(CompileBudgetError, match="compiles are forbidden"):
+            executor(ramp(9))
+        outer.release()
+        outer.release()
+        with pytest.raises(CompileBudgetError):
+            executor(ramp(9))
+    executor(ramp(9))
+    none = BucketedExec(lambda x: x * 2, compile_budget=0).with_pow2()
+    with pytest.raises(CompileBudgetError, match="No bucket is compiled"):
+        none(ramp(3))
+
+
+@pytest.mark.parametrize("wrong", [-1, True, "2"])
+def test_wrong_budgets_are_refused(wrong: Any) -> None:
+    with pytest.raises(SpecError, match="compile budget: compiles"):
+        BucketedExec(jnp.exp, compile_budget=wrong)
+    with pytest.raises(SpecError, match="action"):
+        CompileBudget(action="ignore")
+
+
+# --- which stay --------------------------------------------------------------------------------
+
+
+def test_two_buckets_that_alternate_do_not_thrash() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1, hysteresis=8)
+    for n in (3, 5) * 6:
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+    assert executor.stats().compiles == 2 and buckets(executor) == [{"batch": 8}]
+    for _ in range(9):
+        executor(ramp(3))  # it is asked for often enough
+    assert buckets(executor) == [{"batch": 4}]
+
+
+def test_least_frequently_used_goes_first() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(2, policy="lfu", hysteresis=0)
+    for n in (3, 3, 3, 5, 9, 3, 17):
+        executor(ramp(n))
+    assert buckets(executor) == [{"batch": 4}, {"batch": 32}]
+
+
+def test_a_bound_in_bytes(live_executables: Callable[[], int]) -> None:
+    table = np.ones((64, 1024), np.float32)
+    executor = BucketedExec(lambda x: x + (table * x.sum()).max(), dynamic_axes="b, _")
+    executor = executor.with_pow2().with_cache(None, max_bytes=600_000, hysteresis=0)
+    for n in (3, 5, 9, 17, 33):
+        executor(ramp(n, 4))
+    cache = executor._engine.cache
+    assert 256 * 1024 <= cache.nbytes <= 600_000
+    assert executor.cache_size() == live_executables() == 2
+    alone = executor.with_cache(None, max_bytes=1)
+    for n in (3, 5):
+        alone(ramp(n, 4))
+    assert alone.cache_size() == 1
+
+
+def test_pinned_executables_stay() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2)
+    for n in (3, 5):
+        executor(ramp(n))
+    assert executor.pin(batch=4) == 1 and executor.pin(batch=99) == 0
+    for n in (9, 17, 33):
+        executor(ramp(n))
+    assert buckets(executor) == [{"batch": 4}, {"batch": 64}]
+    assert executor.pin() == 2
+    executor(ramp(9))
+    assert executor.cache_size() == 3  # nothing may go
+    executor.pin(False)
+    executor(ramp(100))
+    assert executor.cache_size() == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxsize": 0}, "maxsize"),
+        ({"max_bytes": 0}, "max_bytes"),
+        ({"policy": "fifo"}, "policy"),
+        ({"hysteresis": -1}, "hysteresis"),
+    ],
+)
+def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        BucketedExec(jnp.exp).with_cache(**options)
+    with pytest.raises(SpecError, match="workers"):
+        BucketedExec(jnp.exp).with_background_compile(0)
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+
+def test_a_joint_plan_chooses_buckets() -> None:
+    plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 8}, {"b": 8, "s": 16}])
+    fn = lambda x, y: (x.sum(1), y * 2)  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=("b, s", "n")).with_plan(plan).with_pow2("n")
+    for b, s in ((3, 9), (5, 7), (5, 9), (4, 16), (1, 1)):
+        assert_like_jit(executor, fn, ramp(b, s), ramp(b))
+    seen = {(b["b"], b["s"]) for b in buckets(executor)}
+    assert seen == {(4, 16), (8, 8), (8, 16)}
+    with pytest.raises(bucketjit.BucketOverflowError, match="'s' has size 17"):
+        executor(ramp(1, 17), ramp(1))
+    with pytest.raises(SpecError, match="no such variable"):
+        BucketedExec(fn, dynamic_axes=("b, t", "n")).with_plan(plan)(ramp(1, 1), ramp(1))
+
+
+def test_joint_plans_are_held_to_the_contract() -> None:
+    class Small:
+        dims = ("n",)
+
+        def bucket_of(self, sizes: Any) -> Any:
+            return {"n": sizes["n"] - 1}
+
+    with pytest.raises(StrategyContractError, match="at least the size"):
+        BucketedExec(jnp.exp, dynamic_axes="n").with_plan(Small())(ramp(3))
+    with pytest.raises(StrategyContractError, match="dims and bucket_of"):
+        BucketedExec(jnp.exp).with_plan(Small)
+
+
+def test_an_adaptive_strategy_follows_the_sizes() -> None:
+    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
+    executor = BucketedExec(jnp.cumsum).with_strategy(strategy)
+    sizes = (17, 40, 70)
+    for i in range(300):
+        n = sizes[i % 3]
+        np.testing.assert_allclose(executor(ramp(n)), np.cumsum(ramp(n)))
+        if i % 64 == 63:
+            assert executor.wait_for_compiles(60)
+    assert isinstance(strategy.plan, strategies.Optimal)
+    with executor.forbid_compiles():
+        before = executor.stats()
+        for n in sizes:
+            executor(ramp(n))
+    hits = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
+    assert all(hits[n] >= 1 for n in sizes) and executor.stats().misses == before.misses
+    assert executor.stats().calls == 303
