@@ -35,6 +35,7 @@ Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; Non
 
 _ARRAY = np.ndarray
 _DEVICE_ARRAY = _jax.CONCRETE_ARRAY
+_now = time.monotonic
 
 
 class Evicted(Exception):
@@ -86,6 +87,9 @@ class Plan:
     """
 
     __slots__ = (
+        "_after",
+        "_changes",
+        "_count",
         "_finish",
         "_gives",
         "_note",
@@ -116,6 +120,9 @@ class Plan:
         self._finish = finish
         self._route = route if route.dynamic is not None or route.static_names else None
         self._note = note
+        self._changes = bool(self._pads) or self._route is not None
+        self._after = bool(self._gives) or note is not None
+        self._count = line.calls.add
         self.line = line
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,25 +138,26 @@ class Plan:
             raise Evicted
         values: Any = args
         given = kwargs
-        if self._pads:
-            values, kwargs = self._padded(args, kwargs)
-        if self._route is not None:
-            values, kwargs = self._route.without_statics(values, kwargs)
-        if self._sizes is None:
-            result = entry.function(*values, **kwargs)
-        elif kwargs:
-            result = entry.function(self._sizes, *values, **kwargs)
+        if self._changes:
+            if self._pads:
+                values, kwargs = self._padded(args, kwargs)
+            if self._route is not None:
+                values, kwargs = self._route.without_statics(values, kwargs)
+        if kwargs or self._sizes is None:
+            lead = () if self._sizes is None else (self._sizes,)
+            result = entry.function(*lead, *values, **kwargs)
         else:
             result = entry.function(self._sizes, *values)
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, kwargs)
-        if self._gives:
-            give_away([args[w] if isinstance(w, int) else given[w] for w in self._gives])
-        slot.last_used = time.monotonic()
+        slot.last_used = _now()
         slot.uses.add()
-        self.line.calls.add()
-        if self._note is not None:
-            self._note()
+        self._count()
+        if self._after:
+            if self._gives:
+                give_away([args[w] if isinstance(w, int) else given[w] for w in self._gives])
+            if self._note is not None:
+                self._note()
         return result if self._finish is None else self._finish(result)
 
     def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -259,11 +267,15 @@ class Route:
         return gone
 
 
-def _key_of_one(count: int, where: int, read: Reader) -> Callable[..., Hashable]:
+def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]:
     def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        if kwargs or len(args) != count:
+        if kwargs or len(args) != arity:
             return None
-        return read(args[where])
+        value = args[where]
+        if type(value) is _DEVICE_ARRAY and read is _read:  # the same, without another call
+            aval = value.aval
+            return aval.shape, aval.dtype, aval.weak_type
+        return read(value)
 
     return key
 
