@@ -729,6 +729,23 @@ def lengths() -> tuple[Any, str, Any]:
     return _lax_numpy, "len", length
 
 
+def inferred_sizes() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` for the size that a reshape to ``(2, -1)`` leaves open.
+
+    JAX divides by -2 and takes the result negative (``core.divide_shape_sizes``, since 0.2). To it
+    ``-floordiv(n, -2)`` is not the ``n // 2`` that the user wrote elsewhere.
+    """
+    plain = _core.divide_shape_sizes
+
+    def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
+        given = [d for d in after if _core.is_symbolic_dim(d) or d != -1]
+        if len(given) == len(after) - 1:
+            return -plain(before, given)
+        return plain(before, after)
+
+    return _core, "divide_shape_sizes", divided
+
+
 def fresh_dimension(like: Any, name: str) -> Any:
     """A new dimension variable in the scope of a symbolic size (its ``scope``, since 0.4.24)."""
     return jax.export.symbolic_shape(name, scope=like.scope)[0]

@@ -295,11 +295,16 @@ def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int
 
 
 def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
-    """Whether every variable varies that is not 1, and no two of them always together."""
+    """Whether some variables vary, no two of them always together; or all of them are 1.
+
+    The others keep their size in all that the program serves: a Python loop over the positions of
+    a sequence does something else at every length, but the same in every batch.
+    """
     columns = [tuple(s[v] for s in samples) for v in variables]
     varying = [c for c in columns if len(set(c)) > 1]
-    fixed = [c for c in columns if len(set(c)) == 1]
-    return all(c[0] == 1 for c in fixed) and len(set(varying)) == len(varying)
+    if not varying:
+        return all(c[0] == 1 for c in columns)
+    return len(set(varying)) == len(varying)
 
 
 def _merged(
@@ -355,7 +360,10 @@ def _merged(
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=first.out_tree,
-        guards=(*map(parse_constraint, constraints), *(Guard(v, "==", "1") for v in fixed)),
+        guards=(
+            *map(parse_constraint, constraints),
+            *(Guard(v, "==", str(samples[0][v])) for v in fixed),
+        ),
         lower={v: 1 for v in tracer.variables},
         found=tuple(found),
         leak_shapes=leak_shapes,

@@ -282,6 +282,10 @@ def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type)
 
 
+class _WrongBranch(Exception):
+    """User code goes where it does not go at the sizes at hand."""
+
+
 class _Tracing:
     """One attempt: a scope, its inputs, and what user code assumed of the sizes."""
 
@@ -310,7 +314,11 @@ class _Tracing:
                     return  # no size is equal to anything but a whole number
             except InconclusiveDimensionOperation:
                 pass
-        self.assumed.setdefault((str(left), str(right)), Guard(str(left), "!=", str(right)))
+        guard = Guard(str(left), "!=", str(right))
+        self.assumed.setdefault((guard.left, guard.right), guard)
+        if not guard.holds(self._sizes):
+            # The trace is lost, and may go on for ever: a recursion that ends at ``n == 1``.
+            raise _WrongBranch(f"{left} is taken to be different from {right}")
 
     def used_as_key(self, size: Any) -> None:
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self._sizes))))

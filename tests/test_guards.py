@@ -493,3 +493,31 @@ def test_a_size_that_is_refused_does_not_close_the_bucket() -> None:
         assert_like_jit(executor, once, ramp(n))
     assert executor.stats().compiles == 2
     assert executor.stats().fallback_calls == 0
+
+
+def test_a_recursion_that_ends_at_some_size() -> None:
+    """A symbolic size is never equal to 1; the trace is given up there, not followed for ever."""
+    depth = 0
+
+    def halve(x: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        return x.sum() if x.shape[0] == 1 else halve(x[: x.shape[0] // 2] * 2)
+
+    executor = BucketedExec(halve, dynamic_axes="n").with_pow2()
+    for n in (6, 7, 4):
+        assert_like_jit(executor, halve, ramp(n))
+    assert depth < 200
+
+
+def test_a_size_left_to_reshape_is_the_one_computed() -> None:
+    def fn(x: Any) -> Any:
+        half = x.shape[0] // 2
+        return x.reshape(2, half) * x.reshape(2, -1) + x.reshape(-1, half).sum()
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (6, 8, 2, 10):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.explain(ramp(6)).kind == "masked"
+    with pytest.raises(TypeError, match="reshape"):
+        executor(ramp(7))

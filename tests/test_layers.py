@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_jax strategies _cache _stats _size_params _closures",
         "_dims _axes _associative _elementwise",
         "_groups _known _skeleton _fit",
-        "_unmerge",
+        "_unmerge _signs",
         "_rule _padding _trace _signature _patches _autodiff",
         "_paired _opaque",
         "_family",
