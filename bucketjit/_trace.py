@@ -8,6 +8,7 @@ guard: the program serves every call whose sizes agree with it, others get their
 from __future__ import annotations
 
 import decimal
+import itertools
 import numbers
 import operator
 import re
@@ -273,6 +274,44 @@ def _decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guar
     return None
 
 
+def _decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
+    """A guard that makes two shapes agree which a failed trace complains of.
+
+    ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements,
+    which are as many at even sizes.
+    """
+    for one, other in itertools.combinations(_tuples_in(message), 2):
+        if len(one) != len(other):
+            continue
+        for left, right in zip(one, other, strict=True):
+            try:
+                equal = evaluate_text(left, sizes) == evaluate_text(right, sizes)
+                left, right = (left, right) if variables_of(left) else (right, left)
+                guard = Guard(left, "==", right)
+                if left != right and equal and variables_of(left) and guard not in known:
+                    return guard
+            except (SyntaxError, KeyError, ValueError, TypeError):
+                continue  # not expressions of sizes
+    return None
+
+
+def _tuples_in(message: str) -> list[list[str]]:
+    """The shapes that a message names: ``(n, mod(n, 2))`` is ``["n", "mod(n, 2)"]``."""
+    found = []
+    for start in re.finditer(r"(?<!\w)\(", message):
+        items, depth = [""], 0
+        for character in message[start.end() :]:
+            if depth == 0 and character == ")":
+                found.append([item.strip() for item in items if item.strip()])
+                break
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if depth == 0 and character == ",":
+                items.append("")
+            else:
+                items[-1] += character
+    return found
+
+
 def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     """The abstract input of one leaf, or its size expression for a size leaf."""
     text = ", ".join(map(str, leaf.shape))
@@ -400,6 +439,7 @@ def trace(
             guard = _decide(failure, sizes)
         else:
             guard = _decide_min_max(str(failure), sizes, guards)
+            guard = guard or _decide_equal(str(failure), sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)

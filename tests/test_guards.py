@@ -521,3 +521,27 @@ def test_a_size_left_to_reshape_is_the_one_computed() -> None:
     assert executor.explain(ramp(6)).kind == "masked"
     with pytest.raises(TypeError, match="reshape"):
         executor(ramp(7))
+
+
+def test_shapes_that_agree_at_some_sizes() -> None:
+    def pairs(x: Any) -> Any:
+        return x[::2] + x[1::2]
+
+    executor = BucketedExec(pairs, dynamic_axes="n").with_pow2()
+    for n in (6, 4, 8, 2):
+        assert_like_jit(executor, pairs, ramp(n))
+    assert executor.explain(ramp(6)).kind == "masked"
+    assert executor.stats().fallback_calls == 0
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        executor(ramp(5))
+
+    def blocks(x: Any) -> Any:
+        b, s = x.shape
+        pad = -s % 4
+        wide = jnp.pad(x, ((0, 0), (0, pad))).reshape(b, -1, 4)
+        return wide * jnp.ones((b, (s + pad) // 4, 1)) + x[:, :1, None]
+
+    executor = BucketedExec(blocks, dynamic_axes="b, s").with_pow2()
+    for b, s in ((3, 6), (4, 8), (2, 9), (1, 5)):
+        assert_like_jit(executor, blocks, ramp(b, s))
+    assert executor.stats().fallback_calls == 0
