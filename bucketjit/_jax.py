@@ -268,6 +268,15 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPR_TYPES)
 
 
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of an open jaxpr, and of the programs among their parameters."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(value):
+                yield from all_equations(open_jaxpr(value)[0])
+
+
 def variables_read(jaxpr: Any) -> Set[Any]:
     """The variables of an open jaxpr that an equation of it, or its outputs, read."""
     atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))

@@ -22,6 +22,7 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit import _jax
+from bucketjit._closures import holds_a_size
 from bucketjit._dims import (
     Dim,
     Shape,
@@ -513,6 +514,7 @@ def _program(
 ) -> Program:
     jaxpr, consts = _jax.open_jaxpr(closed)
     refuse_tracers(consts)
+    _refuse_host_functions(jaxpr)
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
@@ -532,6 +534,17 @@ def _program(
     )
 
 
+def _refuse_host_functions(jaxpr: Any) -> None:
+    """A host function that closes over a size would see an expression: it needs its number."""
+    for eqn in _jax.all_equations(jaxpr):
+        if holds_a_size(eqn.params.get("callback")):
+            raise TraceRefused(
+                f"{eqn.primitive.name}: its host function closes over a size, or over an array "
+                "that is traced",
+                "pass the size to it as an operand, such as jnp.shape(x)[0]",
+            )
+
+
 def refuse_tracers(consts: Sequence[Any]) -> None:
     """A program is kept for later calls; what is being transformed now has no value then.
 
@@ -548,19 +561,10 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
 def _unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:
     """Every reshape whose two shapes are not equal in size for all sizes."""
     found: list[tuple[Shape, Shape]] = []
-
-    def visit(inner: Any) -> None:
-        for eqn in inner.eqns:
-            if eqn.primitive.name == "reshape":
-                before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
-                after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
-                if _product(before) != _product(after):
-                    found.append((before, after))
-            for value in jax.tree_util.tree_leaves(
-                list(eqn.params.values()), is_leaf=_jax.is_jaxpr
-            ):
-                if _jax.is_jaxpr(value):
-                    visit(_jax.open_jaxpr(value)[0])
-
-    visit(jaxpr)
+    for eqn in _jax.all_equations(jaxpr):
+        if eqn.primitive.name == "reshape":
+            before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
+            after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
+            if _product(before) != _product(after):
+                found.append((before, after))
     return found

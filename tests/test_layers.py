@@ -21,8 +21,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_errors _version",
-        "_jax strategies _cache _stats _size_params _closures",
+        "_jax strategies _cache _stats _size_params",
         "_dims _axes _associative _elementwise",
+        "_closures _hosts",
         "_groups _known _skeleton _fit",
         "_unmerge _signs",
         "_rule _padding _trace _signature _patches _autodiff",
