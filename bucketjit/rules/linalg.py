@@ -184,7 +184,10 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
 
 
 def svd(ctx: RuleContext, operand: Any) -> Any:
-    """Rows and columns of zeros add singular values of 0, which come last."""
+    """Rows and columns of zeros add singular values of 0, which come last.
+
+    Singular vectors are those of the matrix up to their signs.
+    """
     if sizes := _open_matrix(ctx):
         if ctx.params.get("subset_by_index") is not None:
             ctx.refuse(f"a subset of the singular values of a matrix of symbolic size {sizes[0]}")
@@ -209,7 +212,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Any) -> list[Any]:
     count = ctx.out_shapes[0][-1]
     wide = str(count) == str(rows)
     if not wide and str(count) != str(columns):
-        ctx.refuse(f"singular vectors of a matrix with {count} of them")
+        ctx.refuse(f"singular vectors of a matrix whose smaller size is not known: {count}")
     if ctx.params["full_matrices"] and str(rows) != str(columns):
         ctx.refuse(
             f"all singular vectors of a matrix of symbolic size {rows} x {columns}: those of its "
