@@ -747,10 +747,11 @@ def inferred_sizes() -> tuple[Any, str, Any]:
     plain = _core.divide_shape_sizes
 
     def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
-        given = [d for d in after if _core.is_symbolic_dim(d) or d != -1]
-        if len(given) == len(after) - 1:
-            return -plain(before, given)
-        return plain(before, after)
+        sizes = (*before, *after)
+        closed = [d for d in sizes if not _core.is_symbolic_dim(d)]
+        if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
+            return plain(before, after)
+        return -plain(before, [d for d in after if _core.is_symbolic_dim(d) or d != -1])
 
     return _core, "divide_shape_sizes", divided
 
