@@ -7,6 +7,10 @@ import functools
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import jax
+
+from bucketjit._dims import is_symbolic
+
 _UNBOUND = object()  # in place of a name that a closure has not bound yet
 
 
@@ -37,3 +41,21 @@ def _contents(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return _UNBOUND
+
+
+def holds_a_size(value: Any, depth: int = 8) -> bool:
+    """Whether a host function can get at a symbolic size: it would see an expression, not an int.
+
+    Looks into closures, partial arguments, methods and containers.
+    """
+    if is_symbolic(value):
+        return True
+    if isinstance(value, jax.core.Tracer):
+        return any(map(is_symbolic, value.shape))
+    if depth == 0:
+        return False
+    held = [*(held_by(value) or ())]
+    if callable(value):
+        held += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+        held += getattr(value, "__dict__", {}).values()
+    return any(holds_a_size(v, depth - 1) for v in held if v is not value)

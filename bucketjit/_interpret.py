@@ -5,6 +5,7 @@ The table of rules is an argument: the engine knows no primitive by itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -18,6 +19,7 @@ from bucketjit._errors import MaskingError, first_line
 from bucketjit._known import KnownPadding
 from bucketjit._opaque import looked_inside
 from bucketjit._rule import RuleContext, RuleTable, running_rows
+from bucketjit._signs import hidden_signs
 
 
 def interpret(
@@ -54,7 +56,8 @@ def interpret(
             shape = getattr(var.aval, "shape", ())
             if any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
-    return _Walk(sizes, rules, after, known).run(jaxpr, consts, args)
+    hidden = functools.cache(lambda: hidden_signs(jaxpr))
+    return _Walk(sizes, rules, after, known, hidden).run(jaxpr, consts, args)
 
 
 _SCALARS = (bool, int, float, complex)
@@ -67,7 +70,9 @@ class _Walk:
         rules: RuleTable,
         after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None,
         known: KnownPadding,
+        hidden: Callable[[], Mapping[int, Any]],
     ) -> None:
+        self._hidden = hidden
         self._after = after
         self._known = known
         self._sizes = sizes
@@ -83,7 +88,7 @@ class _Walk:
     ) -> list[Any]:
         if sizes:
             sizes_there = self._sizes.extended(sizes)
-            walk = _Walk(sizes_there, self._rules, self._after, self._known)
+            walk = _Walk(sizes_there, self._rules, self._after, self._known, self._hidden)
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -111,7 +116,9 @@ class _Walk:
             return self._look_inside(eqn, operands)
         if any(isinstance(x, _SCALARS) for x in operands):
             operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-        ctx = RuleContext(eqn, self._sizes, self.run, operands, ever_read, self._known)
+        ctx = RuleContext(
+            eqn, self._sizes, self.run, operands, ever_read, self._known, self._hidden
+        )
         try:
             out = rule(ctx, *operands)
         except MaskingError as error:

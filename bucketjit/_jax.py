@@ -286,6 +286,15 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPR_TYPES)
 
 
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of an open jaxpr, and of the programs among their parameters."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(value):
+                yield from all_equations(open_jaxpr(value)[0])
+
+
 def variables_read(jaxpr: Any) -> Set[Any]:
     """The variables of an open jaxpr that an equation of it, or its outputs, read."""
     atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
@@ -745,6 +754,24 @@ def lengths() -> tuple[Any, str, Any]:
         return shape[0] if shape and _core.is_symbolic_dim(shape[0]) else len(x)
 
     return _lax_numpy, "len", length
+
+
+def inferred_sizes() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` for the size that a reshape to ``(2, -1)`` leaves open.
+
+    JAX divides by -2 and takes the result negative (``core.divide_shape_sizes``, since 0.2). To it
+    ``-floordiv(n, -2)`` is not the ``n // 2`` that the user wrote elsewhere.
+    """
+    plain = _core.divide_shape_sizes
+
+    def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
+        sizes = (*before, *after)
+        closed = [d for d in sizes if not _core.is_symbolic_dim(d)]
+        if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
+            return plain(before, after)
+        return -plain(before, [d for d in after if _core.is_symbolic_dim(d) or d != -1])
+
+    return _core, "divide_shape_sizes", divided
 
 
 def fresh_dimension(like: Any, name: str) -> Any:

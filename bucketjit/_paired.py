@@ -31,7 +31,8 @@ from jax import export
 from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
 from bucketjit._fit import fit
-from bucketjit._skeleton import Skeleton, put_together, same_constant, take_apart
+from bucketjit._hosts import Hosts
+from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
 from bucketjit._trace import (
     Guard,
     Leaf,
@@ -145,7 +146,9 @@ class Pairing:
         found: Mapping[str, int],
         label_of_size: Sequence[int],
         leaks: Sequence[int | None],
+        hosts: Hosts,
     ) -> None:
+        self._hosts = hosts
         self.samples = tuple(dict(s) for s in samples)
         self.leaked = sum(leak is not None for leak in leaks)
         self._tracer = tracer
@@ -210,7 +213,11 @@ class Pairing:
         values: dict[int, Any] = {}
         for mine, leak, value in zip(self._values, self._leaks, skeleton.values, strict=True):
             if leak is not None:
-                values[leak] = np.asarray(value)
+                values[leak] = (
+                    self._hosts.number_of(value.function)
+                    if isinstance(value, HostFunction)
+                    else np.asarray(value)
+                )
             elif not same_constant(mine, value):
                 return None
         return Leaks(tuple(found.values()), tuple(values[i] for i in range(len(values))))
@@ -295,11 +302,16 @@ def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int
 
 
 def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
-    """Whether every variable varies that is not 1, and no two of them always together."""
+    """Whether some variables vary, no two of them always together; or all of them are 1.
+
+    The others keep their size in all that the program serves: a Python loop over the positions of
+    a sequence does something else at every length, but the same in every batch.
+    """
     columns = [tuple(s[v] for s in samples) for v in variables]
     varying = [c for c in columns if len(set(c)) > 1]
-    fixed = [c for c in columns if len(set(c)) == 1]
-    return all(c[0] == 1 for c in fixed) and len(set(varying)) == len(varying)
+    if not varying:
+        return all(c[0] == 1 for c in columns)
+    return len(set(varying)) == len(varying)
 
 
 def _merged(
@@ -334,6 +346,7 @@ def _merged(
             raise TraceRefused(
                 "a random key in the program depends on a size", "pass it as an argument"
             )
+    hosts = Hosts()
     scope = export.SymbolicScope(tuple(constraints))
     dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
     jaxpr, consts, leak_shapes = put_together(
@@ -342,6 +355,7 @@ def _merged(
         [dims[i] for i in label_of_size],
         leaks,
         _dimension(tracer.variables[0], scope),
+        hosts,
     )
     out_avals = [v.aval for v in jaxpr.outvars]
     in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
@@ -355,11 +369,14 @@ def _merged(
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=first.out_tree,
-        guards=(*map(parse_constraint, constraints), *(Guard(v, "==", "1") for v in fixed)),
+        guards=(
+            *map(parse_constraint, constraints),
+            *(Guard(v, "==", str(samples[0][v])) for v in fixed),
+        ),
         lower={v: 1 for v in tracer.variables},
         found=tuple(found),
         leak_shapes=leak_shapes,
-        pairing=Pairing(tracer, first, samples, labels, found, label_of_size, leaks),
+        pairing=Pairing(tracer, first, samples, labels, found, label_of_size, leaks, hosts),
     )
 
 

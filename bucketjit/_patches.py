@@ -70,6 +70,7 @@ def _replacements() -> list[tuple[Any, Any, Any]]:
         *_jax.open_index_types(),
         _jax.convolution_padding(),
         _jax.lengths(),
+        _jax.inferred_sizes(),
         _jax.fft_lengths(),
         *_jax.real_fft_transposes(),
     ]

@@ -56,6 +56,7 @@ class RuleContext:
         operands: Sequence[Any],
         ever_read: Set[Any],
         known: KnownPadding,
+        hidden_signs: Callable[[], Mapping[int, Any]] = dict,
     ) -> None:
         self.eqn = eqn
         self.primitive = eqn.primitive
@@ -71,6 +72,11 @@ class RuleContext:
         self._operands = operands
         self._ever_read = ever_read
         self._known = known
+        self._hidden_signs = hidden_signs
+
+    def signs_are_hidden(self) -> bool:
+        """Whether no result of the program depends on the signs of this equation's vectors."""
+        return self._hidden_signs().get(id(self.eqn)) is self.eqn
 
     def is_read(self, output: int) -> bool:
         """Whether anything in the program reads this output."""

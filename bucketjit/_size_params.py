@@ -49,6 +49,7 @@ SIZE_PARAMS: Mapping[str, frozenset[str]] = {
 #: Those that rules take the logical value of, or refuse themselves.
 VALUE_PARAMS: Mapping[str, frozenset[str]] = {
     "conv_general_dilated": frozenset({"window_strides", "lhs_dilation", "rhs_dilation"}),
+    **dict.fromkeys(("pure_callback", "io_callback", "debug_callback"), frozenset({"callback"})),
     "dim_as_value": frozenset({"dim"}),
     "gather": frozenset({"fill_value"}),
     "leaked": frozenset({"depends_on"}),

@@ -20,6 +20,7 @@ from jax.extend import core as jex_core
 from bucketjit import _jax
 from bucketjit._closures import held_by
 from bucketjit._dims import Dim, Shape
+from bucketjit._hosts import Hosts, LeakedHost
 from bucketjit._size_params import SIZE_PARAMS
 
 # Functions that only differentiation calls, which is done before a program is traced; and names.
@@ -35,12 +36,25 @@ _IDLE = frozenset(
     )
 )
 
+_CALLBACKS = frozenset(("pure_callback", "io_callback", "debug_callback"))
+
 leaked_p = jex_core.Primitive("leaked")
 
 
 @leaked_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _abstract_eval(*, index: int, aval: Any, depends_on: Dim) -> Any:
     return aval
+
+
+@dataclass(frozen=True, eq=False)
+class HostFunction:
+    """What an equation calls on the host: a constant of its program, which may differ."""
+
+    function: Any
+
+
+def _is_host(eqn: Any, param: str) -> bool:
+    return param == "callback" and eqn.primitive.name in _CALLBACKS
 
 
 @dataclass
@@ -50,7 +64,7 @@ class Skeleton:
     Attributes:
         parts: What must be equal in two traces that do the same.
         sizes: Every size, in order.
-        values: Every constant, literals included, in order.
+        values: Every constant, literals and host functions included, in order.
     """
 
     parts: list[Any] = field(default_factory=list)
@@ -106,6 +120,8 @@ def same_constant(a: Any, b: Any) -> bool:
     """Whether two constants of programs are equal in every bit."""
     if a is b:
         return True
+    if isinstance(a, HostFunction) or isinstance(b, HostFunction):
+        return type(a) is type(b) and _same(a.function, b.function)
     dtypes = [getattr(x, "dtype", None) for x in (a, b)]
     if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
         return dtypes[0] == dtypes[1] and same_constant(*map(jax.random.key_data, (a, b)))
@@ -150,7 +166,9 @@ class _Apart:
             slots = SIZE_PARAMS.get(eqn.primitive.name, ())
             for name in sorted(eqn.params):
                 self._part(name)
-                if name not in _IDLE:
+                if _is_host(eqn, name):
+                    self._found.values.append(HostFunction(eqn.params[name]))
+                elif name not in _IDLE:
                     self._param(eqn.params[name], name in slots)
             for var in eqn.outvars:
                 number[var] = len(number)
@@ -200,6 +218,7 @@ def put_together(
     sizes: Sequence[Dim],
     leaks: Sequence[int | None],
     depends_on: Dim,
+    hosts: Hosts,
 ) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
     """A program with other sizes, some of its constants left to be filled in at run time.
 
@@ -210,17 +229,25 @@ def put_together(
         leaks: For every constant, its number among those filled in at run time, or None to keep
             it. It becomes the result of an equation of `leaked_p`.
         depends_on: A symbolic size, which marks those equations as depending on sizes.
+        hosts: Where host functions that differ are found at run time.
 
     Returns:
         The program, its constants, and the shapes of those that are filled in.
     """
-    work = _Together(iter(sizes), iter(leaks), depends_on)
+    work = _Together(iter(sizes), iter(leaks), depends_on, hosts)
     together, kept = work.program(jaxpr, jaxpr, consts)
     return together, kept, tuple(shape for _, shape in sorted(work.leaked.items()))
 
 
 class _Together:
-    def __init__(self, sizes: Iterator[Dim], leaks: Iterator[int | None], depends_on: Dim) -> None:
+    def __init__(
+        self,
+        sizes: Iterator[Dim],
+        leaks: Iterator[int | None],
+        depends_on: Dim,
+        hosts: Hosts,
+    ) -> None:
+        self._hosts = hosts
         self._sizes = sizes
         self._leaks = leaks
         self._depends_on = depends_on
@@ -248,12 +275,13 @@ class _Together:
         for eqn in jaxpr.eqns:
             operands = [self._atom(atom, env, eqns) for atom in eqn.invars]
             slots = SIZE_PARAMS.get(eqn.primitive.name, ())
-            params = {
-                name: eqn.params[name]
-                if name in _IDLE
-                else self._param(eqn.params[name], name in slots)
-                for name in sorted(eqn.params)
-            }
+            params = {}
+            for name in sorted(eqn.params):
+                value = eqn.params[name]
+                if _is_host(eqn, name):
+                    params[name] = self._host(value)
+                else:
+                    params[name] = value if name in _IDLE else self._param(value, name in slots)
             for var in eqn.outvars:
                 env[var] = type(var)(self._aval(var.aval))
             outs = [env[v] for v in eqn.outvars]
@@ -261,6 +289,13 @@ class _Together:
         results = [self._atom(atom, env, eqns) for atom in jaxpr.outvars]
         inputs = [env[v] for v in jaxpr.invars]
         return _jax.rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
+
+    def _host(self, function: Any) -> Any:
+        leak = next(self._leaks)
+        if leak is None:
+            return function
+        self.leaked[leak] = ()
+        return LeakedHost(leak, self._depends_on, self._hosts)
 
     def _leaked(self, leak: int, aval: Any, eqns: list[Any]) -> Any:
         var = _jax.variable(aval)

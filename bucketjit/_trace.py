@@ -8,6 +8,7 @@ guard: the program serves every call whose sizes agree with it, others get their
 from __future__ import annotations
 
 import decimal
+import itertools
 import numbers
 import operator
 import re
@@ -21,6 +22,7 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit import _jax
+from bucketjit._closures import holds_a_size
 from bucketjit._dims import (
     Dim,
     Shape,
@@ -278,6 +280,44 @@ def _decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guar
     return None
 
 
+def _decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
+    """A guard that makes two shapes agree which a failed trace complains of.
+
+    ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements,
+    which are as many at even sizes.
+    """
+    for one, other in itertools.combinations(_tuples_in(message), 2):
+        if len(one) != len(other):
+            continue
+        for left, right in zip(one, other, strict=True):
+            try:
+                equal = evaluate_text(left, sizes) == evaluate_text(right, sizes)
+                left, right = (left, right) if variables_of(left) else (right, left)
+                guard = Guard(left, "==", right)
+                if left != right and equal and variables_of(left) and guard not in known:
+                    return guard
+            except (SyntaxError, KeyError, ValueError, TypeError):
+                continue  # not expressions of sizes
+    return None
+
+
+def _tuples_in(message: str) -> list[list[str]]:
+    """The shapes that a message names: ``(n, mod(n, 2))`` is ``["n", "mod(n, 2)"]``."""
+    found = []
+    for start in re.finditer(r"(?<!\w)\(", message):
+        items, depth = [""], 0
+        for character in message[start.end() :]:
+            if depth == 0 and character == ")":
+                found.append([item.strip() for item in items if item.strip()])
+                break
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if depth == 0 and character == ",":
+                items.append("")
+            else:
+                items[-1] += character
+    return found
+
+
 def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     """The abstract input of one leaf, or its size expression for a size leaf."""
     text = ", ".join(map(str, leaf.shape))
@@ -285,6 +325,10 @@ def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     if leaf.is_size:
         return dims[0]
     return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type)
+
+
+class _WrongBranch(Exception):
+    """User code goes where it does not go at the sizes at hand."""
 
 
 class _Tracing:
@@ -315,7 +359,11 @@ class _Tracing:
                     return  # no size is equal to anything but a whole number
             except InconclusiveDimensionOperation:
                 pass
-        self.assumed.setdefault((str(left), str(right)), Guard(str(left), "!=", str(right)))
+        guard = Guard(str(left), "!=", str(right))
+        self.assumed.setdefault((guard.left, guard.right), guard)
+        if not guard.holds(self._sizes):
+            # The trace is lost, and may go on for ever: a recursion that ends at ``n == 1``.
+            raise _WrongBranch(f"{left} is taken to be different from {right}")
 
     def used_as_key(self, size: Any) -> None:
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self._sizes))))
@@ -397,6 +445,7 @@ def trace(
             guard = _decide(failure, sizes)
         else:
             guard = _decide_min_max(str(failure), sizes, guards)
+            guard = guard or _decide_equal(str(failure), sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)
@@ -470,6 +519,7 @@ def _program(
 ) -> Program:
     jaxpr, consts = _jax.open_jaxpr(closed)
     refuse_tracers(consts)
+    _refuse_host_functions(jaxpr)
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
@@ -489,6 +539,17 @@ def _program(
     )
 
 
+def _refuse_host_functions(jaxpr: Any) -> None:
+    """A host function that closes over a size would see an expression: it needs its number."""
+    for eqn in _jax.all_equations(jaxpr):
+        if holds_a_size(eqn.params.get("callback")):
+            raise TraceRefused(
+                f"{eqn.primitive.name}: its host function closes over a size, or over an array "
+                "that is traced",
+                "pass the size to it as an operand, such as jnp.shape(x)[0]",
+            )
+
+
 def refuse_tracers(consts: Sequence[Any]) -> None:
     """A program is kept for later calls; what is being transformed now has no value then.
 
@@ -505,19 +566,10 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
 def _unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:
     """Every reshape whose two shapes are not equal in size for all sizes."""
     found: list[tuple[Shape, Shape]] = []
-
-    def visit(inner: Any) -> None:
-        for eqn in inner.eqns:
-            if eqn.primitive.name == "reshape":
-                before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
-                after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
-                if _product(before) != _product(after):
-                    found.append((before, after))
-            for value in jax.tree_util.tree_leaves(
-                list(eqn.params.values()), is_leaf=_jax.is_jaxpr
-            ):
-                if _jax.is_jaxpr(value):
-                    visit(_jax.open_jaxpr(value)[0])
-
-    visit(jaxpr)
+    for eqn in _jax.all_equations(jaxpr):
+        if eqn.primitive.name == "reshape":
+            before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
+            after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
+            if _product(before) != _product(after):
+                found.append((before, after))
     return found

@@ -493,3 +493,55 @@ def test_a_size_that_is_refused_does_not_close_the_bucket() -> None:
         assert_like_jit(executor, once, ramp(n))
     assert executor.stats().compiles == 2
     assert executor.stats().fallback_calls == 0
+
+
+def test_a_recursion_that_ends_at_some_size() -> None:
+    """A symbolic size is never equal to 1; the trace is given up there, not followed for ever."""
+    depth = 0
+
+    def halve(x: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        return x.sum() if x.shape[0] == 1 else halve(x[: x.shape[0] // 2] * 2)
+
+    executor = BucketedExec(halve, dynamic_axes="n").with_pow2()
+    for n in (6, 7, 4):
+        assert_like_jit(executor, halve, ramp(n))
+    assert depth < 200
+
+
+def test_a_size_left_to_reshape_is_the_one_computed() -> None:
+    def fn(x: Any) -> Any:
+        half = x.shape[0] // 2
+        return x.reshape(2, half) * x.reshape(2, -1) + x.reshape(-1, half).sum()
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (6, 8, 2, 10):
+        assert_like_jit(executor, fn, ramp(n))
+    assert executor.explain(ramp(6)).kind == "masked"
+    with pytest.raises(TypeError, match="reshape"):
+        executor(ramp(7))
+
+
+def test_shapes_that_agree_at_some_sizes() -> None:
+    def pairs(x: Any) -> Any:
+        return x[::2] + x[1::2]
+
+    executor = BucketedExec(pairs, dynamic_axes="n").with_pow2()
+    for n in (6, 4, 8, 2):
+        assert_like_jit(executor, pairs, ramp(n))
+    assert executor.explain(ramp(6)).kind == "masked"
+    assert executor.stats().fallback_calls == 0
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        executor(ramp(5))
+
+    def blocks(x: Any) -> Any:
+        b, s = x.shape
+        pad = -s % 4
+        wide = jnp.pad(x, ((0, 0), (0, pad))).reshape(b, -1, 4)
+        return wide * jnp.ones((b, (s + pad) // 4, 1)) + x[:, :1, None]
+
+    executor = BucketedExec(blocks, dynamic_axes="b, s").with_pow2()
+    for b, s in ((3, 6), (4, 8), (2, 9), (1, 5)):
+        assert_like_jit(executor, blocks, ramp(b, s))
+    assert executor.stats().fallback_calls == 0

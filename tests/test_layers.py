@@ -21,10 +21,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_errors _version _events _planning",
-        "_jax strategies _cache _size_params _closures",
+        "_jax strategies _cache _size_params",
         "_dims _axes _associative _elementwise _stats _device _padded",
+        "_closures _hosts",
         "_groups _known _skeleton _fit",
-        "_unmerge",
+        "_unmerge _signs",
         "_padding",
         "_rule _results _trace _signature _patches _autodiff",
         "_paired _opaque",

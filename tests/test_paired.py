@@ -219,6 +219,23 @@ def test_a_function_that_fails_at_other_sizes() -> None:
     assert_like_jit(executor, fn, ramp(5))
 
 
+def test_a_size_that_decides_what_is_done_keeps_its_value() -> None:
+    """A loop over positions is a program for every length, and each serves all batches."""
+
+    def fn(x: Any) -> Any:
+        h = jnp.zeros(x.shape[0])
+        for t in range(x.shape[1]):
+            h = jnp.tanh(h + x[:, t])
+        return h
+
+    executor = _executor(fn, "b, s")
+    for b, s in ((3, 5), (4, 5), (7, 5), (4, 3), (3, 3), (6, 5)):
+        assert_like_jit(executor, fn, ramp(b, s) / 9)
+    stats = executor.stats()
+    assert stats.fallback_calls == 0
+    assert {tuple(dict(b.sizes).values()) for b in stats.buckets} == {(4, 5), (8, 5), (4, 3)}
+
+
 def test_refusals_name_the_difference() -> None:
     leaf = Leaf("x", ("n",), np.dtype(np.float32))
     tree = jax.tree_util.tree_structure(((0,), {}))
@@ -254,8 +271,8 @@ def test_host_functions_that_are_made_anew_are_compared_by_their_parts() -> None
 
 
 @pytest.mark.parametrize("through", ["a size", "an array"])
-def test_host_functions_that_close_over_sizes_run_exact(through: str) -> None:
-    """They would see an expression, and what two of them do cannot be compared."""
+def test_host_functions_that_close_over_sizes(through: str) -> None:
+    """Each logical size calls the function of its own trace."""
 
     def fn(x: Any) -> Any:
         n = x.shape[0]
@@ -264,10 +281,7 @@ def test_host_functions_that_close_over_sizes_run_exact(through: str) -> None:
         host = of_size if through == "a size" else of_array
         return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    executor = _executor(fn)
-    with pytest.warns(FallbackWarning, match="host function closes over a size"):
-        for n in (5, 6):
-            assert_like_jit(executor, fn, ramp(n))
+    _serves(fn, compiles=4)
 
 
 @pytest.mark.parametrize("check", [Check.POISON, Check.EXACT, Check.EXACT_ALWAYS])

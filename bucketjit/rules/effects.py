@@ -6,7 +6,7 @@ where slicing a NumPy array costs no compile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ import numpy as np
 from jax.experimental import io_callback as jax_io_callback
 
 from bucketjit import _jax
-from bucketjit._closures import held_by
+from bucketjit._closures import holds_a_size
 from bucketjit._dims import is_symbolic
+from bucketjit._hosts import LeakedHost
 from bucketjit._rule import Rule, RuleContext
 
 
@@ -67,7 +68,8 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
             "an ordered effect would be ordered among masked calls only, not with exact ones",
             "drop ordered=True, or leave the axis static (None or _)",
         )
-    if _holds_a_size(ctx.params.get("callback"), 8):
+    function = ctx.params.get("callback")
+    if not isinstance(function, LeakedHost) and holds_a_size(function):
         ctx.refuse(
             "its host function closes over a size, or over an array that is traced",
             "pass the size to it as an operand, such as jnp.shape(x)[0]",
@@ -80,33 +82,25 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
     ]
 
 
-def _holds_a_size(value: Any, depth: int) -> bool:
-    """Whether a host function can get at a symbolic size: it would see an expression, not an int.
-
-    Looks into closures, partial arguments, methods and containers.
-    """
-    if is_symbolic(value):
-        return True
-    if isinstance(value, jax.core.Tracer):
-        return any(map(is_symbolic, value.shape))
-    if depth == 0:
-        return False
-    held = [*(held_by(value) or ())]
-    if callable(value):
-        held += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-        held += getattr(value, "__dict__", {}).values()
-    return any(_holds_a_size(v, depth - 1) for v in held if v is not value)
+def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+    """What the host is told besides the sizes, and what finds the host function by that."""
+    function = ctx.params.get("callback")
+    if isinstance(function, LeakedHost):
+        return (ctx.leaked(function.constant),), function.hosts
+    return (), lambda: function
 
 
 def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:
     """Run the primitive's own host function (print, log or call) on the logical arrays."""
     host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
+    number, find = _function(ctx)
 
-    def callback(sizes: Sequence[Any], *values: Any) -> None:
-        run(*host.cut(sizes, values), **params)
+    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: Any) -> None:
+        own = {"callback": find(*number)} if "callback" in params else {}
+        run(*host.cut(sizes, values), **{**params, **own})
 
-    jax.debug.callback(callback, host.sizes, *arrays)
+    jax.debug.callback(callback, host.sizes, number, *arrays)
     return []
 
 
@@ -116,17 +110,17 @@ def callback_with_results(ctx: RuleContext, *operands: Any) -> list[Any]:
     Under a later `vmap` each row has sizes of its own, hence one call for each row.
     """
     host, arrays = _prepare(ctx, operands)
-    function = ctx.params["callback"]
+    number, find = _function(ctx)
 
-    def callback(sizes: Sequence[Any], *values: Any) -> list[Any]:
-        return host.pad(sizes, function(*jax.device_put(host.cut(sizes, values))))
+    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: Any) -> list[Any]:
+        return host.pad(sizes, find(*number)(*jax.device_put(host.cut(sizes, values))))
 
     structs = [jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals]
     sharding = ctx.params["sharding"]
     if ctx.primitive.name == "io_callback":
-        return jax_io_callback(callback, structs, host.sizes, *arrays, sharding=sharding)
+        return jax_io_callback(callback, structs, host.sizes, number, *arrays, sharding=sharding)
     return jax.pure_callback(
-        callback, structs, host.sizes, *arrays, sharding=sharding, vmap_method="sequential"
+        callback, structs, host.sizes, number, *arrays, sharding=sharding, vmap_method="sequential"
     )
 
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
-from bucketjit._rule import Rule, RuleContext, crop
+from bucketjit._rule import Rule, RuleContext, crop, shift_left
 from bucketjit.rules._sliding import fit
 
 Fill = Callable[[RuleContext, Any, int], Any]
@@ -147,11 +147,14 @@ def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: 
 
 
 def eigh(ctx: RuleContext, operand: Any) -> Any:
-    """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them."""
+    """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them.
+
+    The eigenvectors of a matrix with a block added are its own, up to their signs.
+    """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
     if sizes:
-        if ctx.is_read(0):
+        if ctx.is_read(0) and not _up_to_sign(ctx):
             ctx.refuse(
                 f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
                 "the padded size",
@@ -165,26 +168,79 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     return _fit_all(ctx, ctx.bind(matrix))
 
 
+def _up_to_sign(ctx: RuleContext) -> bool:
+    """Whether vectors will do whose signs are others: those of complex ones are any phases."""
+    real = jnp.issubdtype(ctx.in_avals[0].dtype, jnp.floating)
+    return bool(real) and ctx.signs_are_hidden()
+
+
 def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
     """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal."""
     half = jnp.abs(jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix))
     bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1)[..., None, None]
+    bound = jnp.where(bound == 0, jnp.ones_like(bound), bound)
     diagonal = bound.astype(matrix.dtype) * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     return ctx.fill(matrix, axes=(-2, -1), value=diagonal, shape=ctx.in_shapes[0])
 
 
 def svd(ctx: RuleContext, operand: Any) -> Any:
-    """Rows and columns of zeros add singular values of 0, which come last."""
+    """Rows and columns of zeros add singular values of 0, which come last.
+
+    Singular vectors are those of the matrix up to their signs.
+    """
     if sizes := _open_matrix(ctx):
-        if any(map(ctx.is_read, range(1, len(ctx.out_shapes)))):
-            ctx.refuse(
-                f"singular vectors of a matrix of symbolic size {sizes[0]}: their signs depend "
-                "on the padded size",
-                "use compute_uv=False, or leave the axis static",
-            )
         if ctx.params.get("subset_by_index") is not None:
             ctx.refuse(f"a subset of the singular values of a matrix of symbolic size {sizes[0]}")
+        if any(map(ctx.is_read, range(1, len(ctx.out_shapes)))):
+            if not _up_to_sign(ctx):
+                ctx.refuse(
+                    f"singular vectors of a matrix of symbolic size {sizes[0]}: their signs depend "
+                    "on the padded size",
+                    "use compute_uv=False, or leave the axis static",
+                )
+            return _singular_vectors(ctx, zero(ctx, operand, 0))
     return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+
+
+def _singular_vectors(ctx: RuleContext, matrix: Any) -> list[Any]:
+    """Those of the square factor R of a tall matrix, which is ``Q @ R``, turned by Q.
+
+    R gets a block whose singular values are larger than all of its own, so that a singular value
+    of 0 does not mix with it.
+    """
+    rows, columns = ctx.in_shapes[0][-2:]
+    count = ctx.out_shapes[0][-1]
+    wide = str(count) == str(rows)
+    if not wide and str(count) != str(columns):
+        ctx.refuse(f"singular vectors of a matrix whose smaller size is not known: {count}")
+    if ctx.params["full_matrices"] and str(rows) != str(columns):
+        ctx.refuse(
+            f"all singular vectors of a matrix of symbolic size {rows} x {columns}: those of its "
+            "null space are any",
+            "use full_matrices=False, or leave the axis static",
+        )
+    if wide:
+        matrix = matrix.mT
+    size = ctx.padded(count)
+    tall = crop(matrix, matrix.ndim - 2, max(size, matrix.shape[-2]))
+    q, r = lax.linalg.qr(tall, full_matrices=False)
+    square = (*ctx.in_shapes[0][:-2], count, count)
+    if is_symbolic(count):
+        r = ctx.fill(r, value=0, shape=square)
+        largest = jnp.max(jnp.abs(r), (-2, -1), keepdims=True)
+        largest = jnp.where(largest == 0, jnp.ones_like(largest), largest)
+        bound = 2 * largest * jnp.sqrt(jnp.sum((r / largest) ** 2, (-2, -1), keepdims=True) + 1)
+        block = bound * jnp.eye(size, dtype=r.dtype)
+        r = ctx.fill(r, value=block, shape=square)
+    s, u, vt = ctx.bind(r, full_matrices=False)
+    if is_symbolic(count):
+        added = size - ctx.logical(count)
+        s = shift_left(s, s.ndim - 1, added)
+        u = ctx.fill(shift_left(u, u.ndim - 1, added), value=0, shape=square)
+        vt = ctx.fill(shift_left(vt, vt.ndim - 2, added), value=0, shape=square)
+    u = jnp.matmul(q, u, precision=lax.Precision.HIGHEST)
+    outs = [s, vt.mT, u.mT] if wide else [s, u, vt]
+    return [fit(ctx, out, i) for i, out in enumerate(outs)]
 
 
 _RULES: dict[str, Rule] = {

@@ -57,6 +57,11 @@ def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any) -> Any:
     return la.tridiagonal_solve(dl / 4, d + 4 * jnp.sign(d), du / 4, b)
 
 
+def exponential(x: Any) -> Any:
+    w, v = jnp.linalg.eigh(x)
+    return (v * jnp.exp(-w)[..., None, :]) @ v.mT
+
+
 def absolute_vectors(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Eigenvectors up to sign."""
     return lambda x: jax.tree.map(jnp.abs, fn(x))
@@ -300,6 +305,36 @@ CASES = [
         "b, 4, 2",
         "b, 4",
         covers=("svd",),
+    ),
+    # vectors that occur twice, so that their signs do not matter
+    _case("function_of_a_matrix", exponential, spd(), covers=("eigh",)),
+    _case(
+        "eigenvalues_gradient",
+        lambda x: jnp.log(jnp.linalg.eigvalsh(x)),
+        spd("n, n"),
+        covers=("eigh",),
+        grad=True,
+    ),
+    _case(
+        "pinv_rows",
+        jnp.linalg.pinv,
+        "b, n, 2",
+        covers=("svd",),
+        sizes=({"b": 1, "n": 2}, {"b": 4, "n": 4}, {"b": 3, "n": 3}),
+        constraints=("n >= 2",),
+        grad=True,
+    ),
+    _case(
+        "pinv_columns",
+        jnp.linalg.pinv,
+        "2, n",
+        covers=("svd",),
+        sizes=({"n": 2}, {"n": 4}, {"n": 3}),
+        constraints=("n >= 2",),
+    ),
+    _case("pinv_square", jnp.linalg.pinv, square(), covers=("svd",)),
+    _case(
+        "singular_values_gradient", jnp.linalg.svdvals, square("n, n"), covers=("svd",), grad=True
     ),
     # reductions to simpler forms
     _case(

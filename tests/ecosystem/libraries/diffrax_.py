@@ -162,13 +162,13 @@ def _system(name, build):
 
 MODELS = [
     Model("ODE, adaptive, one per row", adaptive, (floats("b, 3"),)),
-    Model("ODE, adaptive, the batch as one system", whole_batch, (floats("b, 3"),), way="exact"),
+    Model("ODE, adaptive, the batch as one system", whole_batch, (floats("b, 3"),), way="paired"),
     Model(
         "neural ODE saved at open times, gradient",
         neural_ode,
         (sorted_floats("t"), floats("3"), floats("t, 3")),
         TIMES[:2],
-        way="exact",
+        way="paired",
     ),
     Model("controlled equation", controlled, (sorted_floats("t"), floats("t, 3")), TIMES),
     _system("lineax QR least squares", least_squares),
