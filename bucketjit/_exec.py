@@ -169,7 +169,7 @@ class BucketedExec(Builders):
                 break
             while plan is not None:
                 try:
-                    return plan(args, kwargs)
+                    return plan.serve(args, kwargs)
                 except SignatureChanged:
                     plan = plan.following
                 except Evicted:

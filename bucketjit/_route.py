@@ -125,7 +125,7 @@ class Plan:
         self._count = line.calls.add
         self.line = line
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call.
 
         Raises:
