@@ -1,0 +1,213 @@
+"""Sections of the page: what is run, what is kept of it, and the tables made of that."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.alone import ROOT, run_alone
+
+RESULTS = ROOT / "benchmarks" / "results"
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a section is run.
+
+    Attributes:
+        quick: In seconds, to see that it works; the numbers are worth little.
+        calls: How many calls, for the sections that say so; None for their own number.
+        peers_python: The interpreter that has the peers.
+    """
+
+    quick: bool = False
+    calls: int | None = None
+    peers_python: str = str(PEERS_PYTHON)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: which value of a row, under which heading, written how."""
+
+    key: str
+    heading: str
+    format: str = ""
+
+    def cell(self, row: Row) -> str:
+        """The text of a cell; empty where the row has no such value."""
+        value = row.get(self.key)
+        return "" if value is None else format(value, self.format)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: Its name on the command line and of its file.
+        title: Its heading.
+        text: What is measured, and what the columns mean.
+        columns: Columns of its table.
+        target: ``"module:function"``: called with the fields of `Options`, returns the rows.
+        group: Key of the rows by which they are split into tables; None for one table.
+    """
+
+    name: str
+    title: str
+    text: str
+    columns: Sequence[Column]
+    target: str
+    group: str | None = None
+
+    def run(self, options: Options) -> list[Row]:
+        """The rows, measured in a process of its own.
+
+        Raises:
+            RuntimeError: The section failed, with the reason.
+        """
+        outcome = run_alone(self.target, asdict(options), timeout=24 * 3600, silent=False)
+        if outcome.status != "ok":
+            raise RuntimeError(f"{self.name} {outcome.status}: {outcome.reason}")
+        return outcome.value
+
+    def tables(self, rows: list[Row]) -> str:
+        """The rows as Markdown."""
+        if self.group is None:
+            return table(self.columns, rows)
+        parts = []
+        for group in dict.fromkeys(row[self.group] for row in rows):
+            members = [row for row in rows if row[self.group] == group]
+            parts.append(f"{group}:\n\n{table(self.columns, members)}")
+        return "\n".join(parts)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """A Markdown table, aligned for readers of the source too; columns without values left out."""
+    columns = [c for c in columns if any(c.cell(row) for row in rows)]
+    lines = [[c.heading for c in columns], *([c.cell(row) for c in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "".join(
+        "| " + " | ".join(map(str.ljust, line, widths)).rstrip() + " |\n" for line in lines
+    )
+
+
+# --- what is kept of a run --------------------------------------------------------------------
+
+
+def command() -> str:
+    """What was typed, as one types it again."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    name = module.name if module else sys.argv[0]
+    return shlex.join(["python", "-m", name, *sys.argv[1:]])
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine."""
+    names = ("bucketjit", "jax", "jaxlib", "numpy")
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        "machine": f"{_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB, "
+        f"{platform.system()} {platform.machine()}",
+    }
+
+
+def version(name: str) -> str:
+    """The version of an installed distribution; that of bucketjit from its source."""
+    if name == "bucketjit":
+        import bucketjit
+
+        return f"{bucketjit.__version__}{_commit()}"
+    return importlib.metadata.version(name)
+
+
+def _commit() -> str:
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown CPU"
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def save(section: Section, rows: list[Row], options: Options, folder: Path = RESULTS) -> None:
+    """Keep a run, in place of the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {
+        "when": datetime.date.today().isoformat(),
+        "command": command(),
+        "quick": options.quick,
+        "environment": environment(),
+        "rows": rows,
+    }
+    (folder / f"{section.name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def load(section: Section, folder: Path = RESULTS) -> Mapping[str, Any] | None:
+    """The run that was kept, if any."""
+    path = folder / f"{section.name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+# --- the command lines ------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that all scripts share."""
+    parser.add_argument("--quick", action="store_true", help="seconds each, to see that they work")
+    parser.add_argument(
+        "--calls", type=int, help="calls of the stream, or warm calls of growth-memory"
+    )
+    parser.add_argument(
+        "--peers-python",
+        default=str(PEERS_PYTHON),
+        metavar="PATH",
+        help="the interpreter that has the peers (default: %(default)s)",
+    )
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The options of a command line."""
+    return Options(arguments.quick, arguments.calls, arguments.peers_python)
+
+
+def print_sections(sections: Sequence[Section], doc: str) -> None:
+    """The command line of a script: run its sections and print them, keeping nothing."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [section.name for section in sections]
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(names))
+    add_options(parser)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(names):
+        parser.error(f"no section {sorted(unknown)}; there are {names}")
+    for section in sections:
+        if not arguments.sections or section.name in arguments.sections:
+            print(f"## {section.title}\n\n{section.tables(section.run(options_of(arguments)))}")
