@@ -23,10 +23,7 @@ def draw_sizes(calls: int, seed: int = 0) -> Sizes:
     rng = np.random.default_rng(seed)
     lengths = np.exp(rng.normal(np.log(48), 0.7, calls)).round().astype(int)
     batches = rng.integers(1, LARGEST_BATCH + 1, calls)
-    return [
-        (int(b), int(s))
-        for b, s in zip(batches, lengths.clip(SHORTEST, LONGEST), strict=True)
-    ]
+    return [(int(b), int(s)) for b, s in zip(batches, lengths.clip(SHORTEST, LONGEST), strict=True)]
 
 
 def draw_tokens(sizes: Sizes, seed: int = 1) -> list[np.ndarray]:

@@ -36,7 +36,7 @@ def in_turn(
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i, given in enumerate(arguments):
-        for name in calls if i % 2 else reversed(calls):
+        for name in calls if i % 2 else reversed(list(calls)):
             began = time.perf_counter()
             calls[name](*given)
             times[name].append(time.perf_counter() - began)

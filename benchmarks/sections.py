@@ -11,7 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,14 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     )
 
 
+def add_ratios(rows: list[Row], to: str) -> None:
+    """Set each contender's ratio of total times to one of them, where both have a time."""
+    times = {row["contender"]: row["total_s"] for row in rows if "total_s" in row}
+    for row in rows:
+        if "total_s" in row and to in times:
+            row["ratio"] = row["total_s"] / times[to]
+
+
 # --- what is kept of a run --------------------------------------------------------------------
 
 
@@ -156,13 +164,12 @@ def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def save(section: Section, rows: list[Row], options: Options, folder: Path = RESULTS) -> None:
+def save(section: Section, rows: list[Row], folder: Path = RESULTS) -> None:
     """Keep a run, in place of the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
         "when": datetime.date.today().isoformat(),
         "command": command(),
-        "quick": options.quick,
         "environment": environment(),
         "rows": rows,
     }
@@ -178,11 +185,13 @@ def load(section: Section, folder: Path = RESULTS) -> Mapping[str, Any] | None:
 # --- the command lines ------------------------------------------------------------------------
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, sections: Sequence[Section]) -> None:
     """The options that all scripts share."""
+    names = ", ".join(section.name for section in sections)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {names}; all of them")
     parser.add_argument("--quick", action="store_true", help="seconds each, to see that they work")
     parser.add_argument(
-        "--calls", type=int, help="calls of the stream, or warm calls of growth-memory"
+        "--calls", type=int, help="calls of the stream, or warm calls of growth-calls"
     )
     parser.add_argument(
         "--peers-python",
@@ -197,17 +206,22 @@ def options_of(arguments: argparse.Namespace) -> Options:
     return Options(arguments.quick, arguments.calls, arguments.peers_python)
 
 
-def print_sections(sections: Sequence[Section], doc: str) -> None:
+def select(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, sections: Sequence[Section]
+) -> list[Section]:
+    """The sections that a command line names, or all of them."""
+    names = [section.name for section in sections]
+    if unknown := sorted(set(arguments.sections) - set(names)):
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
+    return [s for s in sections if not arguments.sections or s.name in arguments.sections]
+
+
+def print_sections(sections: Sequence[Section], doc: str | None) -> None:
     """The command line of a script: run its sections and print them, keeping nothing."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [section.name for section in sections]
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(names))
-    add_options(parser)
+    add_options(parser, sections)
     arguments = parser.parse_args()
-    if unknown := set(arguments.sections) - set(names):
-        parser.error(f"no section {sorted(unknown)}; there are {names}")
-    for section in sections:
-        if not arguments.sections or section.name in arguments.sections:
-            print(f"## {section.title}\n\n{section.tables(section.run(options_of(arguments)))}")
+    for section in select(parser, arguments, sections):
+        print(f"## {section.title}\n\n{section.tables(section.run(options_of(arguments)))}")

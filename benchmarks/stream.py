@@ -19,7 +19,7 @@ from benchmarks import encoder
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES
 from benchmarks.measuring import in_turn, paired_ratio
-from benchmarks.sections import Column, Row, Section, print_sections
+from benchmarks.sections import Column, Row, Section, add_ratios, print_sections
 
 CALLS, QUICK_CALLS = 1000, 10
 REFERENCE = "expert pow2"
@@ -31,25 +31,23 @@ def cold(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         exact = Path(folder) / "exact.float32"
-        _write_exact(exact, calls)
+        write_exact(exact, calls)
         for contender in ENTRIES:
             outcome = run_alone(
                 "benchmarks.contenders.cold:start",
                 {"name": contender.name, "calls": calls, "exact": str(exact)},
                 python=peers_python if contender.peer else sys.executable,
             )
-            row: Row = {"contender": contender.name, "status": outcome.status}
+            row: Row = {"contender": contender.name}
             row |= outcome.value or {"note": f"{outcome.status}: {outcome.reason}"}
             print(f"{contender.name}: {row.get('total_s', outcome.reason)}", file=sys.stderr)
             found.append(row)
-    reference = next(row for row in found if row["contender"] == REFERENCE)
-    for row in found:
-        if row["status"] == reference["status"] == "ok":
-            row["ratio"] = row["total_s"] / reference["total_s"]
+    add_ratios(found, REFERENCE)
     return found
 
 
-def _write_exact(path: Path, calls: int) -> None:
+def write_exact(path: Path, calls: int) -> None:
+    """Write what every contender has to return for each call, by NumPy."""
     weights = encoder.draw_weights()
     with path.open("wb") as file:
         for tokens in encoder.draw_tokens(encoder.draw_sizes(calls)):

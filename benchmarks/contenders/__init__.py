@@ -86,7 +86,7 @@ ENTRIES = (
     Entry("torch.compile(dynamic=True)", "with_torch:compiled", "torch", peer=True),
     Entry("onnxruntime, dynamic axes", "with_onnxruntime:session", "onnxruntime", peer=True),
     Entry("IREE, open sizes", "with_iree:open_sizes", "iree-base-compiler", peer=True),
-    Entry("IREE, a module per pow2 bucket", "with_iree:per_bucket", "iree-base-compiler", peer=True),
+    Entry("IREE, one per pow2 bucket", "with_iree:per_bucket", "iree-base-compiler", peer=True),
     Entry("TensorFlow tf.function", "with_tensorflow:function", "tensorflow-cpu", peer=True),
 )
 
