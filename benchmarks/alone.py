@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +51,7 @@ def run_alone(
     python: str = sys.executable,
     timeout: float = 3600,
     silent: bool = True,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
     """Call ``target``, a ``"module:function"``, with keyword arguments, in a new process.
 
@@ -58,12 +61,13 @@ def run_alone(
         python: The interpreter.
         timeout: Seconds after which the process is ended.
         silent: Keep back what it prints; otherwise that goes to this process's stderr.
+        variables: Environment variables beside those of this process.
 
     Returns:
         The outcome; a function that raises, or a process that dies, is one too.
     """
     command = [python, "-m", "benchmarks.alone", target, json.dumps(arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     try:
         done = subprocess.run(
             command,

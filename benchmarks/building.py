@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measuring import in_turn, paired_ratio
-from benchmarks.sections import Column, Row, Section, print_sections
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, trace
@@ -70,9 +70,9 @@ def measure(equations: int, rounds: int) -> Row:
     }
 
 
-def by_equations(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_equations(options: Options) -> list[Row]:
     """A row for each size of program."""
-    if quick:
+    if options.quick:
         return [measure(equations, rounds=1) for equations in (100, 300)]
     return [measure(equations, rounds=5) for equations in (100, 300, 1000, 3000, 5000)]
 

@@ -1,7 +1,4 @@
-"""The micro-costs of test_dispatch.py, by pytest-benchmark, as a section of the page.
-
-python -m benchmarks.dispatch
-"""
+"""The micro-costs of test_dispatch.py, by pytest-benchmark, as a section of the page."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alone import ROOT
-from benchmarks.sections import Column, Row, Section, print_sections
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 
 QUICK = (
     "--benchmark-min-rounds=1",
@@ -22,12 +19,16 @@ QUICK = (
 )
 
 
-def by_group(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_group(options: Options) -> list[Row]:
     """A row for each benchmark; its ratio is to the first one of its group."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pytest", "-q", "benchmarks/test_dispatch.py"]
-        command += ["--benchmark-only", f"--benchmark-json={report}", *(QUICK if quick else ())]
+        command += [
+            "--benchmark-only",
+            f"--benchmark-json={report}",
+            *(QUICK if options.quick else ()),
+        ]
         subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
         return rows_of(json.loads(report.read_text()))
 

@@ -1,7 +1,9 @@
 """What grows with what: dispatch, memory and live executables.
 
-python -m benchmarks.growth
-python -m benchmarks.growth growth-calls --calls 1000000
+    python -m benchmarks.growth
+    python -m benchmarks.growth growth-calls --calls 1000000
+
+Memory and executables are counted in a process for each section.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measuring import in_turn, paired_ratio, rss_mib
-from benchmarks.sections import Column, Row, Section, print_sections
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec
 
 WIDTH, SIZE, BUCKET = 64, 5, 8
@@ -70,7 +72,7 @@ def _ones(*sizes: int) -> list[tuple[np.ndarray]]:
     return [(np.ones((n, WIDTH), np.float32),) for n in sizes]
 
 
-def by_entries(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_entries(options: Options) -> list[Row]:
     """Calls of 8 buckets among ever more entries.
 
     10,000 real executables exhaust what a process may map. Those that are not called are keys of
@@ -88,42 +90,44 @@ def by_entries(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
         assert executor.cache_size() == entries
         return _call(executor, inputs)
 
-    counts = (10, 100) if quick else (10, 100, 1000, 10_000)
-    return _dispatch({n: filled(n) for n in counts}, QUICK_ROUNDS if quick else ROUNDS, len(inputs))
+    counts = (10, 100) if options.quick else (10, 100, 1000, 10_000)
+    return _dispatch(
+        {n: filled(n) for n in counts}, QUICK_ROUNDS if options.quick else ROUNDS, len(inputs)
+    )
 
 
-def by_programs(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_programs(options: Options) -> list[Row]:
     """Calls of ever more programs, one after the other: static axes of their own."""
 
     def executor(programs: int) -> Call:
         inputs = [(np.ones((SIZE, 8 + i), np.float32),) for i in range(programs)]
         return _call(BucketedExec(tiny, dynamic_axes="b, _").with_pow2(), inputs)
 
-    counts = (1, 3) if quick else (1, 3, 10, 30, 100)
-    rounds = QUICK_ROUNDS if quick else ROUNDS
+    counts = (1, 3) if options.quick else (1, 3, 10, 30, 100)
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
     return _dispatch({n: executor(n) for n in counts}, rounds, max(counts))
 
 
-def by_leaves(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_leaves(options: Options) -> list[Row]:
     """A step with ever more parameters, beside ``jax.jit`` at the bucket's shape."""
 
     def step(params: Any, x: Any) -> Any:
         return jax.tree.map(lambda p: p + 1e-6, params), x.sum()
 
     found: list[Row] = []
-    for leaves in (1, 10) if quick else (1, 10, 100, 400):
+    for leaves in (1, 10) if options.quick else (1, 10, 100, 400):
         params = {f"p{i}": jnp.ones(4) for i in range(leaves)}
         jitted, executor = jax.jit(step), BucketedExec(step).with_pow2()
         row = _beside(
             _call(jitted, [(params, *_ones(BUCKET)[0])]),
             _call(executor, [(params, *_ones(SIZE)[0])]),
-            QUICK_ROUNDS if quick else ROUNDS // 3,
+            QUICK_ROUNDS if options.quick else ROUNDS // 3,
         )
         found.append({"count": leaves, **row})
     return found
 
 
-def by_arguments(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_arguments(options: Options) -> list[Row]:
     """Ever more arguments of open size, beside what an expert writes by hand.
 
     The function needs no mask and does next to nothing, which leaves the cost of the arguments.
@@ -142,12 +146,12 @@ def by_arguments(quick: bool, calls: int | None, peers_python: str) -> list[Row]
         return jitted(*padded)
 
     found: list[Row] = []
-    for arguments in (1, 2) if quick else (1, 2, 4, 8, 16, 32):
+    for arguments in (1, 2) if options.quick else (1, 2, 4, 8, 16, 32):
         xs = [tuple(x for (x,) in _ones(*[SIZE] * arguments))]
         row = _beside(
             _call(by_hand, xs),
             _call(BucketedExec(corners).with_pow2(), xs),
-            QUICK_ROUNDS if quick else ROUNDS,
+            QUICK_ROUNDS if options.quick else ROUNDS,
         )
         found.append({"count": arguments, **row})
     return found
@@ -170,13 +174,13 @@ def _held() -> Row:
     }
 
 
-def by_buckets(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_buckets(options: Options) -> list[Row]:
     """Memory and executables by the number of buckets that have been used."""
     executor = BucketedExec(_layers).with_linear(2).with_maxsize(None)
     executor(*_ones(2)[0])
     before = _held()
     found: list[Row] = []
-    for buckets in (1, 4) if quick else (1, 16, 32, 64, 128):
+    for buckets in (1, 4) if options.quick else (1, 16, 32, 64, 128):
         while executor.cache_size() < buckets:
             executor(*_ones(2 * executor.cache_size() + 1)[0])
         held = _held()
@@ -186,9 +190,9 @@ def by_buckets(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
     return found
 
 
-def by_calls(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_calls(options: Options) -> list[Row]:
     """Memory, executables and arrays over warm calls of all sizes."""
-    calls = calls or (QUICK_CALLS if quick else CALLS)
+    calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     executor = BucketedExec(_layers).with_pow2()
     inputs = [x for (x,) in _ones(*range(1, BUCKET + 1))]
     for x in inputs:
@@ -202,10 +206,10 @@ def by_calls(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
     return found
 
 
-def by_eviction(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_eviction(options: Options) -> list[Row]:
     """Executables alive when more buckets are used than the cache holds."""
     found: list[Row] = []
-    for maxsize in (2, 4) if quick else (4, 16, 64):
+    for maxsize in (2, 4) if options.quick else (4, 16, 64):
         used = 2 * maxsize
         executor = BucketedExec(tiny).with_linear(1).with_maxsize(maxsize)
         before = _held()["executables"]

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.contenders.jax_encoder import encode, is_real, norm
 from benchmarks.encoder import WIDTH, draw_weights
 from benchmarks.measuring import in_turn, paired_ratio
-from benchmarks.sections import Column, Row, Section, print_sections
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, trace
@@ -256,10 +256,10 @@ def _logical(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*model.sizes.values(), *shape[2:])
 
 
-def by_model(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_model(options: Options) -> list[Row]:
     """A row for each model."""
     models = (cnn_step, flat_tokens_step, transformer_forward, transformer_step)
-    chosen, rounds = (models[:1], 3) if quick else (models, 60)
+    chosen, rounds = (models[:1], 3) if options.quick else (models, 60)
     return [measure(make(np.random.default_rng(0)), rounds) for make in chosen]
 
 

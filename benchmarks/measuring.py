@@ -46,8 +46,3 @@ def in_turn(
 def paired_ratio(times: Mapping[str, list[float]], name: str, to: str) -> float:
     """The median over all rounds of the time of one call over that of another."""
     return median(a / b for a, b in zip(times[name], times[to], strict=True))
-
-
-def microseconds(times: list[float]) -> float:
-    """The median, in microseconds."""
-    return median(times) * 1e6

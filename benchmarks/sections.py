@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import importlib.metadata
 import json
 import os
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import bucketjit
 from benchmarks.alone import ROOT, run_alone
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -62,7 +64,7 @@ class Section:
         title: Its heading.
         text: What is measured, and what the columns mean.
         columns: Columns of its table.
-        target: ``"module:function"``: called with the fields of `Options`, returns the rows.
+        target: ``"module:function"``: takes `Options`, returns the rows.
         group: Key of the rows by which they are split into tables; None for one table.
     """
 
@@ -79,7 +81,9 @@ class Section:
         Raises:
             RuntimeError: The section failed, with the reason.
         """
-        outcome = run_alone(self.target, asdict(options), timeout=24 * 3600, silent=False)
+        arguments = {"target": self.target, "options": asdict(options)}
+        target = "benchmarks.sections:measure"
+        outcome = run_alone(target, arguments, timeout=24 * 3600, silent=False)
         if outcome.status != "ok":
             raise RuntimeError(f"{self.name} {outcome.status}: {outcome.reason}")
         return outcome.value
@@ -93,6 +97,12 @@ class Section:
             members = [row for row in rows if row[self.group] == group]
             parts.append(f"{group}:\n\n{table(self.columns, members)}")
         return "\n".join(parts)
+
+
+def measure(target: str, options: dict[str, Any]) -> list[Row]:
+    """The rows of a section, measured in this process."""
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)(Options(**options))
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
@@ -126,22 +136,13 @@ def command() -> str:
 
 def environment() -> dict[str, str]:
     """Versions and machine."""
-    names = ("bucketjit", "jax", "jaxlib", "numpy")
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in names},
+        "bucketjit": f"{bucketjit.__version__}{_commit()}",
+        **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")},
         "machine": f"{_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB, "
         f"{platform.system()} {platform.machine()}",
     }
-
-
-def version(name: str) -> str:
-    """The version of an installed distribution; that of bucketjit from its source."""
-    if name == "bucketjit":
-        import bucketjit
-
-        return f"{bucketjit.__version__}{_commit()}"
-    return importlib.metadata.version(name)
 
 
 def _commit() -> str:

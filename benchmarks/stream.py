@@ -19,24 +19,31 @@ from benchmarks import encoder
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES
 from benchmarks.measuring import in_turn, paired_ratio
-from benchmarks.sections import Column, Row, Section, add_ratios, print_sections
+from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
 
 CALLS, QUICK_CALLS = 1000, 10
 REFERENCE = "expert pow2"
 
 
-def cold(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def cold(options: Options) -> list[Row]:
     """A row for each contender, one process after the other."""
-    calls = calls or (QUICK_CALLS if quick else CALLS)
+    calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         exact = Path(folder) / "exact.float32"
-        write_exact(exact, calls)
+        # Threads of OpenBLAS that wait for each other on a busy machine take 20 times as long.
+        written = run_alone(
+            "benchmarks.stream:write_exact",
+            {"path": str(exact), "calls": calls},
+            variables={"OPENBLAS_NUM_THREADS": "1"},
+        )
+        if written.status != "ok":
+            raise RuntimeError(f"no results to compare with: {written.reason}")
         for contender in ENTRIES:
             outcome = run_alone(
                 "benchmarks.contenders.cold:start",
                 {"name": contender.name, "calls": calls, "exact": str(exact)},
-                python=peers_python if contender.peer else sys.executable,
+                python=options.peers_python if contender.peer else sys.executable,
             )
             row: Row = {"contender": contender.name}
             row |= outcome.value or {"note": f"{outcome.status}: {outcome.reason}"}
@@ -46,17 +53,17 @@ def cold(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
     return found
 
 
-def write_exact(path: Path, calls: int) -> None:
+def write_exact(path: str, calls: int) -> None:
     """Write what every contender has to return for each call, by NumPy."""
     weights = encoder.draw_weights()
-    with path.open("wb") as file:
+    with open(path, "wb") as file:
         for tokens in encoder.draw_tokens(encoder.draw_sizes(calls)):
             encoder.encode(weights, tokens).tofile(file)
 
 
-def warm(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def warm(options: Options) -> list[Row]:
     """The stream once all is compiled: contenders in turn, call by call, in one process."""
-    calls = calls or (QUICK_CALLS if quick else CALLS)
+    calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     sizes, weights = encoder.draw_sizes(calls), encoder.draw_weights()
     stream = [(tokens,) for tokens in encoder.draw_tokens(sizes)]
     chosen = [e for e in ENTRIES if e.name == REFERENCE or e.name.startswith("bucketjit")]

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.alone import run_alone
 from benchmarks.measuring import in_turn, paired_ratio, rss_mib
-from benchmarks.sections import Column, Row, Section, add_ratios, print_sections
+from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
 from bucketjit import BucketedExec, Fallback
 from bucketjit.strategies import Pow2
 from examples.compile_counter import CompileCounter
@@ -189,12 +189,12 @@ def flat(params: Params) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-def cold(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def cold(options: Options) -> list[Row]:
     """Each model, stream and contender from a cold start, in a process of its own."""
     found: list[Row] = []
     for task in TASKS:
         for stream in STREAMS:
-            found += _compared(task, stream, quick)
+            found += _compared(task, stream, options.quick)
     return found
 
 
@@ -225,14 +225,14 @@ def apart(params: np.ndarray, exact: np.ndarray, start: np.ndarray) -> float:
     return float(np.linalg.norm(params - exact) / np.linalg.norm(exact - start))
 
 
-def warm(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def warm(options: Options) -> list[Row]:
     """Steps on ragged batches by hand and by bucketjit, all compiled, in turn in one process."""
     found: list[Row] = []
-    for name in ("MLP",) if quick else TASKS:
+    for name in ("MLP",) if options.quick else TASKS:
         task = TASKS[name]
         params = task.params()
         steps = {key: _waiting(STEPS[key](task), params) for key in (BY_HAND, OURS)}
-        batches = list(random_sizes(task, 1 if quick else 400))
+        batches = list(random_sizes(task, 1 if options.quick else 400))
         in_turn(steps, batches)  # compiles
         times = in_turn(steps, batches)
         found += [

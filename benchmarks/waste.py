@@ -1,14 +1,11 @@
-"""How much padding a strategy makes, and how many buckets, for sizes as they come.
-
-python -m benchmarks.waste
-"""
+"""How much padding a strategy makes, and how many buckets: ``python -m benchmarks.waste``."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from benchmarks import encoder
-from benchmarks.sections import Column, Row, Section, print_sections
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import strategies
 
 STRATEGIES = (
@@ -31,7 +28,7 @@ def _sizes(calls: int) -> dict[str, list[int]]:
     }
 
 
-def by_strategy(quick: bool, calls: int | None, peers_python: str) -> list[Row]:
+def by_strategy(options: Options) -> list[Row]:
     """Buckets and padding of each strategy on each kind of sizes."""
     found: list[Row] = []
     for what, sizes in _sizes(1000).items():

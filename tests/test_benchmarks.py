@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ ALONE = ("dispatch", "stream", "stream-warm", "training")
     "section", [s for s in table.SECTIONS if s.name not in ALONE], ids=lambda s: s.name
 )
 def test_a_section_has_rows(section: Section) -> None:
-    module, function = section.target.split(":")
-    rows = getattr(importlib.import_module(module), function)(**asdict(Options(quick=True)))
+    rows = sections.measure(section.target, {"quick": True})
     for column in section.columns:
         assert any(column.cell(row) for row in rows), column
     assert section.tables(rows).count("\n") > len(rows)
@@ -42,7 +39,7 @@ def test_the_stream_is_ragged() -> None:
 @pytest.fixture
 def exact(tmp_path: Path) -> Path:
     path = tmp_path / "exact"
-    stream.write_exact(path, calls=1)
+    stream.write_exact(str(path), calls=1)
     return path
 
 
@@ -64,7 +61,7 @@ def test_a_contender_that_is_wrong_fails(exact: Path) -> None:
 def test_the_stream_names_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Entry("a peer", "with_nothing:make", peer=True)
     monkeypatch.setattr(stream, "ENTRIES", (entry("expert pow2"), missing))
-    rows = stream.cold(quick=True, calls=1, peers_python="/nowhere/python")
+    rows = stream.cold(Options(quick=True, calls=1, peers_python="/nowhere/python"))
     assert [row["contender"] for row in rows] == ["expert pow2", "a peer"]
     assert rows[0]["ratio"] == 1 and rows[0]["compiles"] == 1
     assert rows[1]["note"] == "skipped: no interpreter /nowhere/python"
@@ -72,7 +69,7 @@ def test_the_stream_names_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_warm_stream_has_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "ENTRIES", [entry("expert pow2"), entry("bucketjit, pow2")])
-    rows = stream.warm(quick=True, calls=1, peers_python="")
+    rows = stream.warm(Options(quick=True, calls=1))
     assert [row["contender"] for row in rows] == ["expert pow2", "bucketjit, pow2"]
     assert rows[0]["ratio"] == 1 and rows[1]["ratio"] > 0
 
@@ -146,7 +143,7 @@ def test_a_section_is_kept_without_the_others(
 
 
 def test_a_section_that_fails_says_why() -> None:
-    with pytest.raises(RuntimeError, match="first failed: TypeError: .*quick"):
+    with pytest.raises(RuntimeError, match="first failed: TypeError: .*options"):
         _section("first").run(Options())
 
 

@@ -24,7 +24,9 @@ def _compiles() -> Any:
 
 def jit_per_shape(weights: Any, sizes: Sizes) -> Contender:
     """Plain ``jax.jit``; its caches are cleared before there are too many executables."""
-    weights, compiled, held, clears = jax.device_put(weights), jax.jit(encode), set(), 0
+    weights, compiled = jax.device_put(weights), jax.jit(encode)
+    held: set[tuple[int, ...]] = set()
+    clears = 0
 
     def run(tokens: np.ndarray) -> np.ndarray:
         nonlocal clears
