@@ -15,7 +15,6 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks import building, dispatch, growth, masking, stream, training, waste
 from benchmarks.alone import ROOT
@@ -54,28 +53,28 @@ the ratios of neighbours. Times are medians.
 
 def page(folder: Path = RESULTS) -> str:
     """The page, made of what is kept."""
-    kept = {section: run for section in SECTIONS if (run := load(section, folder)) is not None}
-    machines: list[dict[str, str]] = []
-    for run in kept.values():
-        if run["environment"] not in machines:
-            machines.append(run["environment"])
-    parts = [HEAD]
-    for number, machine in enumerate(machines, 1):
-        parts.append(f"**Environment {number}**: {_described(machine)}.\n")
-    for section, run in kept.items():
-        number = machines.index(run["environment"]) + 1
+    environments: list[dict[str, str]] = []
+    parts = []
+    for section in SECTIONS:
+        parts += [f"## {section.title}\n", f"{section.text}\n"]
+        run = load(section, folder)
+        if run is None:
+            parts.append(f"`{section.name}`: not run yet.\n")
+            continue
+        if run["environment"] not in environments:
+            environments.append(run["environment"])
+        number = environments.index(run["environment"]) + 1
         parts += [
-            f"## {section.title}\n",
-            f"{section.text}\n",
             section.tables(run["rows"]),
             f"`{section.name}`: {run['when']}, environment {number}, `{run['command']}`\n",
         ]
-    return "\n".join(parts)
+    described = (f"**Environment {i}**: {_described(e)}.\n" for i, e in enumerate(environments, 1))
+    return "\n".join([HEAD, *described, *parts])
 
 
-def _described(machine: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {v}" for name, v in machine.items() if name != "machine")
-    return f"{versions}; {machine['machine']}"
+def _described(environment: dict[str, str]) -> str:
+    versions = ", ".join(f"{name} {v}" for name, v in environment.items() if name != "machine")
+    return f"{versions}; {environment['machine']}"
 
 
 def main() -> None:

@@ -110,8 +110,8 @@ def random_sizes(task: Task, count: int) -> Iterator[Batch]:
 
 # By name: the batches, and how many epochs or batches they are, in full and quick.
 STREAMS: dict[str, tuple[Callable[[Task, int], Iterator[Batch]], int, int]] = {
-    "epochs of 22 batches of 64 and one of 5": (epochs, 20, 1),
-    "random batches of 1 to 256": (random_sizes, 1000, 4),
+    "epochs of 22 batches of 64 and one of 5": (epochs, 10, 1),
+    "random batches of 1 to 256": (random_sizes, 500, 4),
 }
 
 

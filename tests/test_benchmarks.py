@@ -123,7 +123,7 @@ def test_rows_of_pytest_benchmark() -> None:
 
 def _section(name: str, group: str | None = None) -> Section:
     columns = (Column("who", "who"), Column("s", "s", ".1f"), Column("note", "note"))
-    return Section(name, f"About {name}", "Text.", columns, "builtins:print", group)
+    return Section(name, f"About {name}", "Text.", columns, "builtins:sorted", group)
 
 
 def test_a_section_is_kept_without_the_others(
@@ -132,6 +132,7 @@ def test_a_section_is_kept_without_the_others(
     first, second = _section("first"), _section("second", group="kind")
     monkeypatch.setattr(table, "SECTIONS", (first, second))
     sections.save(first, [{"who": "a", "s": 1.25}], tmp_path)
+    assert "`second`: not run yet." in table.page(tmp_path)
     sections.save(second, [{"who": "b", "kind": k, "s": 2.0} for k in ("x", "y")], tmp_path)
     sections.save(first, [{"who": "a", "s": 3.0}], tmp_path)
     page = table.page(tmp_path)
@@ -143,7 +144,7 @@ def test_a_section_is_kept_without_the_others(
 
 
 def test_a_section_that_fails_says_why() -> None:
-    with pytest.raises(RuntimeError, match="first failed: TypeError: .*options"):
+    with pytest.raises(RuntimeError, match="first failed: TypeError: .*not iterable"):
         _section("first").run(Options())
 
 
