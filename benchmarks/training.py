@@ -207,15 +207,18 @@ def _compared(task: str, stream: str, quick: bool) -> list[Row]:
             arguments = {"task": task, "stream": stream, "contender": contender, "quick": quick}
             outcome = run_alone("benchmarks.training:train", {**arguments, "path": str(path)})
             row: Row = {"what": f"{task}, {stream}", "contender": contender}
-            if outcome.status == "ok":
-                off_by = apart(np.load(path), np.load(exact), flat(TASKS[task].params()))
-                if off_by <= TOLERANCE:
-                    row |= {**outcome.value, "off_by": off_by}
-                else:
-                    row["note"] = f"failed: its parameters are off by {off_by:.2g}"
-            else:
-                row["note"] = f"{outcome.status}: {outcome.reason}"
             found.append(row)
+            if outcome.status != "ok":
+                row["note"] = f"{outcome.status}: {outcome.reason}"
+                continue
+            if not exact.exists():
+                row["note"] = "failed: no parameters to compare with"
+                continue
+            off_by = apart(np.load(path), np.load(exact), flat(TASKS[task].params()))
+            if off_by <= TOLERANCE:
+                row |= {**outcome.value, "off_by": off_by}
+            else:
+                row["note"] = f"failed: its parameters are off by {off_by:.2g}"
     add_ratios(found, BY_HAND)
     return found
 
