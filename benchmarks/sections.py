@@ -9,9 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,11 +125,10 @@ def add_ratios(rows: list[Row], to: str) -> None:
 # --- what is kept of a run --------------------------------------------------------------------
 
 
-def command() -> str:
-    """What was typed, as one types it again."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    name = module.name if module else sys.argv[0]
-    return shlex.join(["python", "-m", name, *sys.argv[1:]])
+def command(section: Section, options: Options) -> str:
+    """What runs this section again."""
+    calls = "" if options.calls is None else f" --calls {options.calls}"
+    return f"python -m benchmarks.table {section.name}{calls}"
 
 
 def environment() -> dict[str, str]:
@@ -165,12 +162,12 @@ def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def save(section: Section, rows: list[Row], folder: Path = RESULTS) -> None:
+def save(section: Section, rows: list[Row], options: Options, folder: Path = RESULTS) -> None:
     """Keep a run, in place of the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
         "when": datetime.date.today().isoformat(),
-        "command": command(),
+        "command": command(section, options),
         "environment": environment(),
         "rows": rows,
     }

@@ -97,7 +97,7 @@ def main() -> None:
             continue
         print(f"{section.name}: {time.monotonic() - began:.0f} s\n\n{section.tables(rows)}")
         if not options.quick:
-            save(section, rows)
+            save(section, rows, options)
     if not options.quick:
         PAGE.write_text(page())
     if failed:

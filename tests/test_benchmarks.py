@@ -131,12 +131,15 @@ def test_a_section_is_kept_without_the_others(
 ) -> None:
     first, second = _section("first"), _section("second", group="kind")
     monkeypatch.setattr(table, "SECTIONS", (first, second))
-    sections.save(first, [{"who": "a", "s": 1.25}], tmp_path)
+    sections.save(first, [{"who": "a", "s": 1.25}], Options(), tmp_path)
     assert "`second`: not run yet." in table.page(tmp_path)
-    sections.save(second, [{"who": "b", "kind": k, "s": 2.0} for k in ("x", "y")], tmp_path)
-    sections.save(first, [{"who": "a", "s": 3.0}], tmp_path)
+    sections.save(
+        second, [{"who": "b", "kind": k, "s": 2.0} for k in ("x", "y")], Options(), tmp_path
+    )
+    sections.save(first, [{"who": "a", "s": 3.0}], Options(calls=5), tmp_path)
     page = table.page(tmp_path)
     assert "| a   | 3.0 |" in page and "1.2" not in page.partition("## About first")[2]
+    assert "`python -m benchmarks.table first --calls 5`" in page
     assert "note" not in page  # no row has one
     assert page.index("x:\n") < page.index("y:\n")
     assert page.count("**Environment") == 1
