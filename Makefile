@@ -10,7 +10,9 @@
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences      the examples, also as `make demo ARGS=--help`
-#   make bench                    the benchmarks
+#   make bench                    the benchmarks, and benchmarks/README.md; an hour (ARGS='stream waste',
+#                                 ARGS=--quick for minutes, keeping nothing)
+#   make bench-peers              the stream once more, beside PyTorch, onnxruntime, IREE, TensorFlow
 #   make clean                    remove the virtual environments
 
 PYTHON ?= python3
@@ -27,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench lint types format clean
+.PHONY: test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -68,7 +70,18 @@ demo-sentences: $(STAMP)-examples $(STAMP)-model
 	$(BIN)/python examples/embed_sentences.py $(ARGS)
 
 bench: $(STAMP)-bench
-	$(PYTEST) benchmarks --benchmark-only $(PYTEST_ARGS)
+	$(BIN)/python -m benchmarks.table $(ARGS)
+
+# The peers have an environment of their own, where those that cannot be had here are left out:
+# the stream skips them by name.
+PEERS_VENV := .venv-peers
+
+bench-peers: $(STAMP)-bench
+	@for peer in torch onnxruntime iree tensorflow; do \
+	    $(MAKE) --no-print-directory VENV=$(PEERS_VENV) $(PEERS_VENV)/.installed-peer-$$peer \
+	        || echo "$$peer: not installed" >&2; \
+	done
+	$(BIN)/python -m benchmarks.table stream $(ARGS)
 
 lint: $(STAMP)-dev
 	$(BIN)/ruff check .
@@ -82,7 +95,7 @@ format: $(STAMP)-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv312
+	rm -rf .venv .venv312 .venv-peers
 
 $(STAMP)-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

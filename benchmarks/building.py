@@ -1,20 +1,23 @@
 """What building a bucket costs, XLA's compile aside, by the size of the program.
 
-Run with ``python benchmarks/building.py``. Compares walking and lowering the traced program at
-padded sizes with ``jax.jit(fn).lower`` of the same shapes. The ratio should stay flat.
+    python -m benchmarks.building
+
+Compares walking and lowering the traced program at padded sizes with ``jax.jit(fn).lower`` of the
+same shapes. The ratio should stay flat.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.measuring import in_turn, paired_ratio
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, trace
@@ -37,41 +40,58 @@ def program_of(equations: int) -> Callable[[Any, Any], Any]:
     return fn
 
 
-def measure(equations: int, rounds: int) -> tuple[int, float, float]:
-    """Number of equations, and the best seconds of lowering and of masking plus lowering."""
+def measure(equations: int, rounds: int) -> Row:
+    """Seconds of lowering, and of masking and lowering."""
     fn = program_of(equations)
     x, w = np.ones((16, 8), np.float32), np.ones((8, 8), np.float32)
     _, tree = jax.tree_util.tree_flatten(((x, w), {}))
     leaves = [Leaf("x", ("b", 8), x.dtype), Leaf("w", (8, 8), w.dtype)]
     program = trace(fn, tree, leaves, {"b": 11})
     rules = default_rules()
-    plain, ours = [], []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        jax.jit(lambda *a: fn(*a)).lower(x, w)
-        plain.append(time.perf_counter() - began)
 
+    def plain() -> None:
+        jax.jit(lambda *a: fn(*a)).lower(x, w)
+
+    def ours() -> None:
         def masked(n: Any, *args: Any) -> Any:
             at = BucketSizes({"b": 16}, program.lower, {"b": n})
             return interpret(program.jaxpr, program.consts, args, at, rules)
 
-        began = time.perf_counter()
         jax.jit(masked).lower(np.int32(11), x, w)
-        ours.append(time.perf_counter() - began)
-    return len(program.jaxpr.eqns), min(plain), min(ours)
+
+    calls = {"plain": plain, "ours": ours}
+    in_turn(calls, [()])
+    times = in_turn(calls, [()] * rounds)
+    return {
+        "equations": len(program.jaxpr.eqns),
+        "plain_ms": median(times["plain"]) * 1e3,
+        "ours_ms": median(times["ours"]) * 1e3,
+        "ratio": paired_ratio(times, "ours", "plain"),
+    }
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
-    print(f"jax {jax.__version__}, best of {rounds}")
-    print(f"{'equations':>10} {'jit.lower':>12} {'mask + lower':>13} {'ratio':>6}")
-    for equations in (100, 300, 1000, 3000, 5000):
-        count, plain, ours = measure(equations, rounds)
-        print(f"{count:10} {plain * 1e3:10.1f}ms {ours * 1e3:11.1f}ms {ours / plain:6.2f}")
+def by_equations(options: Options) -> list[Row]:
+    """A row for each size of program."""
+    if options.quick:
+        return [measure(equations, rounds=1) for equations in (100, 300)]
+    return [measure(equations, rounds=5) for equations in (100, 300, 1000, 3000, 5000)]
 
+
+SECTIONS = (
+    Section(
+        "building",
+        "Building a bucket, by equations",
+        "What comes before XLA's compile: masking the traced program and lowering it, in turn with "
+        "`jax.jit(fn).lower` of the same shapes.",
+        (
+            Column("equations", "equations", ",d"),
+            Column("plain_ms", "jit.lower, ms", ".0f"),
+            Column("ours_ms", "mask and lower, ms", ".0f"),
+            Column("ratio", "ratio", ".2f"),
+        ),
+        "benchmarks.building:by_equations",
+    ),
+)
 
 if __name__ == "__main__":
-    main()
+    print_sections(SECTIONS, __doc__)

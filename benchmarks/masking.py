@@ -1,28 +1,33 @@
 """What derived masks cost beside the masks an expert writes by hand, at the same bucket.
 
-Run with ``python benchmarks/masking.py``. For each model both functions are compiled for one
-bucket and called in turn with the same padded arguments; the table has the median time of each
-and the median of the paired ratios. Results are compared before anything is timed.
+    python -m benchmarks.masking
+
+For each model both functions are compiled for one bucket and called in turn with the same padded
+arguments; the table has the median time of each and the median of the paired ratios. Results are
+compared before anything is timed.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.contenders.jax_encoder import encode, is_real, norm
+from benchmarks.encoder import WIDTH, draw_weights
+from benchmarks.measuring import in_turn, paired_ratio
+from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, trace
 from bucketjit.rules import default_rules
 
-LAYERS, HEADS, WIDTH, VOCABULARY = 4, 4, 128, 256
+LAYERS, VOCABULARY = 4, 256
 
 
 @dataclass
@@ -50,40 +55,12 @@ class Model:
     bucket: dict[str, int]
 
 
-def _norm(x: Any) -> Any:
-    mean = x.mean(-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
-
-
 def _transformer(params: Any, tokens: Any, real: Any | None) -> Any:
-    x = params["embed"][tokens]
-    for layer in params["layers"]:
-        h = _norm(x) @ layer["qkv"]
-        q, k, v = (
-            h[..., i * WIDTH : (i + 1) * WIDTH].reshape(*x.shape[:2], HEADS, WIDTH // HEADS)
-            for i in range(3)
-        )
-        scores = jnp.einsum("bshd,bthd->bhst", q, k) / (WIDTH // HEADS) ** 0.5
-        if real is not None:
-            scores = jnp.where(real[:, None, None, :], scores, -1e30)
-        h = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores, axis=-1), v)
-        x = x + h.reshape(*x.shape[:2], WIDTH) @ layer["out"]
-        x = x + jax.nn.gelu(_norm(x) @ layer["up"]) @ layer["down"]
-    return _norm(x) @ params["embed"].T
+    return encode(params, tokens, real) @ params["tokens"].T
 
 
-def _transformer_params(rng: np.random.Generator) -> Any:
-    def dense(*shape: int) -> Any:
-        return jnp.asarray(rng.standard_normal(shape) * shape[0] ** -0.5, jnp.float32)
-
-    layer = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH)}
-    layer |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-    layers = [{k: dense(*s) for k, s in layer.items()} for _ in range(LAYERS)]
-    return {"embed": dense(VOCABULARY, WIDTH), "layers": layers}
-
-
-def _real(b: Any, s: Any, shape: tuple[int, int]) -> Any:
-    return (jnp.arange(shape[0])[:, None] < b) & (jnp.arange(shape[1])[None, :] < s)
+def _transformer_params() -> Any:
+    return jax.device_put(draw_weights(LAYERS, VOCABULARY))
 
 
 def transformer_forward(rng: np.random.Generator) -> Model:
@@ -93,7 +70,7 @@ def transformer_forward(rng: np.random.Generator) -> Model:
         return _transformer(params, tokens, None)
 
     def by_hand(params: Any, tokens: Any, b: Any, s: Any) -> Any:
-        real = _real(b, s, tokens.shape)
+        real = is_real(b, s, tokens.shape)
         logits = _transformer(params, tokens, real)
         return jnp.where(real[..., None], logits, 0)
 
@@ -118,7 +95,7 @@ def transformer_step(rng: np.random.Generator) -> Model:
         return update(params, grads), value
 
     def by_hand(params: Any, tokens: Any, b: Any, s: Any) -> Any:
-        real = _real(b, s, tokens.shape)
+        real = is_real(b, s, tokens.shape)
 
         def loss(params: Any) -> Any:
             each = losses(_transformer(params, tokens, real), tokens)
@@ -136,9 +113,7 @@ def _text_model(
     tokens = np.zeros((8, 64), np.int32)
     tokens[:7, :50] = rng.integers(0, VOCABULARY, (7, 50))
     sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
-    return Model(
-        name, plain, by_hand, _transformer_params(rng), [tokens], [("b", "s")], sizes, bucket
-    )
+    return Model(name, plain, by_hand, _transformer_params(), [tokens], [("b", "s")], sizes, bucket)
 
 
 def flat_tokens_step(rng: np.random.Generator) -> Model:
@@ -147,7 +122,7 @@ def flat_tokens_step(rng: np.random.Generator) -> Model:
     def pooled(params: Any, x: Any) -> Any:
         flat = x.reshape(-1, WIDTH)
         for layer in params:
-            flat = flat + jax.nn.relu(_norm(flat) @ layer["up"]) @ layer["down"]
+            flat = flat + jax.nn.relu(norm(flat) @ layer["up"]) @ layer["down"]
         return flat.reshape(x.shape)
 
     def update(params: Any, grads: Any) -> Any:
@@ -161,7 +136,7 @@ def flat_tokens_step(rng: np.random.Generator) -> Model:
         return update(params, grads), value
 
     def by_hand(params: Any, x: Any, b: Any, s: Any) -> Any:
-        real = _real(b, s, x.shape[:2])
+        real = is_real(b, s, x.shape[:2])
 
         def loss(params: Any) -> Any:
             mean = jnp.where(real[..., None], pooled(params, x), 0).sum(1) / s
@@ -172,7 +147,7 @@ def flat_tokens_step(rng: np.random.Generator) -> Model:
 
     x = np.zeros((8, 64, WIDTH), np.float32)
     x[:7, :50] = rng.standard_normal((7, 50, WIDTH))
-    layers = [{k: layer[k] for k in ("up", "down")} for layer in _transformer_params(rng)["layers"]]
+    layers = [{k: layer[k] for k in ("up", "down")} for layer in _transformer_params()["layers"]]
     sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
     shapes = [("b", "s", WIDTH)]
     return Model("merged tokens, training step", plain, by_hand, layers, [x], shapes, sizes, bucket)
@@ -252,25 +227,26 @@ def derived(model: Model) -> Callable[..., Any]:
     return run
 
 
-def measure(model: Model, rounds: int) -> tuple[float, float, float]:
-    """Median seconds by hand and derived, and the median of their paired ratios."""
+def measure(model: Model, rounds: int) -> Row:
+    """Median times by hand and derived, and the median of their paired ratios."""
     sizes = [np.int32(n) for n in model.sizes.values()]
     args = (model.params, *map(jnp.asarray, model.arrays), *sizes)
     hand, ours = (jax.jit(f).lower(*args).compile() for f in (model.by_hand, derived(model)))
     for a, b in zip(*(jax.tree_util.tree_leaves(f(*args)) for f in (hand, ours)), strict=True):
         real = tuple(map(slice, _logical(model, a.shape)))
         np.testing.assert_allclose(a[real], b[real], rtol=2e-3, atol=2e-4)
-    times: dict[str, list[float]] = {"hand": [], "ours": []}
-    for i in range(rounds + 3):
-        pair = [("hand", hand), ("ours", ours)]
-        for name, fn in pair if i % 2 else reversed(pair):
-            began = time.perf_counter()
-            jax.block_until_ready(fn(*args))
-            if i >= 3:
-                times[name].append(time.perf_counter() - began)
-    ratios = np.array(times["ours"]) / np.array(times["hand"])
-    hand_s, ours_s = (float(np.median(times[k])) for k in ("hand", "ours"))
-    return hand_s, ours_s, float(np.median(ratios))
+    calls = {
+        "hand": lambda: jax.block_until_ready(hand(*args)),
+        "ours": lambda: jax.block_until_ready(ours(*args)),
+    }
+    in_turn(calls, [()] * 3)
+    times = in_turn(calls, [()] * rounds)
+    return {
+        "model": model.name,
+        "hand_ms": median(times["hand"]) * 1e3,
+        "ours_ms": median(times["ours"]) * 1e3,
+        "ratio": paired_ratio(times, "ours", "hand"),
+    }
 
 
 def _logical(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -280,18 +256,28 @@ def _logical(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*model.sizes.values(), *shape[2:])
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60)
-    rounds = parser.parse_args().rounds
-    print(f"jax {jax.__version__}, {jax.devices()[0].platform}, {rounds} rounds")
-    print(f"{'model':28} {'by hand':>10} {'derived':>10} {'ratio':>7}")
-    for make in (transformer_forward, transformer_step, flat_tokens_step, cnn_step):
-        model = make(np.random.default_rng(0))
-        hand, ours, ratio = measure(model, rounds)
-        print(f"{model.name:28} {hand * 1e3:8.2f}ms {ours * 1e3:8.2f}ms {ratio:7.3f}")
+def by_model(options: Options) -> list[Row]:
+    """A row for each model."""
+    models = (cnn_step, flat_tokens_step, transformer_forward, transformer_step)
+    chosen, rounds = (models[:1], 3) if options.quick else (models, 60)
+    return [measure(make(np.random.default_rng(0)), rounds) for make in chosen]
 
+
+SECTIONS = (
+    Section(
+        "masking",
+        "Derived masks beside masks by hand",
+        "The same bucket, padded arguments and sizes; executables alone, called in turn. *Ratio* "
+        "is the median of the paired ratios.",
+        (
+            Column("model", "model"),
+            Column("hand_ms", "by hand, ms", ".2f"),
+            Column("ours_ms", "derived, ms", ".2f"),
+            Column("ratio", "ratio", ".3f"),
+        ),
+        "benchmarks.masking:by_model",
+    ),
+)
 
 if __name__ == "__main__":
-    main()
+    print_sections(SECTIONS, __doc__)

@@ -1,0 +1,1 @@
+"""What bucketjit costs and saves, beside what its users would do without it."""

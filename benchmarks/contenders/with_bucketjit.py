@@ -1,0 +1,34 @@
+"""bucketjit: the function without masks, and a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.contenders import Contender
+from benchmarks.contenders.jax_encoder import encode
+from benchmarks.encoder import Sizes
+from bucketjit import BucketedExec, Fallback
+from examples.compile_counter import CompileCounter
+
+
+def bucketed(
+    weights: Any, sizes: Sizes, configure: Callable[[BucketedExec, Sizes], BucketedExec]
+) -> Contender:
+    """The encoder with open batch and length; ``configure`` adds the strategies."""
+    counter = CompileCounter()
+    weights = jax.device_put(weights)
+    executor = configure(
+        BucketedExec(encode, dynamic_axes=(None, "b, s"), fallback=Fallback.ERROR), sizes
+    )
+
+    def run(tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(executor(weights, tokens))
+
+    def note() -> str:
+        return f"padding {executor.stats().padding_waste:.0%}"
+
+    return Contender(run, lambda: counter.compiles, note)

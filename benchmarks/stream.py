@@ -1,0 +1,130 @@
+"""A ragged stream from a cold start: 1,000 calls of a 6-layer encoder at about 610 shapes.
+
+    python -m benchmarks.stream
+    python -m benchmarks.stream stream --quick --peers-python .venv-peers/bin/python
+
+Each contender runs in a process of its own, with the same weights and the same calls. Every one of
+its results is compared with NumPy's: a contender that differs has failed. Contenders are listed in
+benchmarks/contenders/__init__.py; those that are not installed are skipped by name.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks import encoder
+from benchmarks.alone import run_alone
+from benchmarks.contenders import ENTRIES
+from benchmarks.measuring import in_turn, paired_ratio
+from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
+
+CALLS, QUICK_CALLS = 1000, 10
+REFERENCE = "expert pow2"
+
+
+def cold(options: Options) -> list[Row]:
+    """A row for each contender, one process after the other."""
+    calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        exact = Path(folder) / "exact.float32"
+        # Threads of OpenBLAS that wait for each other on a busy machine take 20 times as long.
+        written = run_alone(
+            "benchmarks.stream:write_exact",
+            {"path": str(exact), "calls": calls},
+            variables={"OPENBLAS_NUM_THREADS": "1"},
+        )
+        if written.status != "ok":
+            raise RuntimeError(f"no results to compare with: {written.reason}")
+        for contender in ENTRIES:
+            outcome = run_alone(
+                "benchmarks.contenders.cold:start",
+                {"name": contender.name, "calls": calls, "exact": str(exact)},
+                python=options.peers_python if contender.peer else sys.executable,
+            )
+            row: Row = {"contender": contender.name}
+            row |= outcome.value or {"note": f"{outcome.status}: {outcome.reason}"}
+            print(f"{contender.name}: {row.get('total_s', outcome.reason)}", file=sys.stderr)
+            found.append(row)
+    add_ratios(found, REFERENCE)
+    return found
+
+
+def write_exact(path: str, calls: int) -> None:
+    """Write what every contender has to return for each call, by NumPy."""
+    weights = encoder.draw_weights()
+    with open(path, "wb") as file:
+        for tokens in encoder.draw_tokens(encoder.draw_sizes(calls)):
+            encoder.encode(weights, tokens).tofile(file)
+
+
+def warm(options: Options) -> list[Row]:
+    """The stream once all is compiled: contenders in turn, call by call, in one process."""
+    calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
+    sizes, weights = encoder.draw_sizes(calls), encoder.draw_weights()
+    stream = [(tokens,) for tokens in encoder.draw_tokens(sizes)]
+    chosen = [e for e in ENTRIES if e.name == REFERENCE or e.name.startswith("bucketjit")]
+    contenders = {e.name: e.load()(weights, sizes).run for e in chosen}
+    in_turn(contenders, stream)  # compiles
+    times = in_turn(contenders, stream)
+    return [
+        {
+            "contender": name,
+            "p50_ms": median(times[name]) * 1e3,
+            "ratio": paired_ratio(times, name, REFERENCE),
+            "total_s": sum(times[name]),
+        }
+        for name in contenders
+    ]
+
+
+SECTIONS = (
+    Section(
+        "stream",
+        "A ragged stream, cold",
+        f"{CALLS:,} calls of a {encoder.LAYERS}-layer transformer encoder (width {encoder.WIDTH}) "
+        f"from a cold start, at about 610 shapes: batches of 1 to {encoder.LARGEST_BATCH}, "
+        "lognormal lengths. Token numbers are NumPy arrays, and the states are wanted on the "
+        "host. Each contender has a process of its own and the same weights, and every result is "
+        "compared with NumPy's: *off by* is the largest difference. *Total* is the set-up "
+        "(exports and compiles ahead of time) and all calls, compiles included; imports are not "
+        f"counted. *Ratio* is to *{REFERENCE}*, of the same run but another process. The peak "
+        "memory is that of the whole process, framework included. All that use powers of two "
+        "have the same buckets. Frameworks whose one program runs at exact sizes (onnxruntime, "
+        "`tf.function`, PyTorch) pad nothing and compile once, where XLA compiles for each bucket: "
+        "on a stream this short they can come out ahead of all that use buckets.",
+        (
+            Column("contender", "contender"),
+            Column("total_s", "total, s", ".1f"),
+            Column("ratio", "ratio", ".2f"),
+            Column("set_up_s", "set-up, s", ".1f"),
+            Column("compiles", "compiles", "d"),
+            Column("p50_ms", "p50, ms", ".1f"),
+            Column("p99_ms", "p99, ms", ".0f"),
+            Column("peak_rss_mib", "peak RSS, MiB", ".0f"),
+            Column("off_by", "off by", ".0e"),
+            Column("version", "with"),
+            Column("note", "note"),
+        ),
+        "benchmarks.stream:cold",
+    ),
+    Section(
+        "stream-warm",
+        "The same stream, warm",
+        "All buckets compiled before; the contenders take each call in turn, in one process. "
+        f"*Ratio* is the median of the paired ratios to *{REFERENCE}*.",
+        (
+            Column("contender", "contender"),
+            Column("p50_ms", "p50, ms", ".2f"),
+            Column("total_s", "all calls, s", ".1f"),
+            Column("ratio", "ratio", ".3f"),
+        ),
+        "benchmarks.stream:warm",
+    ),
+)
+
+if __name__ == "__main__":
+    print_sections(SECTIONS, __doc__)
