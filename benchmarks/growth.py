@@ -84,9 +84,9 @@ def by_entries(options: Options) -> list[Row]:
         executor = BucketedExec(tiny).with_pow2().with_maxsize(entries)
         for (x,) in inputs:
             executor(x)
-        (program, _), entry = executor._cache.items()[0]
+        (program, _), entry = executor._engine.cache.items()[0]
         for i in range(entries - executor.cache_size()):
-            executor._cache.get_or_compile((program, (-i,)), lambda: entry)
+            executor._engine.cache.get_or_compile((program, (-i,)), lambda: entry)
         assert executor.cache_size() == entries
         return _call(executor, inputs)
 
