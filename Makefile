@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-peers lint types format clean
+.PHONY: bench-micro test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -71,6 +71,9 @@ demo-sentences: $(STAMP)-examples $(STAMP)-model
 
 bench: $(STAMP)-bench
 	$(BIN)/python -m benchmarks.table $(ARGS)
+
+bench-micro: $(STAMP)-bench
+	$(PYTEST) benchmarks --benchmark-only $(PYTEST_ARGS)
 
 # The peers have an environment of their own, where those that cannot be had here are left out:
 # the stream skips them by name.

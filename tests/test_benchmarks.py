@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import dispatch, encoder, sections, stream, table, training
+from benchmarks import encoder, sections, stream, table, training
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES, Entry, cold, entry
 from benchmarks.sections import Column, Options, Section
@@ -110,15 +109,6 @@ def test_what_becomes_of_a_run() -> None:
     assert died.status == "failed" and died.reason.startswith("SIGABRT")
     slow = run_alone("signal:pause", {}, timeout=1)
     assert (slow.status, slow.reason) == ("failed", "no result within 1 s")
-
-
-def test_rows_of_pytest_benchmark() -> None:
-    def one(group: str, way: str, seconds: float) -> dict[str, Any]:
-        return {"group": group, "name": way, "params": {"way": way}, "stats": {"median": seconds}}
-
-    report = {"benchmarks": [one("g", "by hand", 2e-6), one("g", "ours", 3e-6)]}
-    rows = dispatch.rows_of(report)
-    assert [(row["way"], row["ratio"]) for row in rows] == [("by hand", 1), ("ours", 1.5)]
 
 
 def _section(name: str, group: str | None = None) -> Section:
