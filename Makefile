@@ -12,6 +12,7 @@
 #   make demo demo-sentences      the examples, also as `make demo ARGS=--help`
 #   make bench                    the benchmarks, and benchmarks/README.md; an hour (ARGS='stream waste',
 #                                 ARGS=--quick for minutes, keeping nothing)
+#   make bench-micro              calls of microseconds, by pytest-benchmark
 #   make bench-peers              the stream once more, beside PyTorch, onnxruntime, IREE, TensorFlow
 #   make clean                    remove the virtual environments
 
@@ -29,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: bench-micro test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-peers lint types format clean
+.PHONY: test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
