@@ -132,9 +132,12 @@ class Plan:
             entry.note_compiles(values, kwargs)
         if self._gives:
             give_away([args[w] if isinstance(w, int) else given[w] for w in self._gives])
-        slot.last_used = time.monotonic()
+        slot.last_used = now = time.monotonic()
         slot.uses.add()
-        self.line.calls.add()
+        line = self.line
+        line.calls.add()
+        if now >= line.clock.due:
+            line.clock.tick(now)
         return result if self._finish is None else self._finish(result)
 
     def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
