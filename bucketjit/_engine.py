@@ -95,6 +95,7 @@ class Engine:
             self.signer.clear()
             self.routes = []
             self.refused.clear()
+            self.relatives[:] = [weakref.ref(self)]
             self._cut.clear()
             self._found.clear()
             self.counters.clear()

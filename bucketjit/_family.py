@@ -35,6 +35,7 @@ Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
+_SHOWN = 8  # arguments, or reasons, in one line of a log
 _MAX_REFUSALS = 4
 _REFUSALS_KEPT = 4096
 _MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
@@ -191,13 +192,15 @@ class Family:
         program = call.program
         reasons, self._reasons = self._reasons, []
         if program is None:
-            self._news.append(f"{'; '.join(reasons)}; runs exact")
+            self._news.append(f"{'; '.join(reasons[:_SHOWN])}; runs exact")
             return
         if not reasons:
             reasons = [self._why_again(call, shapes)]
         served = self._told.setdefault(program, (call.tokens, tuple(shapes)))
         inputs = self._inputs(self._static_key(*served))
-        self._news.append(f"{'; '.join(reasons)}; traced as {', '.join(inputs)}")
+        more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
+        shown = ", ".join(inputs[:_SHOWN])
+        self._news.append(f"{'; '.join(reasons[:_SHOWN])}; traced as {shown}{more}")
 
     def _why_again(self, call: Call, shapes: Shapes) -> str:
         """Why no program that was there serves a call."""

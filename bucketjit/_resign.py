@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from bucketjit._signature import LeafType, Statics
 
 _SHOWN = 3
+_LONGEST = 80
 
 
 class Key(NamedTuple):
@@ -38,7 +39,8 @@ def why_new(before: Key | None, now: Key, paths: Sequence[str]) -> str:
     if before is None:
         return "new"
     if before.tree != now.tree:
-        return f"re-signed: the arguments nest as {now.tree}, not as {before.tree}"
+        nests = f"{_short(now.tree)}, not as {_short(before.tree)}"
+        return f"re-signed: the arguments nest as {nests}"
     changes = [
         _change(path, old, kind)
         for path, old, kind in zip(paths, before.types, now.types, strict=True)
@@ -49,6 +51,11 @@ def why_new(before: Key | None, now: Key, paths: Sequence[str]) -> str:
         return "re-signed: the configuration of JAX changed"
     more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     return f"re-signed: {', '.join(changes[:_SHOWN])}{more}"
+
+
+def _short(tree: Any) -> str:
+    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _change(path: str, old: LeafType, now: LeafType) -> str:

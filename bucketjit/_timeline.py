@@ -75,7 +75,7 @@ class Clock:
                 return
             self._moments.append(Moment(now - self._start, *self._read()))
             if len(self._moments) >= MOMENTS:
-                self._moments = self._moments[1::2]
+                self._moments = self._moments[::2]
                 self._interval *= 2
             took = time.monotonic() - now
             self.due = now + max(self._interval, _PATIENCE * took)
