@@ -78,8 +78,9 @@ class Engine:
             self.cache, self.supply = _stock(config, self.name, self.counters)
         else:
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
-        self.relatives: list[weakref.ref[Engine]] = [] if kin is None else kin.relatives
-        self.relatives[:] = [r for r in self.relatives if r() is not None] + [weakref.ref(self)]
+        self.relatives: weakref.WeakKeyDictionary[Engine, None]
+        self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
+        self.relatives[self] = None
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
@@ -95,7 +96,8 @@ class Engine:
             self.signer.clear()
             self.routes = []
             self.refused.clear()
-            self.relatives[:] = [weakref.ref(self)]
+            self.relatives.clear()
+            self.relatives[self] = None
             self._cut.clear()
             self._found.clear()
             self.counters.clear()

@@ -229,7 +229,9 @@ class Family:
                 continue
             rest = iter(sizes)
             dims = ", ".join(str(next(rest)) if token == STATIC else token for token in row)
-            found.append(f"{path}: {'size ' if kind.dtype is None else kind.dtype}[{dims}]")
+            found.append(
+                f"{path}: size {dims}" if kind.dtype is None else f"{path}: {kind.dtype}[{dims}]"
+            )
         return tuple(found)
 
     def programs(self) -> list[tuple[tuple[str, ...], Program]]:

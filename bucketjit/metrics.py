@@ -171,7 +171,7 @@ def _metrics(every: dict[str, Stats]) -> Iterator[Metric]:
     for metric in _PLAIN:
         told = family(metric.name, metric.text)
         for function, stats in every.items():
-            told.add_metric([function], metric.read(stats))
+            told.add_metric([function], float(metric.read(stats)))
         yield told
     fallbacks = family("fallback_calls_total", "Calls that ran unpadded, by reason.", "reason")
     waste = family("dimension_waste_ratio", "Padding among padded sizes.", "dimension")

@@ -37,6 +37,14 @@ def test_the_first_signature() -> None:
     assert told[0].sizes == {"b": 3} and told[0].seconds > 0
 
 
+def test_sizes_and_many_arguments() -> None:
+    executor, told = watched(lambda n, xs: sum(x.sum() for x in xs) + n, dynamic_axes=("n", "n"))
+    executor(3, [ones(3) for _ in range(40)])
+    line = told[0].detail
+    assert line.startswith("new; traced as n: size n, xs[0]: float32[n], ")
+    assert line.endswith(", xs[6]: float32[n] and 33 more")
+
+
 def test_an_axis_that_varies() -> None:
     executor, told = watched(lambda x: x.sum())
     for shape in ((3, 32), (5, 32), (5, 48), (4, 50)):

@@ -97,7 +97,7 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     """The programs of an executor, those of its derivatives last."""
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
-    for alive in list(engine.relatives):
+    for alive in engine.relatives.keyrefs():
         relative = alive()
         if relative is None:
             continue
