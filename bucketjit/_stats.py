@@ -6,11 +6,13 @@ A warm call adds one to a `Line`, without a lock. All else is worked out when a 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -22,6 +24,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _SIZES_KEPT = 4096
+_RETIRED = 256  # lines whose plans gave way, and whose last calls may still be under way
 
 
 class FrozenDict(dict[K, V]):
@@ -270,6 +273,7 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: dict[int, Line] = {}
+        self._retired: deque[Line] = deque()
         self._clock = Clock()
         alive = weakref.ref(self)  # lines have the clock: no cycle
 
@@ -284,6 +288,7 @@ class Counters:
         """Start again from zero, and count no line any more."""
         with self._lock:
             self._lines.clear()
+            self._retired.clear()
             self._warned: set[str] = set()
         self.reset()
 
@@ -294,7 +299,7 @@ class Counters:
             self._missed = 0
             self._compiles = 0
             self._compile_seconds = 0.0
-            for line in self._lines.values():
+            for line in self._every_line():
                 line.start_again()
             # Taken once: snapshots of the same counters are equal.
             self._since, self._started = time.time(), time.monotonic()
@@ -316,10 +321,16 @@ class Counters:
             self._lines[id(line)] = line
 
     def close(self, line: Line) -> None:
-        """Keep what a line has counted, and let go of it."""
+        """Keep what a line has counted, and let go of it before long."""
         with self._lock:
             if self._lines.pop(id(line), None) is not None:
-                self._sums.add(line, line.count())
+                self._retired.append(line)
+                if len(self._retired) > _RETIRED:
+                    last = self._retired.popleft()
+                    self._sums.add(last, last.count())
+
+    def _every_line(self) -> Iterable[Line]:
+        return itertools.chain(self._lines.values(), self._retired)
 
     def compile(self, seconds: float) -> None:
         """Count a compile."""
@@ -339,7 +350,7 @@ class Counters:
     def _reading(self) -> Reading:
         with self._lock:
             calls, real, total = self._sums.calls, self._sums.real, self._sums.total
-            for line in self._lines.values():
+            for line in self._every_line():
                 count = line.count()
                 calls += count
                 real += count * line.real
@@ -374,7 +385,7 @@ class Counters:
         buckets = tuple(b for b in map(self.bucket, slots) if b is not None)
         with self._lock:
             sums = self._sums.copy()
-            for line in self._lines.values():
+            for line in self._every_line():
                 sums.add(line, line.count())
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
         waste = _share(sums.total - sums.real, sums.total)

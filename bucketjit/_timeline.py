@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 MOMENTS = 256  # the most that are kept
 _FIRST_INTERVAL = 0.05
-_PATIENCE = 1000  # taking a moment may take at most this share of the time until the next
+_PATIENCE = 1000  # how much longer it is until the next moment than taking one has taken
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,13 @@ class Clock:
         try:
             if now < self.due:
                 return
+            began = time.thread_time()
             self._moments.append(Moment(now - self._start, *self._read()))
             if len(self._moments) >= MOMENTS:
                 self._moments = self._moments[::2]
                 self._interval *= 2
-            took = time.monotonic() - now
-            self.due = now + max(self._interval, _PATIENCE * took)
+            worked = time.thread_time() - began
+            self.due = now + max(self._interval, _PATIENCE * worked)
         finally:
             self._lock.release()
 

@@ -179,6 +179,24 @@ def test_threads_lose_no_count() -> None:
     assert stats.buckets[0].hits == 800
 
 
+def test_a_call_under_way_is_counted_though_its_plan_gave_way() -> None:
+    counters = Counters()
+    line = Line({"b": 3}, {"b": 4}, 3, 4)
+    counters.open(line)
+    line.calls.add()
+    counters.close(line)
+    line.calls.add()  # another thread had the plan in its hands
+    assert counters.snapshot(0, 0, 0, []).calls == 2
+    for _ in range(1000):
+        other = Line({"b": 3})
+        counters.open(other)
+        other.calls.add()
+        counters.close(other)
+    assert counters.snapshot(0, 0, 0, []).size_counts == {"b": {3: 1002}}
+    counters.reset()
+    assert counters.snapshot(0, 0, 0, []).calls == 0
+
+
 def test_json() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_pow2()
     for n in (3, 5, 3):
