@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 MOMENTS = 256  # the most that are kept
 _FIRST_INTERVAL = 0.05
-_PATIENCE = 1000  # how much longer it is until the next moment than taking one has taken
+_PATIENCE = 300  # how much longer it is until the next moment than taking one has taken
 
 
 @dataclass(frozen=True)
