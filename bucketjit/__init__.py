@@ -7,6 +7,7 @@
 3.0
 """
 
+from bucketjit import metrics as metrics
 from bucketjit import strategies as strategies
 from bucketjit._cache import CacheInfo as CacheInfo
 from bucketjit._check import Check as Check
@@ -21,6 +22,7 @@ from bucketjit._errors import CompileBudgetWarning as CompileBudgetWarning
 from bucketjit._errors import FallbackError as FallbackError
 from bucketjit._errors import FallbackWarning as FallbackWarning
 from bucketjit._errors import MaskingError as MaskingError
+from bucketjit._errors import MissingExtraError as MissingExtraError
 from bucketjit._errors import ShapeCheckError as ShapeCheckError
 from bucketjit._errors import SizeMismatchError as SizeMismatchError
 from bucketjit._errors import SpecError as SpecError
@@ -33,7 +35,10 @@ from bucketjit._explain import MaskedEquation as MaskedEquation
 from bucketjit._padded import Padded as Padded
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats
+from bucketjit._stats import ProgramStats as ProgramStats
 from bucketjit._stats import Stats as Stats
 from bucketjit._supply import CompileGuard as CompileGuard
+from bucketjit._timeline import Moment as Moment
 from bucketjit._version import __version__ as __version__
+from bucketjit._view.report import Report as Report
 from bucketjit._warmup import WarmupReport as WarmupReport

@@ -83,10 +83,10 @@ class Adapting:
     def _compile(self, signed: Signed, call: Call, variable: str, bucket: int) -> None:
         engine = self._engine
         at = at_sizes(signed, call.tokens, {**call.sizes, variable: bucket})
+        wanted = engine.resolve(at)
+        if wanted.program is None or wanted.program in engine.refused:
+            return
         with engine.lock:
-            wanted = at.family.resolve(at.shapes)
-            if wanted.program is None or wanted.program in engine.refused:
-                return
             chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
         if wanted.program.fits(chosen):
             engine.supply.prepare(engine.order(at, wanted, chosen))

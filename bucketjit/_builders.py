@@ -10,6 +10,7 @@ from bucketjit import strategies
 from bucketjit._cache import POLICIES
 from bucketjit._config import DEFAULT_MAXSIZE, Background, CompileBudget, Config
 from bucketjit._errors import SpecError, StrategyContractError
+from bucketjit._events import Listener, is_listener
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
 
@@ -124,6 +125,33 @@ class Builders:
         if not isinstance(rules, Mapping) or not all(map(callable, rules.values())):
             raise SpecError(f"rules must map primitives to functions, got {rules!r}")
         return self._with(rules=MappingProxyType({**self._config.rules, **rules}))
+
+    def with_on_event(self, callback: Listener) -> Self:
+        """Have events told to a function, besides the log: compiles, evictions, fallbacks.
+
+        Args:
+            callback: Called as ``callback(event)`` with an `Event`, in the thread in which it
+                happens. What it raises is logged, and the call goes on. Several are called in the
+                order in which they were added.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: It cannot be called.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> told = []
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(told.append)
+            >>> _ = double(np.ones(3, np.float32))
+            >>> [(event.kind, dict(event.sizes)) for event in told]
+            [('signature', {'batch': 3}), ('compile', {'batch': 4})]
+        """
+        if not is_listener(callback):
+            raise SpecError(f"on_event: expected a function of an event, got {callback!r}")
+        return self._with(listeners=(*self._config.listeners, callback))
 
     def with_maxsize(self, maxsize: int | None) -> Self:
         """Bound the number of executables kept; the least recently used goes first.

@@ -56,7 +56,7 @@ class Slot(Generic[V]):
         pinned: Whether eviction passes it over.
     """
 
-    __slots__ = ("entry", "last_used", "pinned", "uses", "weight")
+    __slots__ = ("_uses_before", "entry", "last_used", "pinned", "uses", "weight")
 
     def __init__(self, entry: V, weight: int = 0) -> None:
         self.entry: V | None = entry
@@ -64,6 +64,15 @@ class Slot(Generic[V]):
         self.last_used = time.monotonic()
         self.weight = weight
         self.pinned = False
+        self._uses_before = 0
+
+    def hits(self) -> int:
+        """Uses since the counters started."""
+        return self.uses.read() - self._uses_before
+
+    def start_again(self) -> None:
+        """Count hits from zero; what the eviction policy looks at stays."""
+        self._uses_before = self.uses.read()
 
     def use(self) -> V | None:
         """The entry, marked as just used."""
@@ -190,6 +199,7 @@ class ExecutableCache(Generic[K, V]):
         self._flights: dict[K, _Flight[V]] = {}
         self._waiting: dict[int, _Flight[V]] = {}  # thread -> what it waits for
         self._hits = 0
+        self._hits_before = 0
         self._misses = 0
         self._evictions = 0
 
@@ -380,8 +390,20 @@ class ExecutableCache(Generic[K, V]):
             self._slots.clear()
             self._flights.clear()
             self._retired.clear()
-            self._hits = self._misses = self._evictions = 0
+            self._hits = self._hits_before = self._misses = self._evictions = 0
         self._tell_evicted(entries)
+
+    def reset_counts(self) -> None:
+        """Set the counters to 0, and keep the entries."""
+        with self._lock:
+            self._hits_before = self._all_hits()
+            for slot in self._slots.values():
+                slot.start_again()
+            self._misses = self._evictions = 0
+
+    def _all_hits(self) -> int:
+        tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
+        return self._hits + sum(tally.read() for tally in tallies)
 
     def _tell_evicted(self, entries: list[tuple[K, V]]) -> None:
         if self._on_evict is not None:
@@ -410,8 +432,7 @@ class ExecutableCache(Generic[K, V]):
     def info(self) -> CacheInfo:
         """Return hits, misses, maxsize and currsize, as of one moment."""
         with self._lock:
-            tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
-            hits = self._hits + sum(tally.read() for tally in tallies)
+            hits = self._all_hits() - self._hits_before
             return CacheInfo(hits, self._misses, self._maxsize, len(self._slots))
 
     @property

@@ -49,8 +49,7 @@ class Derivatives:
         engine = self._engine
         with _jax.eval_context():
             signed = engine.signer.sign(args, kwargs)
-            with engine.lock:
-                call = signed.family.resolve(signed.shapes)
+            call = engine.resolve(signed)
         program = call.program
         refusal: MaskingError | None = call.refusal
         if program is not None:

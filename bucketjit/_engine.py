@@ -6,7 +6,9 @@ import functools
 import math
 import sys
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -70,6 +72,7 @@ class Engine:
         cache: The executables.
         counters: What was done so far.
         routes: The warm path: ways to read the arguments, the latest first.
+        relatives: Itself and the engines of derivatives, all that share cache and counters.
         refused: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
         watcher: Who is told of each call, or None.
@@ -86,6 +89,9 @@ class Engine:
             self.cache, self.supply = _stock(config, self.name, self.counters)
         else:
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
+        self.relatives: weakref.WeakKeyDictionary[Engine, None]
+        self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
+        self.relatives[self] = None
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
@@ -102,6 +108,8 @@ class Engine:
             self.signer.clear()
             self.routes = []
             self.refused.clear()
+            self.relatives.clear()
+            self.relatives[self] = None
             self._cut.clear()
             self._found.clear()
             self.counters.clear()
@@ -136,8 +144,7 @@ class Engine:
         if self.always_exact:
             sizes = signed.family.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, given)
-        with self.lock:
-            call = signed.family.resolve(signed.shapes)
+        call = self.resolve(signed)
         program = call.program
         if program is None:
             if call.refusal is None:
@@ -162,8 +169,8 @@ class Engine:
         sizes = sizes_argument(call, entry.leak_shapes)
         finish = entry.finisher(call.ordered, self.config.out)
         result = self._run(entry, sizes, signed, finish)
-        real, total = elements(entry.pads, signed.leaves)
-        self.counters.call(real, total)
+        line = _line(entry, call, signed)
+        self.counters.call(line, compiled)
         if self.watcher is not None:
             self.watcher.learn(signed, call)
             self.watcher.note(call.sizes)
@@ -171,10 +178,20 @@ class Engine:
         if given is not None and small and not stands_in:
             on_device = jax.device_put(sizes)
             is_open = _open_leaves(call, signed)
-            self._remember(
-                signed, given, is_open, order.key, on_device, finish, Line(real, total), call.sizes
-            )
+            self._remember(signed, given, is_open, order.key, on_device, finish, line, call.sizes)
         return result
+
+    def resolve(self, signed: Signed) -> Call:
+        """The sizes and the program of a call; what is learnt from it is told."""
+        began = time.perf_counter()
+        with self.lock:
+            call = signed.family.resolve(signed.shapes)
+            news = signed.family.take_news()
+        if news:
+            seconds = time.perf_counter() - began
+            for detail in news:
+                self.tell(Event("signature", self.name, call.sizes, seconds, detail))
+        return call
 
     def bucket_of(self, program: Program, call: Call) -> dict[str, int]:
         """Padded size of each variable, those of the program's own included."""
@@ -279,14 +296,15 @@ class Engine:
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         order = self.exact_order(signed, sizes)
-        entry = self.supply.get(order).entry
+        entry, compiled, _ = self.supply.get(order)
         finish = self._exact_finisher(entry, program)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
-        self.counters.call(0, 0)
+        line = Line(sizes, reason=reason)
+        self.counters.call(line, compiled)
         if given is not None and self.config.check is Check.OFF:
             is_open = [spec is not None for spec in signed.family.specs]
-            self._remember(signed, given, is_open, order.key, None, finish, Line(0, 0, reason))
+            self._remember(signed, given, is_open, order.key, None, finish, line)
         return result
 
     def _exact_finisher(self, entry: Executable, program: Program | None) -> Change | None:
@@ -312,11 +330,11 @@ class Engine:
             results = [run_poisoned(entry, signed, call, i) for i in range(len(POISONS))]
             result, other, what = results[0], results[1], "the same call with other padding"
             exactly = True
-            self.counters.call(0, 0)
+            self.counters.call(Line(call.sizes), compiled)
         else:
             sizes = sizes_argument(call, entry.leak_shapes)
             result = self._run(entry, sizes, signed, finish)
-            self.counters.call(*elements(entry.pads, signed.leaves))
+            self.counters.call(_line(entry, call, signed), compiled)
             if not compiled and self.config.check is not Check.EXACT_ALWAYS:
                 return result
             other, what, exactly = self._run_exact(signed, call.sizes), "the unpadded run", False
@@ -341,18 +359,22 @@ class Engine:
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
             result = self._run_exact(signed, call.sizes, given, call.program, refusal.reason)
-        self.note_fallback(refusal)
+        self.note_fallback(refusal, counted=True)
         return result
 
-    def note_fallback(self, refusal: MaskingError) -> None:
+    def note_fallback(self, refusal: MaskingError, counted: bool = False) -> None:
         """Count a call that is not masked, and warn of it once per reason.
+
+        Args:
+            refusal: Why it is not.
+            counted: It was counted already, with the reason.
 
         Raises:
             FallbackError: The policy is to raise.
         """
         if self.config.fallback is Fallback.ERROR:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
-        if self.counters.fallback(refusal.reason):
+        if self.counters.fallback(refusal.reason, counted):
             self.tell(Event("fallback", self.name, detail=str(refusal)))
             warnings.warn(
                 f"{self.name} runs at its exact shapes, one compile each: {refusal}",
@@ -391,8 +413,8 @@ class Engine:
             note = None
             if self.watcher is not None and logical is not None:
                 note = functools.partial(self.watcher.note, logical)
-            plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note)
             self.counters.open(line)
+            plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note)
             self._forget(route.remember(args, kwargs, plan))
 
     def forget_routes(self) -> None:
@@ -436,6 +458,13 @@ def _stock(
         functools.partial(tell, listeners=config.listeners),
     )
     return cache, supply
+
+
+def _line(entry: Executable, call: Call, signed: Signed) -> Line:
+    """What is counted of calls like one that was served by an executable."""
+    logical = dict(zip(call.variables, call.ordered, strict=True))
+    real, total = elements(entry.pads, signed.leaves)
+    return Line(logical, entry.sizes, real, total, entry.flops)
 
 
 def _open_leaves(call: Call, signed: Signed) -> list[bool]:

@@ -11,6 +11,7 @@
         │   ├── BucketOverflowError       a size is beyond the largest bucket
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
         ├── CompileBudgetError (RuntimeError)  a compile that is not allowed any more
+        ├── MissingExtraError (ImportError)  an optional package is not installed
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
         └── MaskingError                  the program cannot be masked (or was masked wrongly)
             └── FallbackError             masking was refused and ``Fallback.ERROR`` is set
@@ -77,6 +78,10 @@ class StrategyContractError(StrategyError):
 
 class CompileBudgetError(BucketJitError, RuntimeError):
     """A call needs an executable to be compiled, which is not allowed any more."""
+
+
+class MissingExtraError(BucketJitError, ImportError):
+    """Something needs an optional package that is not installed; the message says which."""
 
 
 class ShapeCheckError(BucketJitError, TypeError):

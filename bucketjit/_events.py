@@ -28,6 +28,10 @@ class Event:
         sizes: Size of each dimension variable: of the bucket, or of the call.
         seconds: What it took; 0 where that is not measured.
         detail: The reason, in words; may be empty.
+
+    Examples:
+        >>> print(Event("compile", "train_step", {"b": 64}, 0.25))
+        train_step: compile b=64 in 0.25 s
     """
 
     kind: str
@@ -40,7 +44,8 @@ class Event:
         sizes = ", ".join(f"{v}={n}" for v, n in self.sizes.items())
         took = f" in {self.seconds:.3g} s" if self.seconds else ""
         why = f": {self.detail}" if self.detail else ""
-        return f"{self.name}: {self.kind}{' ' + sizes if sizes else ''}{took}{why}"
+        line = f"{self.name}: {self.kind}{' ' + sizes if sizes else ''}{took}{why}"
+        return " ".join(line.split())  # one line, whatever an error or a value says
 
 
 Listener = Callable[[Event], object]

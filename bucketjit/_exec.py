@@ -24,13 +24,13 @@ from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
 from bucketjit._results import Out
 from bucketjit._route import Evicted
-from bucketjit._stats import BucketStats, FrozenDict, Stats
 from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
+from bucketjit._view.views import Views
 from bucketjit._warmup import WarmupReport, warm_up
 
 
-class BucketedExec(Builders):
+class BucketedExec(Builders, Views):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,
@@ -328,20 +328,6 @@ class BucketedExec(Builders):
                 return False
         return True
 
-    def stats(self) -> Stats:
-        """A snapshot of what this executor has done; see `Stats`."""
-        cache = self._engine.cache
-        buckets = []
-        for _, slot in cache.slots():
-            if (entry := slot.entry) is not None:
-                hits = slot.uses.read()
-                sizes = FrozenDict(entry.sizes)
-                buckets.append(BucketStats(sizes, hits, entry.compile_seconds, entry.exact))
-        info = cache.info()
-        return self._engine.counters.snapshot(
-            info.hits, info.misses, cache.evictions, tuple(buckets)
-        )
-
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Say what a call with these arguments would do, without compiling or running it.
 
@@ -366,9 +352,3 @@ class BucketedExec(Builders):
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
         return explain(self._engine, self._engine.signer.sign(given, named))
-
-    def __repr__(self) -> str:
-        config = self._config
-        parts = [repr(config.default), *(f"{d}: {s!r}" for d, s in config.per_dim.items())]
-        name = getattr(config.fn, "__qualname__", repr(config.fn))
-        return f"<BucketedExec {name}, {', '.join(parts)}, {self.cache_size()} executables>"

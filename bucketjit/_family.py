@@ -35,6 +35,7 @@ Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
+_SHOWN = 8  # arguments, or reasons, in one line of a log
 _MAX_REFUSALS = 4
 _REFUSALS_KEPT = 4096
 _MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
@@ -106,6 +107,7 @@ class Family:
         specs: Entry of ``dynamic_axes`` for each leaf.
         constraints: The user's constraints on sizes.
         learns: Whether a static axis that varies is opened (the default rule).
+        why: Why there is such a family, in words.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Family:
         specs: Sequence[LeafSpec],
         constraints: Sequence[str],
         learns: bool = False,
+        why: str = "new",
     ) -> None:
         self.fn = fn
         self.in_tree = in_tree
@@ -132,15 +135,20 @@ class Family:
         self._last: Shapes = ()
         self._closed: set[tuple[int, int]] = set()
         self._refusal: TraceRefused | None = None
+        self._reasons = [why]  # for what is learnt next
+        self._news: list[str] = []
+        self._told: dict[Program, tuple[Tokens, Shapes]] = {}
 
     @contextmanager
     def unlearning(self) -> Iterator[None]:
         """Forget afterwards which axes were opened meanwhile."""
         state = self._tokens, self._last, set(self._closed), self._refusal
+        told = list(self._reasons), list(self._news), dict(self._told)
         try:
             yield
         finally:
             self._tokens, self._last, self._closed, self._refusal = state
+            self._reasons, self._news, self._told = told
 
     @property
     def tokens(self) -> Tokens | None:
@@ -161,12 +169,78 @@ class Family:
             ArgumentError: A size does not fit what was declared.
         """
         if self._tokens is None:
-            return self._first(shapes)
-        if not self._named:
-            self._split_groups(shapes)
-        if self._learns:
-            self._open_what_varies(shapes)
-        return self._serve(self._tokens, shapes)
+            call = self._first(shapes)
+        else:
+            if not self._named:
+                self._split_groups(shapes)
+            if self._learns:
+                self._open_what_varies(shapes)
+            call = self._serve(self._tokens, shapes)
+        if self._reasons or (call.program is not None and call.program not in self._told):
+            self._note(call, shapes)
+        return call
+
+    def take_news(self) -> list[str]:
+        """What was learnt since this was asked last, in words, one line each."""
+        if not self._news:
+            return []
+        news, self._news = self._news, []
+        return news
+
+    def _note(self, call: Call, shapes: Shapes) -> None:
+        """Take note of a program that serves for the first time, and why it was traced."""
+        program = call.program
+        reasons, self._reasons = self._reasons, []
+        if program is None:
+            self._news.append(f"{'; '.join(reasons[:_SHOWN])}; runs exact")
+            return
+        if not reasons:
+            reasons = [self._why_again(call, shapes)]
+        served = self._told.setdefault(program, (call.tokens, tuple(shapes)))
+        inputs = self._inputs(self._static_key(*served))
+        more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
+        shown = ", ".join(inputs[:_SHOWN])
+        self._news.append(f"{'; '.join(reasons[:_SHOWN])}; traced as {shown}{more}")
+
+    def _why_again(self, call: Call, shapes: Shapes) -> str:
+        """Why no program that was there serves a call."""
+        key = self._static_key(call.tokens, shapes)
+        alike = [p for p, served in self._told.items() if self._static_key(*served) == key]
+        if alike:
+            sizes = ", ".join(f"{v} = {n}" for v, n in call.sizes.items())
+            broken = {str(g): None for p in alike for g in p.guards if not g.holds(call.sizes)}
+            return f"re-signed: {sizes} breaks the guard {' and '.join(broken) or 'of the traces'}"
+        if not self._told:
+            return "new"
+        _, before = next(reversed(self._told.values()))
+        changed = [
+            f"axis {axis} of {path} is {now}, not {old}"
+            for path, row, olds, news in zip(self.paths, call.tokens, before, shapes, strict=True)
+            for axis, (token, old, now) in enumerate(zip(row, olds, news, strict=True))
+            if token == STATIC and old != now
+        ]
+        return f"re-signed: {', '.join(changed) or 'other axes are open'}"
+
+    def _inputs(self, key: Any) -> tuple[str, ...]:
+        """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``."""
+        found = []
+        for path, row, kind, sizes in zip(self.paths, key[0], self.types, key[1], strict=True):
+            if all(token == STATIC or token.isdigit() for token in row):
+                continue
+            rest = iter(sizes)
+            dims = ", ".join(str(next(rest)) if token == STATIC else token for token in row)
+            found.append(
+                f"{path}: size {dims}" if kind.dtype is None else f"{path}: {kind.dtype}[{dims}]"
+            )
+        return tuple(found)
+
+    def programs(self) -> list[tuple[tuple[str, ...], Program]]:
+        """The programs so far, each with the arguments that have open axes."""
+        return [
+            (self._inputs(key), program)
+            for key, traced in list(self._traced.items())
+            for program in list(traced.programs)
+        ]
 
     def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
         """The sizes of the variables that the user named, checked and without tracing.
@@ -280,6 +354,7 @@ class Family:
         seen: dict[str, int] = {}
         rows = [list(row) for row in self._tokens]
         renamed: dict[tuple[str, int], str] = {}
+        told: set[tuple[str, int]] = set()
         if self._learns:
             unnamed = [(i, axis) for i, row in enumerate(rows) for axis in range(len(row))]
         else:
@@ -290,6 +365,12 @@ class Family:
                 continue
             taken = {t for row in rows for t in row}
             name = renamed.setdefault((token, size), bind_unique_names(_base_name(axis), taken))
+            if (token, size) not in told:
+                told.add((token, size))
+                self._reasons.append(
+                    f"re-signed: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
+                    f"{seen[token]}: opened as {name}"
+                )
             seen[name] = size
             rows[leaf][axis] = name
         if renamed:
@@ -317,10 +398,19 @@ class Family:
         if not changed:
             return
         tokens = tuple(map(tuple, rows))
+        varied = [
+            f"re-signed: axis {axis} of {self.paths[leaf]} varies ({self._last[leaf][axis]}, then "
+            f"{shapes[leaf][axis]})"
+            for leaf, axis in opened
+        ]
         call = self._attempt(tokens, shapes)
         if call.program is not None:
+            names = [rows[leaf][axis] for leaf, axis in opened]
+            self._reasons += [f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)]
             self._settle(tokens, shapes, call)
         else:
+            why = "it cannot be traced" if call.refusal is None else call.refusal.reason
+            self._reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
             self._refusal = call.refusal
             self._closed.update(opened)
 

@@ -89,6 +89,7 @@ class Plan:
     __slots__ = (
         "_after",
         "_changes",
+        "_clock",
         "_count",
         "_finish",
         "_gives",
@@ -123,6 +124,7 @@ class Plan:
         self._changes = bool(self._pads) or self._route is not None
         self._after = bool(self._gives) or note is not None
         self._count = line.calls.add
+        self._clock = line.clock
         self.line = line
 
     def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,9 +152,11 @@ class Plan:
             result = entry.function(self._sizes, *values)
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, kwargs)
-        slot.last_used = _now()
+        slot.last_used = now = _now()
         slot.uses.add()
         self._count()
+        if now >= self._clock.due:
+            self._clock.tick(now)
         if self._after:
             if self._gives:
                 give_away([args[w] if isinstance(w, int) else given[w] for w in self._gives])

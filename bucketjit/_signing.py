@@ -17,6 +17,7 @@ from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._family import Family, is_default_name
 from bucketjit._padded import Padded
+from bucketjit._resign import Key, why_new
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
 
 
@@ -51,13 +52,20 @@ class Signer:
         self._parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
-        self._families: dict[Any, Family] = {}
+        self._families: dict[Key, Family] = {}
+        self._newest: Key | None = None
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Forget every family."""
         with self._lock:
             self._families.clear()
+            self._newest = None
+
+    def families(self) -> list[Family]:
+        """The families so far."""
+        with self._lock:
+            return list(self._families.values())
 
     def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signed:
         """Flatten a call and find its family.
@@ -70,14 +78,15 @@ class Signer:
         positions = self._parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
         types, shapes = self._types(leaves, positions, positional, keywords)
-        key = (tree, types, statics, _jax.trace_context())
+        key = Key(tree, types, statics, _jax.trace_context())
         family = self._families.get(key)
         if family is None:
             with self._lock:
                 family = self._families.get(key)
                 if family is None:
-                    family = self._new_family(tree, types, statics, positions, positional, keywords)
+                    family = self._new_family(key, positions, positional, keywords)
                     self._families[key] = family
+                    self._newest = key
         shapes = [
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, family.types, strict=True)
@@ -110,9 +119,7 @@ class Signer:
 
     def _new_family(
         self,
-        tree: Any,
-        types: tuple[LeafType, ...],
-        statics: Statics,
+        key: Key,
         positions: Sequence[int],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -121,20 +128,22 @@ class Signer:
         specs = self._leaf_specs(positions, args, kwargs)
         self._check_strategies(specs)
         final = []
-        for kind, spec, (path, value) in zip(types, specs, paths, strict=True):
+        for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
             if isinstance(spec, str) and isinstance(value, int | np.integer):
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)
             final.append(kind)
+        names = [path for path, _ in paths]
         return Family(
-            statics.bind(self._config.fn),
-            tree,
+            key.statics.bind(self._config.fn),
+            key.tree,
             final,
-            [path for path, _ in paths],
+            names,
             specs,
             self._config.constraints,
             learns=self._config.dynamic_axes is None,
+            why=why_new(self._newest, key, names),
         )
 
     def _leaf_specs(

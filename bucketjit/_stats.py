@@ -1,16 +1,33 @@
-"""What an executor has done so far: counters behind a lock, and frozen snapshots of them."""
+"""What an executor has done so far: counters behind a lock, and frozen snapshots of them.
+
+A warm call adds one to a `Line`, without a lock. All else is worked out when a snapshot is taken.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
+import math
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
 
-from bucketjit._cache import Tally
+from bucketjit._cache import Slot, Tally
+from bucketjit._timeline import Clock, Moment, Reading
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_SIZES_KEPT = 4096
+_RETIRED = 256  # lines whose plans gave way, and whose last calls may still be under way
 
 
-class FrozenDict(dict[str, int]):
+class FrozenDict(dict[K, V]):
     """A dict that cannot be changed; unlike a mapping proxy it can be hashed, copied, pickled."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -35,12 +52,40 @@ class BucketStats:
         hits: Calls it has served after the one that compiled it.
         compile_seconds: What tracing, lowering and compiling it took.
         exact: True if it runs one exact shape, without masks.
+        last_used: When it last served a call: seconds since 1970, as ``time.time()`` has them.
+        nbytes: Memory that it takes, as XLA's memory analysis tells: temporaries, results,
+            generated code (on CPU left out), and the arrays that it closes over.
+        flops: Floating point operations of one call; None where XLA does not tell.
+        pinned: Whether eviction passes it over.
     """
 
     sizes: Mapping[str, int]
     hits: int
     compile_seconds: float
     exact: bool
+    last_used: float = 0.0
+    nbytes: int = 0
+    flops: float | None = None
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class ProgramStats:
+    """One program: the function traced once, for all sizes that its guards allow.
+
+    Attributes:
+        inputs: The arguments with open axes, such as ``"x: float32[b, s, 64]"``.
+        guards: What must hold of the sizes of a call, such as ``"b >= 5"``.
+        kind: ``"symbolic"``, or ``"paired"`` where it was made of traces at concrete sizes.
+        executables: How many buckets of it the cache holds.
+        refused: Why it cannot be masked; None if it can.
+    """
+
+    inputs: tuple[str, ...]
+    guards: tuple[str, ...]
+    kind: str
+    executables: int
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +95,8 @@ class Stats:
     Attributes:
         calls: Calls so far, those inlined into another transformation aside.
         hits: Calls that found their executable in the cache.
-        misses: Calls that had to compile it.
+        misses: Executables that were not there, and were compiled: for a call, for a warm-up, or in
+            the background.
         compiles: Executables compiled.
         compile_seconds: Seconds spent on that.
         evictions: Executables dropped to make room.
@@ -58,6 +104,14 @@ class Stats:
         fallback_reasons: How often, by reason.
         padding_waste: Padding among all elements of padded arguments, 0 to 1.
         buckets: The executables in the cache, in the order of their compiles.
+        dimension_waste: Padding among all padded sizes of each dimension variable, 0 to 1.
+        flop_waste: ``padding_waste`` where each call weighs as much as the floating point
+            operations of its executable: about the share of them that is spent on padding.
+        programs: The programs traced so far.
+        size_counts: Calls by logical size, of each dimension variable. Beyond 4096 sizes of one
+            variable they are rounded up, to a multiple of 2, of 4 and so on.
+        history: How the counters grew, in at most 257 moments.
+        since: When the counters started: seconds since 1970.
     """
 
     calls: int
@@ -70,25 +124,148 @@ class Stats:
     fallback_reasons: Mapping[str, int]
     padding_waste: float
     buckets: tuple[BucketStats, ...]
+    dimension_waste: Mapping[str, float] = FrozenDict[str, float]()
+    flop_waste: float = 0.0
+    programs: tuple[ProgramStats, ...] = ()
+    size_counts: Mapping[str, Mapping[int, int]] = FrozenDict[str, Mapping[int, int]]()
+    history: tuple[Moment, ...] = ()
+    since: float = 0.0
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.
+
+        Args:
+            indent: Spaces by which to indent; None for one line.
+
+        Returns:
+            An object with the fields of this class; sizes that are keys are text, as JSON has it.
+
+        Examples:
+            >>> import json, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> _ = double(np.ones(3, np.float32))
+            >>> told = json.loads(double.stats().to_json())
+            >>> told["calls"], told["dimension_waste"], told["size_counts"]
+            (1, {'batch': 0.25}, {'batch': {'3': 1}})
+        """
+        return json.dumps(dataclasses.asdict(self), indent=indent, allow_nan=False)
 
 
 class Line:
     """Calls of one kind, counted without a lock.
 
-    Attributes:
-        calls: How many.
+    Args:
+        logical: Logical size of each dimension variable.
+        padded: Their padded sizes; None where the calls run exact.
         real: Elements of their padded arguments that are real.
         total: All of them.
+        flops: Floating point operations of a call; NaN if not known.
         reason: Why they are not masked, or None.
+
+    Attributes:
+        calls: How many, see `count`.
+        clock: Takes moments.
     """
 
-    __slots__ = ("calls", "real", "reason", "total")
+    __slots__ = (
+        "_before",
+        "calls",
+        "clock",
+        "flops",
+        "logical",
+        "padded",
+        "real",
+        "reason",
+        "total",
+    )
 
-    def __init__(self, real: int, total: int, reason: str | None = None) -> None:
+    def __init__(
+        self,
+        logical: Mapping[str, int],
+        padded: Mapping[str, int] | None = None,
+        real: int = 0,
+        total: int = 0,
+        flops: float = math.nan,
+        reason: str | None = None,
+    ) -> None:
         self.calls = Tally()
+        self._before = 0
+        self.clock: Clock  # set where it is opened
+        self.logical = tuple(logical.items())
+        self.padded = () if padded is None else tuple(padded[v] for v in logical)
         self.real = real
         self.total = total
+        self.flops = flops
         self.reason = reason
+
+    def count(self) -> int:
+        """Calls since the counters started."""
+        return self.calls.read() - self._before
+
+    def start_again(self) -> None:
+        """Count from zero."""
+        self._before = self.calls.read()
+
+
+@dataclass
+class _Sizes:
+    """Calls by logical size of one variable."""
+
+    step: int = 1
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, size: int, calls: int) -> None:
+        key = -(-size // self.step) * self.step
+        self.counts[key] = self.counts.get(key, 0) + calls
+        while len(self.counts) > _SIZES_KEPT:
+            self.step *= 2
+            before, self.counts = self.counts, {}
+            for known, count in before.items():
+                key = -(-known // self.step) * self.step
+                self.counts[key] = self.counts.get(key, 0) + count
+
+
+@dataclass
+class _Sums:
+    """What calls add up to."""
+
+    calls: int = 0
+    real: int = 0
+    total: int = 0
+    flops: float = 0.0
+    wasted_flops: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
+    logical: dict[str, int] = field(default_factory=dict)
+    padded: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, _Sizes] = field(default_factory=dict)
+
+    def add(self, line: Line, calls: int) -> None:
+        if not calls:
+            return
+        self.calls += calls
+        self.real += calls * line.real
+        self.total += calls * line.total
+        if line.total and line.flops >= 0:
+            self.flops += calls * line.flops
+            self.wasted_flops += calls * line.flops * (line.total - line.real) / line.total
+        if line.reason is not None:
+            self.reasons[line.reason] = self.reasons.get(line.reason, 0) + calls
+        for variable, size in line.logical:
+            self.sizes.setdefault(variable, _Sizes()).add(size, calls)
+        for (variable, size), padded in zip(line.logical, line.padded, strict=False):
+            self.logical[variable] = self.logical.get(variable, 0) + calls * size
+            self.padded[variable] = self.padded.get(variable, 0) + calls * padded
+
+    def copy(self) -> _Sums:
+        sizes = {v: _Sizes(s.step, dict(s.counts)) for v, s in self.sizes.items()}
+        return dataclasses.replace(
+            self,
+            reasons=dict(self.reasons),
+            logical=dict(self.logical),
+            padded=dict(self.padded),
+            sizes=sizes,
+        )
 
 
 class Counters:
@@ -96,78 +273,147 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._lines: dict[int, Line] = {}
+        self._retired: deque[Line] = deque()
+        self._clock = Clock()
+        alive = weakref.ref(self)  # lines have the clock: no cycle
+
+        def read() -> Reading:
+            counters = alive()
+            return (0, 0, 0, 0.0) if counters is None else counters._reading()
+
+        self._clock.watch(read)
         self.clear()
 
     def clear(self) -> None:
-        """Start again from zero."""
+        """Start again from zero, and count no line any more."""
         with self._lock:
-            self.calls = 0
-            self.compiles = 0
-            self.compile_seconds = 0.0
-            self.reasons: dict[str, int] = {}
-            self.real_elements = 0
-            self.all_elements = 0
-            self._lines: dict[int, Line] = {}
+            self._lines.clear()
+            self._retired.clear()
+            self._warned: set[str] = set()
+        self.reset()
 
-    def call(self, real: int, total: int) -> None:
-        """Count a call whose padded arguments have ``total`` elements, ``real`` of them real."""
+    def reset(self) -> None:
+        """Start again from zero, and go on counting what the lines count."""
         with self._lock:
-            self._add(1, real, total)
+            self._sums = _Sums()
+            self._missed = 0
+            self._compiles = 0
+            self._compile_seconds = 0.0
+            for line in self._every_line():
+                line.start_again()
+            # Taken once: snapshots of the same counters are equal.
+            self._since, self._started = time.time(), time.monotonic()
+        self._clock.start(self._started)
 
-    def _add(self, calls: int, real: int, total: int) -> None:
-        self.calls += calls
-        self.real_elements += calls * real
-        self.all_elements += calls * total
+    def call(self, line: Line, compiled: bool = False) -> None:
+        """Count one call of a kind, and whether it had to compile."""
+        with self._lock:
+            self._sums.add(line, 1)
+            self._missed += compiled
+        now = time.monotonic()
+        if now >= self._clock.due:
+            self._clock.tick(now)
 
     def open(self, line: Line) -> None:
         """Count what a line counts, from now on."""
         with self._lock:
+            line.clock = self._clock
             self._lines[id(line)] = line
 
     def close(self, line: Line) -> None:
-        """Keep what a line has counted, and let go of it."""
+        """Keep what a line has counted, and let go of it before long."""
         with self._lock:
             if self._lines.pop(id(line), None) is not None:
-                calls = line.calls.read()
-                self._add(calls, line.real, line.total)
-                if line.reason is not None and calls:
-                    self.reasons[line.reason] = self.reasons.get(line.reason, 0) + calls
+                self._retired.append(line)
+                if len(self._retired) > _RETIRED:
+                    last = self._retired.popleft()
+                    self._sums.add(last, last.count())
+
+    def _every_line(self) -> Iterable[Line]:
+        return itertools.chain(self._lines.values(), self._retired)
 
     def compile(self, seconds: float) -> None:
         """Count a compile."""
         with self._lock:
-            self.compiles += 1
-            self.compile_seconds += seconds
+            self._compiles += 1
+            self._compile_seconds += seconds
 
-    def fallback(self, reason: str) -> bool:
-        """Count a fallback; True if the reason is new."""
+    def fallback(self, reason: str, counted: bool = True) -> bool:
+        """Count a fallback, unless the call was counted with its reason; True if that is new."""
         with self._lock:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
-            return self.reasons[reason] == 1
+            if not counted:
+                self._sums.reasons[reason] = self._sums.reasons.get(reason, 0) + 1
+            is_new = reason not in self._warned
+            self._warned.add(reason)
+            return is_new
 
-    def snapshot(
-        self, hits: int, misses: int, evictions: int, buckets: tuple[BucketStats, ...]
-    ) -> Stats:
-        """The counters as they are now, with those of the cache."""
+    def _reading(self) -> Reading:
         with self._lock:
-            calls, real, total = self.calls, self.real_elements, self.all_elements
-            reasons = dict(self.reasons)
-            for line in self._lines.values():
-                count = line.calls.read()
+            calls, real, total = self._sums.calls, self._sums.real, self._sums.total
+            for line in self._every_line():
+                count = line.count()
                 calls += count
                 real += count * line.real
                 total += count * line.total
-                if line.reason is not None:
-                    reasons[line.reason] = reasons.get(line.reason, 0) + count
-            return Stats(
-                calls=calls,
-                hits=hits,
-                misses=misses,
-                compiles=self.compiles,
-                compile_seconds=self.compile_seconds,
-                evictions=evictions,
-                fallback_calls=sum(reasons.values()),
-                fallback_reasons=FrozenDict(reasons),
-                padding_waste=(total - real) / total if total else 0.0,
-                buckets=buckets,
-            )
+            return calls, calls - self._missed, self._compiles, _share(total - real, total)
+
+    def bucket(self, slot: Slot[Any]) -> BucketStats | None:
+        """The numbers of one executable; None if it has just left the cache."""
+        entry = slot.entry
+        if entry is None:
+            return None
+        return BucketStats(
+            sizes=FrozenDict(entry.sizes),
+            hits=slot.hits(),
+            compile_seconds=entry.compile_seconds,
+            exact=entry.exact,
+            last_used=self._since + (slot.last_used - self._started),
+            nbytes=entry.nbytes,
+            flops=entry.flops if entry.flops >= 0 else None,
+            pinned=slot.pinned,
+        )
+
+    def snapshot(
+        self,
+        hits: int,
+        misses: int,
+        evictions: int,
+        slots: Iterable[Slot[Any]],
+        programs: tuple[ProgramStats, ...] = (),
+    ) -> Stats:
+        """The counters as they are now, with those of the cache."""
+        buckets = tuple(b for b in map(self.bucket, slots) if b is not None)
+        with self._lock:
+            sums = self._sums.copy()
+            for line in self._every_line():
+                sums.add(line, line.count())
+            missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
+        waste = _share(sums.total - sums.real, sums.total)
+        reading = (sums.calls, sums.calls - missed, compiles, waste)
+        return Stats(
+            calls=sums.calls,
+            hits=hits,
+            misses=misses,
+            compiles=compiles,
+            compile_seconds=seconds,
+            evictions=evictions,
+            fallback_calls=sum(sums.reasons.values()),
+            fallback_reasons=FrozenDict(sums.reasons),
+            padding_waste=waste,
+            buckets=buckets,
+            dimension_waste=FrozenDict(
+                {v: _share(n - sums.logical[v], n) for v, n in sums.padded.items()}
+            ),
+            flop_waste=_share(sums.wasted_flops, sums.flops),
+            programs=programs,
+            size_counts=FrozenDict(
+                {v: FrozenDict(sorted(s.counts.items())) for v, s in sums.sizes.items()}
+            ),
+            history=self._clock.moments(time.monotonic(), reading),
+            since=self._since,
+        )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

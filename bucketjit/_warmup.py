@@ -144,8 +144,7 @@ def _orders(
         tokens = _declared(signed)
         own = _sizes_in(tokens, signed.shapes)
     else:
-        with engine.lock:
-            first = signed.family.resolve(signed.shapes)
+        first = engine.resolve(signed)
         tokens, own = first.tokens, first.sizes
     for chosen in combinations(sizes, tuple(variables_in(tokens)), own):
         all_sizes = {**own, **chosen}
@@ -155,15 +154,15 @@ def _orders(
                 order = engine.exact_order(at, all_sizes)
                 found.setdefault(order.key, order)
                 continue
+            call = engine.resolve(at)
+            refusal: MaskingError | None = call.refusal
+            if call.program is not None:
+                refusal = engine.refused.get(call.program)
+            if call.program is None or refusal is not None:
+                refusal = refusal or MaskingError("an axis of size 0 has no bucket")
+                exact.append((FrozenDict(chosen), refusal.reason))
+                continue
             with engine.lock:
-                call = at.family.resolve(at.shapes)
-                refusal: MaskingError | None = call.refusal
-                if call.program is not None:
-                    refusal = engine.refused.get(call.program)
-                if call.program is None or refusal is not None:
-                    refusal = refusal or MaskingError("an axis of size 0 has no bucket")
-                    exact.append((FrozenDict(chosen), refusal.reason))
-                    continue
                 bucket = engine.bucket_of(call.program, call)
             order = engine.order(at, call, bucket)
         except (StrategyError, MaskingError) as error:

@@ -21,23 +21,23 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_errors _version _events _planning",
-        "_jax strategies _cache _size_params",
+        "_jax strategies _cache _size_params _timeline",
         "_dims _axes _associative _elementwise _stats _device _padded",
         "_closures _hosts",
         "_groups _known _skeleton _fit",
         "_unmerge _signs",
         "_padding",
         "_rule _results _trace _signature _patches _autodiff",
-        "_paired _opaque",
+        "_paired _opaque _resign",
         "_family",
         "rules _interpret",
         "_check _config _signing _executable",
         "_supply _route",
         "_builders _engine",
-        "_derivatives _explain _warmup",
+        "_derivatives _explain _warmup _view",
         "_adapting",
         "_exec",
-        "_decorator",
+        "_decorator metrics",
         "__init__",
         "_cli",
     )
@@ -207,6 +207,7 @@ _IMPORT = """
     from jax._src.export import shape_poly
     assert "__bool__" not in vars(shape_poly._DimExpr), "hooks"
     heavy = {"optax", "sklearn", "matplotlib", "rich", "hypothesis", "pytest", "scipy.optimize"}
+    heavy |= {"prometheus_client"}
     assert not heavy & set(sys.modules), heavy & set(sys.modules)
     print("imported", bucketjit.__version__)
 """

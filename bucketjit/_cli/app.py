@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bucketjit._cli import plan, report
+from bucketjit._cli import bench, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._version import __version__
 
-COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND)
+COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, bench.COMMAND)
 
 PROGRAM = "python -m bucketjit"
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130

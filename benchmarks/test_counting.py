@@ -1,0 +1,49 @@
+"""What counting costs: a warm call adds to tallies, a snapshot works out the rest.
+
+Run with ``make bench``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from bucketjit._cache import Slot
+from bucketjit._stats import Counters, Line
+
+
+def test_a_warm_call(benchmark: Any) -> None:
+    """The lines of `Plan.__call__` that count."""
+    benchmark.group = "counting one call"
+    counters, slot = Counters(), Slot(object())
+    line = Line({"b": 3}, {"b": 4}, 3, 4, 10.0)
+    counters.open(line)
+
+    def count() -> None:
+        slot.last_used = now = time.monotonic()
+        slot.uses.add()
+        line.calls.add()
+        if now >= line.clock.due:
+            line.clock.tick(now)
+
+    benchmark(count)
+
+
+def test_a_call_by_the_slow_path(benchmark: Any) -> None:
+    benchmark.group = "counting one call"
+    counters = Counters()
+    benchmark(lambda: counters.call(Line({"b": 3}, {"b": 4}, 3, 4, 10.0)))
+
+
+@pytest.mark.parametrize("shapes", [100, 16_384])
+def test_a_snapshot(benchmark: Any, shapes: int) -> None:
+    benchmark.group = "a snapshot"
+    counters = Counters()
+    lines = [Line({"b": n}, {"b": 2 * shapes}, n, 2 * shapes, 10.0) for n in range(shapes)]
+    for line in lines:
+        counters.open(line)
+        line.calls.add()
+    snapshot = benchmark(lambda: counters.snapshot(0, 0, 0, []))
+    assert snapshot.calls == shapes

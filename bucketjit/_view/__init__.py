@@ -1,0 +1,1 @@
+"""Snapshots of an executor's counters for people: tables, HTML, drawings."""

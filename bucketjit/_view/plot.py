@@ -1,0 +1,87 @@
+"""Drawings of a snapshot, by matplotlib."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING
+
+from bucketjit._stats import Stats
+from bucketjit._view.extras import Extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLUMNS = 2
+_BARS = 60
+
+
+def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
+    """Draw sizes with buckets, waste, and calls and compiles over time.
+
+    Args:
+        path: Where to; its ending tells the format.
+        name: Name of the function.
+        stats: The snapshot.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OSError, ValueError: The file cannot be written, or matplotlib knows no such format.
+    """
+    with Extra("plots", "matplotlib", "cli"):
+        from matplotlib.figure import Figure
+    dims = list(stats.size_counts)
+    rows = math.ceil((len(dims) + 2) / _COLUMNS)
+    # Not by pyplot, which keeps figures and chooses a window system.
+    figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
+    figure.suptitle(
+        f"{name}: {stats.calls:,} calls, {stats.compiles} compiles, "
+        f"{stats.padding_waste:.0%} padding"
+    )
+    spots = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
+    for axes, dim in zip(spots, dims, strict=False):
+        _draw_sizes(axes, dim, stats)
+    waste, growth, *empty = spots[len(dims) :]
+    _draw_waste(waste, stats)
+    _draw_history(growth, stats)
+    for axes in empty:
+        axes.set_axis_off()
+    figure.savefig(path)
+
+
+def _draw_sizes(axes: Axes, dim: str, stats: Stats) -> None:
+    """Calls by logical size, and the buckets that are compiled."""
+    counts = stats.size_counts[dim]
+    smallest, largest = min(counts), max(counts)
+    step = math.ceil((largest - smallest + 1) / _BARS)
+    edges = [smallest - 0.5 + step * i for i in range((largest - smallest) // step + 2)]
+    axes.hist(list(counts), bins=edges, weights=list(counts.values()), color="0.7")
+    buckets = {b.sizes[dim] for b in stats.buckets if dim in b.sizes and not b.exact}
+    for i, bucket in enumerate(sorted(buckets)):
+        axes.axvline(bucket, color="C3", linewidth=1, label=None if i else "bucket")
+    axes.set(xlabel=dim, ylabel="calls", title=f"sizes of {dim}, and the buckets")
+    if buckets:
+        axes.legend()
+
+
+def _draw_waste(axes: Axes, stats: Stats) -> None:
+    bars = {**stats.dimension_waste, "all": stats.padding_waste, "FLOPs": stats.flop_waste}
+    drawn = axes.bar(list(bars), [100 * share for share in bars.values()], color="C1")
+    axes.bar_label(drawn, fmt="%.1f")
+    axes.set(ylabel="padding, %", title="waste", ylim=(0, 100))
+
+
+def _draw_history(axes: Axes, stats: Stats) -> None:
+    """Calls and hits to the left, compiles to the right."""
+    seconds = [0.0, *(m.seconds for m in stats.history)]
+    axes.plot(seconds, [0, *(m.calls for m in stats.history)], color="0.6", label="calls")
+    axes.plot(seconds, [0, *(m.hits for m in stats.history)], color="C0", label="hits")
+    axes.set(xlabel="seconds", ylabel="calls", title="hits and compiles over time")
+    axes.set_ylim(bottom=0)
+    right = axes.twinx()
+    compiles = [0, *(m.compiles for m in stats.history)]
+    right.step(seconds, compiles, where="post", color="C3", label="compiles")
+    right.set_ylabel("compiles")
+    right.set_ylim(bottom=0)
+    lines = [*axes.get_lines(), *right.get_lines()]
+    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper left")

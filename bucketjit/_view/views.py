@@ -1,0 +1,116 @@
+"""What an executor tells of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from bucketjit._engine import Engine
+from bucketjit._stats import ProgramStats, Stats
+from bucketjit._view.plot import plot
+from bucketjit._view.report import Report, as_html
+from bucketjit._view.tables import tables_of
+
+if TYPE_CHECKING:
+    from bucketjit._config import Config
+
+
+class Views:
+    """The methods of `BucketedExec` that tell what it has done."""
+
+    _config: Config
+    _engine: Engine
+
+    def stats(self) -> Stats:
+        """A snapshot of what this executor has done; see `Stats`.
+
+        Counting costs a call well under a microsecond; all else is worked out here.
+        """
+        engine = self._engine
+        info = engine.cache.info()
+        slots = [slot for _, slot in engine.cache.slots()]
+        return engine.counters.snapshot(
+            info.hits, info.misses, engine.cache.evictions, slots, _programs(engine)
+        )
+
+    def reset_stats(self) -> None:
+        """Start the counters again, those of `cache_info` included. What is compiled stays.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> _ = double(np.ones(3, np.float32))
+            >>> double.reset_stats()
+            >>> double.stats().calls, double.cache_size()
+            (0, 1)
+        """
+        self._engine.cache.reset_counts()
+        self._engine.counters.reset()
+
+    def report(self) -> Report:
+        """The counters as tables: ``print`` them, or show them in a notebook.
+
+        Returns:
+            A `Report`: in colour on a terminal, plain text in a file, HTML in a notebook, and a
+            rich renderable.
+
+        Raises:
+            MissingExtraError: rich is not installed, which the extra ``cli`` has.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> _ = double(np.ones(3, np.float32))
+            >>> "Executables" in str(double.report())
+            True
+        """
+        return Report(repr(self), dataclasses.asdict(self.stats()))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw sizes with buckets, waste, and hits and compiles over time.
+
+        Args:
+            path: Where to; its ending tells the format, such as ``.png`` or ``.svg``.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed, which the extra ``cli`` has.
+            OSError, ValueError: The file cannot be written, or matplotlib knows no such format.
+        """
+        plot(path, self._engine.name, self.stats())
+
+    def _repr_html_(self) -> str:
+        return as_html(repr(self), tables_of(dataclasses.asdict(self.stats())))
+
+    def __repr__(self) -> str:
+        config = self._config
+        parts = [repr(config.default), *(f"{d}: {s!r}" for d, s in config.per_dim.items())]
+        name = getattr(config.fn, "__qualname__", None) or repr(config.fn)
+        size = len(self._engine.cache)
+        line = f"<BucketedExec {name}, {', '.join(parts)}, {size} executables>"
+        return " ".join(line.split())  # one line, whatever a function or strategy is shown as
+
+
+def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
+    """The programs of an executor, those of its derivatives last."""
+    stored = [key[0] for key, _ in engine.cache.slots()]
+    found = []
+    for alive in engine.relatives.keyrefs():
+        relative = alive()
+        if relative is None:
+            continue
+        for family in relative.signer.families():
+            for inputs, program in family.programs():
+                refusal = relative.refused.get(program)
+                found.append(
+                    ProgramStats(
+                        inputs=inputs,
+                        guards=tuple(map(str, program.guards)),
+                        kind="symbolic" if program.pairing is None else "paired",
+                        executables=sum(owner is program for owner in stored),
+                        refused=None if refusal is None else refusal.reason,
+                    )
+                )
+    return tuple(found)

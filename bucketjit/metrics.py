@@ -1,0 +1,209 @@
+"""Counters of executors for monitoring systems.
+
+`prometheus` hands them to prometheus-client, which the extra ``metrics`` installs. For anything
+else there are snapshots (`BucketedExec.stats`) and events (`BucketedExec.with_on_event`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bucketjit._errors import SpecError
+from bucketjit._exec import BucketedExec
+from bucketjit._stats import Stats
+from bucketjit._view.extras import Extra
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+_PREFIX = "bucketjit"
+
+
+class _Collector:
+    """All executors of one registry: each metric may be told once, by one collector.
+
+    It does not keep executors alive. One that is gone is left out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executors: dict[str, weakref.ref[BucketedExec]] = {}
+
+    def add(self, name: str, executor: BucketedExec) -> None:
+        with self._lock:
+            known = self._executors.get(name)
+            other = None if known is None else known()
+            if other is not None and other is not executor:
+                raise SpecError(
+                    f"metrics of another executor are called {name!r} in this registry; give "
+                    "this one another name, prometheus(executor, name=...)"
+                )
+            self._executors[name] = weakref.ref(executor)
+
+    def remove(self, name: str, executor: weakref.ref[BucketedExec]) -> None:
+        with self._lock:
+            if self._executors.get(name) == executor:
+                del self._executors[name]
+
+    def describe(self) -> list[Metric]:
+        """Nothing: a registry would take a snapshot to find out the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            executors = {name: ref() for name, ref in self._executors.items()}
+            for name in [n for n, executor in executors.items() if executor is None]:
+                del self._executors[name]
+        stats = {name: e.stats() for name, e in executors.items() if e is not None}
+        yield from _metrics(stats)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """An executor's metrics in a registry.
+
+    Attributes:
+        name: The label ``function``.
+    """
+
+    name: str
+    _collector: _Collector = field(repr=False)
+    _executor: weakref.ref[BucketedExec] = field(repr=False)
+
+    def unregister(self) -> None:
+        """Take the metrics out. Nothing happens if they are out already."""
+        self._collector.remove(self.name, self._executor)
+
+
+_collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def prometheus(
+    executor: BucketedExec, *, name: str | None = None, registry: CollectorRegistry | None = None
+) -> Registration:
+    """Register an executor's counters with prometheus-client.
+
+    They are read when they are scraped; calls cost nothing more. The metrics are called
+    ``bucketjit_...`` and have a label ``function``; those of single executables also a label
+    ``bucket`` such as ``b=8,s=64``. The executor is not kept alive: with it, its metrics go.
+
+    Args:
+        executor: The executor.
+        name: The label ``function``; the function's name by default.
+        registry: Where to; the default registry of prometheus-client if left out.
+
+    Returns:
+        The registration, to take it back with ``unregister()``.
+
+    Raises:
+        MissingExtraError: prometheus-client is not installed.
+        SpecError: ``executor`` is none, or another one has that name in the registry.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from prometheus_client import CollectorRegistry, generate_latest
+        >>> from bucketjit import BucketedExec, metrics
+        >>> mean = BucketedExec(jnp.mean).with_pow2()
+        >>> registry = CollectorRegistry()
+        >>> registration = metrics.prometheus(mean, registry=registry)
+        >>> _ = mean(jnp.arange(3.0))
+        >>> registry.get_sample_value("bucketjit_calls_total", {"function": "mean"})
+        1.0
+        >>> registration.unregister()
+    """
+    if not isinstance(executor, BucketedExec):
+        raise SpecError(f"expected a BucketedExec, got {executor!r}")
+    with Extra("Prometheus metrics", "prometheus-client", "metrics"):
+        from prometheus_client import REGISTRY
+    where = REGISTRY if registry is None else registry
+    name = executor._name if name is None else name
+    with _lock:
+        collector = _collectors.get(where)
+        if collector is None:
+            collector = _Collector()
+            where.register(collector)
+            _collectors[where] = collector
+    collector.add(name, executor)
+    return Registration(name, collector, weakref.ref(executor))
+
+
+class _Metric(NamedTuple):
+    """A number of a snapshot; a counter if its name says ``total``."""
+
+    name: str
+    text: str
+    read: Callable[[Stats], float]
+
+
+_PLAIN = (
+    _Metric("calls_total", "Calls.", lambda s: s.calls),
+    _Metric("hits_total", "Calls that found their executable compiled.", lambda s: s.hits),
+    _Metric("misses_total", "Calls that had to compile.", lambda s: s.misses),
+    _Metric("compiles_total", "Executables compiled.", lambda s: s.compiles),
+    _Metric("compile_seconds_total", "Time spent compiling.", lambda s: s.compile_seconds),
+    _Metric("evictions_total", "Executables dropped to make room.", lambda s: s.evictions),
+    _Metric("executables", "Executables in the cache.", lambda s: len(s.buckets)),
+    _Metric("programs", "Programs traced.", lambda s: len(s.programs)),
+    _Metric(
+        "padding_waste_ratio",
+        "Padding among all elements of padded arguments.",
+        lambda s: s.padding_waste,
+    ),
+    _Metric(
+        "flop_waste_ratio", "The same, calls weighted by their operations.", lambda s: s.flop_waste
+    ),
+)
+
+
+def _metrics(every: dict[str, Stats]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    def family(name: str, text: str, *labels: str) -> Any:
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        return kind(f"{_PREFIX}_{name}", text, labels=("function", *labels))
+
+    for metric in _PLAIN:
+        told = family(metric.name, metric.text)
+        for function, stats in every.items():
+            told.add_metric([function], float(metric.read(stats)))
+        yield told
+    fallbacks = family("fallback_calls_total", "Calls that ran unpadded, by reason.", "reason")
+    waste = family("dimension_waste_ratio", "Padding among padded sizes.", "dimension")
+    for function, stats in every.items():
+        for reason, calls in stats.fallback_reasons.items():
+            fallbacks.add_metric([function, reason], calls)
+        for dimension, share in stats.dimension_waste.items():
+            waste.add_metric([function, dimension], share)
+    yield fallbacks
+    yield waste
+    labels = ("bucket", "exact")
+    hits = family("bucket_hits_total", "Calls served after the first one.", *labels)
+    seconds = family("bucket_compile_seconds", "Time that compiling it took.", *labels)
+    size = family("bucket_bytes", "Memory that it takes.", *labels)
+    flops = family("bucket_flops", "Floating point operations of a call.", *labels)
+    used = family("bucket_last_used_timestamp_seconds", "When it last served a call.", *labels)
+    for function, stats in every.items():
+        for (bucket, exact), twins in _by_label(stats).items():
+            label = [function, bucket, exact]
+            hits.add_metric(label, sum(b.hits for b in twins))
+            seconds.add_metric(label, sum(b.compile_seconds for b in twins))
+            size.add_metric(label, sum(b.nbytes for b in twins))
+            used.add_metric(label, max(b.last_used for b in twins))
+            if known := [b.flops for b in twins if b.flops is not None]:
+                flops.add_metric(label, max(known))
+    yield from (hits, seconds, size, flops, used)
+
+
+def _by_label(stats: Stats) -> dict[tuple[str, str], list[Any]]:
+    """Executables by the labels they are told under: those of several programs may share one."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for bucket in stats.buckets:
+        sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
+        found.setdefault((sizes, str(bucket.exact).lower()), []).append(bucket)
+    return found

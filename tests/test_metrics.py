@@ -1,0 +1,155 @@
+"""Metrics as Prometheus scrapes them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import urllib.request
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, FallbackWarning, MissingExtraError, SpecError, metrics
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def total(x: Any) -> Any:
+    return x.sum()
+
+
+@pytest.fixture
+def registry() -> Any:
+    return pytest.importorskip("prometheus_client").CollectorRegistry()
+
+
+def samples(registry: Any) -> dict[tuple[str, ...], float]:
+    """Each sample by its name and label values, except the function."""
+    found = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            labels = [v for k, v in sample.labels.items() if k != "function"]
+            found[sample.labels["function"], sample.name, *labels] = sample.value
+    return found
+
+
+def test_scraped_over_http(registry: Any) -> None:
+    client = pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    executor = BucketedExec(total, dynamic_axes="b, s").with_pow2()
+    other = BucketedExec(lambda x: x * 2).with_pow2()
+    for made, name in ((executor, None), (other, "double")):
+        metrics.prometheus(made, name=name, registry=registry)
+    for b, s in ((3, 5), (3, 5), (9, 5)):
+        executor(ones(b, s))
+    server, thread = client.start_http_server(0, addr="127.0.0.1", registry=registry)
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        # A machine's proxy is not asked for what is on the machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=30) as answer:
+            text = answer.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    families = list(text_string_to_metric_families(text))
+    assert len({f.name for f in families}) == len(families), "a metric is told twice"
+    found = {
+        (s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples
+    }
+    function = ("function", "total")
+    assert found["bucketjit_calls_total", function] == 3
+    assert found["bucketjit_compiles_total", function] == 2
+    assert found["bucketjit_executables", function] == 2
+    labels = (("bucket", "b=4,s=8"), ("exact", "false"), function)
+    assert found["bucketjit_bucket_hits_total", *labels] == 1
+    assert found["bucketjit_bucket_bytes", *labels] > 0
+    waste = found["bucketjit_dimension_waste_ratio", ("dimension", "b"), function]
+    assert waste == pytest.approx((1 + 1 + 7) / (4 + 4 + 16))
+    assert found["bucketjit_calls_total", ("function", "double")] == 0
+    kinds = {f.name: f.type for f in families}
+    assert kinds["bucketjit_calls"] == "counter" and kinds["bucketjit_executables"] == "gauge"
+
+
+def test_fallbacks_have_their_reason(registry: Any) -> None:
+    executor = BucketedExec(lambda x: sum(x[i] for i in range(x.shape[0]))).with_pow2()
+    metrics.prometheus(executor, name="f", registry=registry)
+    with pytest.warns(FallbackWarning):
+        executor(ones(3))
+    (reason,) = executor.stats().fallback_reasons
+    assert samples(registry)["f", "bucketjit_fallback_calls_total", reason] == 1
+
+
+def test_programs_that_share_a_bucket_are_one_sample(registry: Any) -> None:
+    executor = BucketedExec(total).with_pow2()
+    metrics.prometheus(executor, registry=registry)
+    for _ in range(2):
+        executor(ones(3))
+        executor(ones(3).astype(np.int32))
+    found = samples(registry)
+    assert found["total", "bucketjit_bucket_hits_total", "batch=4", "false"] == 2
+    assert found["total", "bucketjit_programs"] == 2
+
+
+def test_unregistering(registry: Any) -> None:
+    executor = BucketedExec(total).with_pow2()
+    registration = metrics.prometheus(executor, registry=registry)
+    assert registration.name == "total"
+    assert samples(registry)
+    registration.unregister()
+    registration.unregister()
+    assert samples(registry) == {}
+    again = metrics.prometheus(executor, registry=registry)
+    registration.unregister()  # the same executor under the same name: it is the same
+    assert samples(registry) == {} and again == registration
+
+
+def test_executors_are_not_kept_alive(registry: Any) -> None:
+    executor = BucketedExec(total).with_pow2()
+    executor(ones(3))
+    metrics.prometheus(executor, registry=registry)
+    assert samples(registry)
+    gone = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert gone() is None
+    assert samples(registry) == {}
+    metrics.prometheus(BucketedExec(total), registry=registry)  # the name is free again
+
+
+def test_registries_are_not_kept_alive() -> None:
+    client = pytest.importorskip("prometheus_client")
+    registry = client.CollectorRegistry()
+    executor = BucketedExec(total)
+    metrics.prometheus(executor, registry=registry)
+    gone = weakref.ref(registry)
+    del registry
+    gc.collect()
+    assert gone() is None
+
+
+def test_names_are_taken_once(registry: Any) -> None:
+    executor = BucketedExec(total)
+    metrics.prometheus(executor, registry=registry)
+    metrics.prometheus(executor, registry=registry)
+    with pytest.raises(SpecError, match="another executor are called 'total' .* name="):
+        metrics.prometheus(executor.with_pow2(), registry=registry)
+
+
+def test_what_is_no_executor(registry: Any) -> None:
+    with pytest.raises(SpecError, match="expected a BucketedExec, got 3"):
+        metrics.prometheus(3, registry=registry)  # type: ignore[arg-type]
+
+
+def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [m for m in sys.modules if m.split(".")[0] == "prometheus_client"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # type: ignore[arg-type]
+    with pytest.raises(MissingExtraError, match=r"prometheus-client.*'bucketjit\[metrics\]'"):
+        metrics.prometheus(BucketedExec(total))

@@ -1,0 +1,290 @@
+"""What is counted, and that counting stays right, bounded and out of the way."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import threading
+import time
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, FallbackWarning
+from bucketjit._stats import Counters, Line
+from bucketjit._timeline import MOMENTS
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def attend(q: Any, k: Any) -> Any:
+    return jax.nn.softmax(q @ k.T) @ k
+
+
+def test_waste_of_each_dimension() -> None:
+    executor = BucketedExec(attend, dynamic_axes=("s, _", "t, _")).with_pow2()
+    for s, t in ((3, 5), (3, 5), (4, 8), (3, 5)):  # the second time on, by the warm path
+        executor(ones(s, 2), ones(t, 2))
+    stats = executor.stats()
+    assert stats.dimension_waste == {"s": pytest.approx(3 / 16), "t": pytest.approx(9 / 32)}
+    real, total = 3 * 2 * (3 + 5) + 2 * (4 + 8), 4 * 2 * (4 + 8)
+    assert stats.padding_waste == pytest.approx((total - real) / total)
+    assert stats.size_counts == {"s": {3: 3, 4: 1}, "t": {5: 3, 8: 1}}
+
+
+def test_waste_weighted_by_flops() -> None:
+    executor = BucketedExec(lambda x: x @ x.T, dynamic_axes="b, _").with_pow2()
+    for n in (5, 5, 64):
+        executor(ones(n, 4))
+    stats = executor.stats()
+    small, large = (b.flops for b in stats.buckets)
+    assert small is not None and large is not None and large > 10 * small
+    expected = 2 * small * (3 / 8) / (2 * small + large)
+    assert stats.flop_waste == pytest.approx(expected)
+    assert stats.flop_waste < stats.padding_waste
+
+
+def test_exact_calls_have_sizes_and_no_waste() -> None:
+    executor = BucketedExec(lambda x: jnp.linalg.eigh(x)[1], dynamic_axes="n, n").with_pow2()
+    with pytest.warns(FallbackWarning):
+        for n in (3, 3, 5):
+            executor(np.eye(n, dtype=np.float32))
+    stats = executor.stats()
+    assert stats.size_counts == {"n": {3: 2, 5: 1}}
+    assert (dict(stats.dimension_waste), stats.padding_waste, stats.flop_waste) == ({}, 0, 0)
+    assert list(stats.fallback_reasons.values()) == [3] and stats.fallback_calls == 3
+    (program,) = stats.programs
+    assert program.refused in stats.fallback_reasons and program.executables == 0
+
+
+def test_each_executable() -> None:
+    began = time.time()
+    table = jnp.ones((1000, 4))
+    executor = BucketedExec(lambda x: x @ table.T).with_pow2()
+    for n in (3, 3, 4):
+        executor(ones(n, 4))
+    (bucket,) = executor.stats().buckets
+    assert bucket.hits == 2
+    assert bucket.nbytes >= table.nbytes + 4 * 1000 * 4
+    assert bucket.flops == pytest.approx(2 * 4 * 4 * 1000, rel=0.2)
+    assert began - 0.1 <= bucket.last_used <= time.time() + 0.1
+    assert not bucket.pinned
+    ((key, _),) = executor._engine.cache.slots()
+    executor._engine.cache.pin(key)
+    assert executor.stats().buckets[0].pinned
+
+
+def test_programs_by_their_guards() -> None:
+    executor = BucketedExec(
+        lambda x: x.sum() if x.shape[0] > 4 else x.max(), dynamic_axes="b, _"
+    ).with_pow2()
+    for n in (3, 6, 9):
+        executor(ones(n, 2))
+    few, many = executor.stats().programs
+    assert (few.inputs, few.guards, few.executables) == (
+        ("x: float32[b, 2]",),
+        ("b <= 4",),
+        1,
+    )
+    assert (many.guards, many.executables, many.kind) == (("b >= 5",), 2, "symbolic")
+
+
+def test_programs_of_derivatives_are_told() -> None:
+    executor = BucketedExec(lambda x: (x**2).sum()).with_pow2()
+    jax.grad(executor)(jnp.ones(3))
+    stats = executor.stats()
+    assert sum(p.executables for p in stats.programs) == executor.cache_size() == 1
+    executor.cache_clear()
+    assert executor.stats().programs == ()
+
+
+def test_snapshots_of_the_same_counters_are_equal() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for n in (3, 5, 3):
+        executor(ones(n))
+    first = executor.stats()
+    time.sleep(0.01)
+    assert executor.stats() == first and hash(executor.stats()) == hash(first)
+    executor(ones(3))
+    assert executor.stats() != first
+
+
+def test_reset_keeps_the_cache_and_counts_on() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for n in (3, 5, 3):
+        executor(ones(n))
+    executor.reset_stats()
+    stats = executor.stats()
+    assert (stats.calls, stats.hits, stats.misses, stats.compiles) == (0, 0, 0, 0)
+    assert (stats.padding_waste, dict(stats.size_counts)) == (0, {})
+    assert [b.hits for b in stats.buckets] == [0, 0] and len(stats.programs) == 1
+    assert executor.cache_info()[:2] == (0, 0)
+    for n in (3, 3, 6):  # warm, warm, and a size that is new
+        executor(ones(n))
+    stats = executor.stats()
+    assert (stats.calls, stats.hits, stats.misses, stats.compiles) == (3, 3, 0, 0)
+    assert [b.hits for b in stats.buckets] == [2, 1]
+    assert stats.padding_waste == pytest.approx((1 + 1 + 2) / (4 + 4 + 8))
+    assert executor.cache_info()[:2] == (3, 0)
+
+
+def test_reset_does_not_change_what_is_evicted() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()._with(policy="lfu", maxsize=2)
+    for n in (4, 4, 4, 8):
+        executor(ones(n))
+    executor.reset_stats()
+    executor(ones(16))
+    assert [b.sizes["batch"] for b in executor.stats().buckets] == [4, 16]
+
+
+def test_reset_warns_of_no_reason_twice(recwarn: pytest.WarningsRecorder) -> None:
+    executor = BucketedExec(lambda x: sum(x[i] for i in range(x.shape[0]))).with_pow2()
+    executor(ones(3))
+    executor.reset_stats()
+    executor(ones(3))
+    assert len(recwarn) == 1
+    assert executor.stats().fallback_calls == 1
+
+
+def test_what_is_evicted_stays_counted() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1)
+    for _ in range(2):
+        for n in (3, 5):
+            executor(ones(n))
+            executor(ones(n))
+    stats = executor.stats()
+    assert (stats.calls, stats.hits, stats.misses, stats.evictions) == (8, 4, 4, 3)
+    assert stats.size_counts == {"batch": {3: 4, 5: 4}}
+
+
+def test_threads_lose_no_count() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ones(3))
+    threads = [
+        threading.Thread(target=lambda: [executor(ones(3)) for _ in range(200)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        executor.stats()
+    stats = executor.stats()
+    assert stats.calls == stats.size_counts["batch"][3] == 801
+    assert stats.buckets[0].hits == 800
+
+
+def test_a_call_under_way_is_counted_though_its_plan_gave_way() -> None:
+    counters = Counters()
+    line = Line({"b": 3}, {"b": 4}, 3, 4)
+    counters.open(line)
+    line.calls.add()
+    counters.close(line)
+    line.calls.add()  # another thread had the plan in its hands
+    assert counters.snapshot(0, 0, 0, []).calls == 2
+    for _ in range(1000):
+        other = Line({"b": 3})
+        counters.open(other)
+        other.calls.add()
+        counters.close(other)
+    assert counters.snapshot(0, 0, 0, []).size_counts == {"b": {3: 1002}}
+    counters.reset()
+    assert counters.snapshot(0, 0, 0, []).calls == 0
+
+
+def test_json() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_pow2()
+    for n in (3, 5, 3):
+        executor(ones(n, 2))
+    stats = executor.stats()
+    told = json.loads(stats.to_json())
+    assert told["calls"] == 3 and told["size_counts"] == {"b": {"3": 2, "5": 1}}
+    assert [b["sizes"] for b in told["buckets"]] == [{"b": 4}, {"b": 8}]
+    assert told["programs"][0]["inputs"] == ["x: float32[b, 2]"]
+    assert told["history"][-1]["calls"] == 3
+    assert stats.to_json(None).count("\n") == 0
+
+
+def test_unknown_flops_are_null() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ones(3))
+    ((_, slot),) = executor._engine.cache.slots()
+    slot.entry.flops = float("nan")
+    stats = executor.stats()
+    assert stats.buckets[0].flops is None
+    assert json.loads(stats.to_json())["buckets"][0]["flops"] is None
+
+
+# --- in bounded memory -------------------------------------------------------------------------
+
+
+def test_history_is_bounded_and_spans_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    counters = Counters()
+    line = Line({"b": 3}, {"b": 4}, 3, 4)
+    for _ in range(20_000):
+        now[0] += 0.5
+        counters.call(line)
+    history = counters.snapshot(0, 0, 0, []).history
+    assert MOMENTS / 3 < len(history) <= MOMENTS + 1
+    assert history[0].seconds < 1 and history[-1].seconds == 10_000
+    assert (history[-1].calls, history[-1].padding_waste) == (20_000, 0.25)
+    assert [m.calls for m in history] == [int(2 * m.seconds) for m in history]
+
+
+def test_history_tells_hits_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for n in (3, 5, 3, 3):
+        executor(ones(n))
+        time.sleep(0.06)
+    history = executor.stats().history
+    assert len(history) >= 3
+    assert (history[-1].calls, history[-1].hits, history[-1].compiles) == (4, 2, 2)
+    pairs = list(itertools.pairwise(history))
+    assert all(a.seconds < b.seconds and a.calls <= b.calls for a, b in pairs)
+
+
+def test_sizes_are_bounded() -> None:
+    counters = Counters()
+    for n in range(1, 20_001):
+        counters.call(Line({"s": n}))
+    counts = counters.snapshot(0, 0, 0, []).size_counts["s"]
+    assert len(counts) <= 4096 and sum(counts.values()) == 20_000
+    assert max(counts) == 20_000 and all(size % 8 == 0 for size in counts)
+
+
+def test_the_warm_path_takes_moments() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ones(3))
+    executor(ones(3))
+    before = len(executor.stats().history)
+    deadline = time.monotonic() + 5
+    while len(executor.stats().history) < before + 2 and time.monotonic() < deadline:
+        executor(ones(3))
+    assert len(executor.stats().history) >= before + 2
+
+
+def test_counting_keeps_nothing_alive() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    executor(ones(3))
+    executor(ones(3))
+    gc.disable()
+    try:
+        ((_, slot),) = executor._engine.cache.slots()
+        entry = weakref.ref(slot.entry)
+        counters = weakref.ref(executor._engine.counters)
+        executor.stats()
+        del slot
+        executor.cache_clear()
+        assert entry() is None
+    finally:
+        gc.enable()
+    del executor
+    gc.collect()
+    assert counters() is None

@@ -1,0 +1,58 @@
+"""Drawings of an executor."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, MissingExtraError
+
+
+def used() -> BucketedExec:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, s").with_pow2()
+    for b, s in ((3, 17), (5, 9), (7, 33)):
+        executor(np.ones((b, s), np.float32))
+    return executor
+
+
+def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, path: (figures.append(self), save(self, path))
+    )
+    used().plot(tmp_path / "cache.png")
+    assert (tmp_path / "cache.png").read_bytes().startswith(b"\x89PNG")
+    (figure,) = figures
+    b, s, waste, growth, right = figure.axes
+    assert sorted(line.get_xdata()[0] for line in b.get_lines()) == [4, 8]
+    assert sorted(line.get_xdata()[0] for line in s.get_lines()) == [16, 32, 64]
+    assert sum(bar.get_height() for bar in b.patches) == 3
+    assert [text.get_text() for text in waste.get_xticklabels()] == ["b", "s", "all", "FLOPs"]
+    calls, hits = (line.get_ydata() for line in growth.get_lines())
+    assert (calls[-1], hits[-1], right.get_lines()[0].get_ydata()[-1]) == (3, 0, 3)
+    assert pyplot.get_fignums() == []
+
+
+def test_an_executor_that_has_done_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    BucketedExec(lambda x: x).plot(tmp_path / "empty.svg")
+    assert ElementTree.parse(tmp_path / "empty.svg").getroot().tag.endswith("svg")
+
+
+def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="Format 'cake' is not supported"):
+        used().plot(tmp_path / "plot.cake")
+    for module in [m for m in sys.modules if m.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    with pytest.raises(MissingExtraError, match=r"plots need matplotlib.*'bucketjit\[cli\]'"):
+        used().plot(tmp_path / "plot.png")
