@@ -28,9 +28,22 @@ from bucketjit._elementwise import ELEMENTWISE
 from bucketjit._errors import MaskingError, first_line
 from bucketjit._groups import groups, without_ones
 from bucketjit._opaque import looked_inside
-from bucketjit._size_params import SIZE_PARAMS
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
+
+# Parameters whose sizes are those of the operands or results, or that a rule looks at one by one.
+# A size in any other one is refused: ``x[:, n - 2 : n]`` has the shape of ``x[:, :2]``.
+_SHOWN: Mapping[str, frozenset[str]] = {
+    "broadcast_in_dim": frozenset({"shape"}),
+    "iota": frozenset({"shape"}),
+    "full": frozenset({"shape"}),
+    "empty": frozenset({"shape"}),
+    "reshape": frozenset({"new_sizes"}),
+    "dynamic_slice": frozenset({"slice_sizes"}),
+    "gather": frozenset({"slice_sizes"}),
+    "slice": frozenset({"limit_indices"}),
+    "tile": frozenset({"reps"}),
+}
 
 Axis = int | None  # where a value has its axis of the variable's size; None if it has none
 
@@ -166,9 +179,9 @@ class _Proof:
                 self._look_inside(eqn)
                 return
             rule(step)
-            sizes = SIZE_PARAMS.get(eqn.primitive.name, ())
+            shown = _SHOWN.get(eqn.primitive.name, ())
             for param, value in eqn.params.items():
-                if param not in sizes and self.mentions(value):
+                if param not in shown and self.mentions(value):
                     step.refuse(f"its parameter {param} depends on {self.variable}")
         except _Refusal as error:  # of an inner equation
             raise _Refusal(
@@ -327,11 +340,12 @@ def _concatenate(step: _Step) -> None:
 
 def _uncut(step: _Step) -> int:
     """The axis of the first operand, which the result has in full at the same place."""
-    axis, out = step.ins[0], step.outs[0]
-    kept = axis is not None and axis == out
-    if kept and step.same_size(step.in_shapes[0][axis], step.out_shapes[0][axis]):
-        return axis
-    step.refuse(f"it takes part of what is along {step.variable}")
+    axis = step.ins[0]
+    if axis is None or axis != step.outs[0]:
+        step.refuse(f"it takes part of what is along {step.variable}")
+    if not step.same_size(step.in_shapes[0][axis], step.out_shapes[0][axis]):
+        step.refuse(f"it changes how much there is along {step.variable}")
+    return axis
 
 
 def _slice(step: _Step) -> None:
@@ -339,6 +353,9 @@ def _slice(step: _Step) -> None:
     strides = step.params["strides"]
     if step.params["start_indices"][axis] != 0 or (strides is not None and strides[axis] != 1):
         step.refuse(f"it takes part of what is along {step.variable}")
+    limits = step.params["limit_indices"]
+    if any(step.proof.mentions(d) for i, d in enumerate(limits) if i != axis):
+        step.refuse(f"it takes a part that depends on {step.variable}")
 
 
 def _pad(step: _Step) -> None:
@@ -368,7 +385,7 @@ def _split(step: _Step) -> None:
 
 
 def _tile(step: _Step) -> None:
-    if step.ins[0] is not None and step.params["reps"][_uncut(step)] != 1:
+    if step.ins[0] is not None and step.params["reps"][step.ins[0]] != 1:
         step.refuse(f"it repeats what is along {step.variable}")
 
 
