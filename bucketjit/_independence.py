@@ -58,6 +58,9 @@ def split_axes(program: Program, variable: str) -> tuple[Axis, ...]:
     Returns:
         For each output the axis to concatenate chunks along, or None if every chunk gives the same.
 
+    Constants of the program that it was given for these sizes (see `Leaks`) must be the same for
+    each chunk as for the whole, which is not looked at here.
+
     Raises:
         MaskingError: The program does not show that its outputs are independent along that axis.
     """
@@ -145,8 +148,6 @@ class _Proof:
         return not (len(leaves) == 1 and leaves[0] is value) and any(map(self.mentions, leaves))
 
     def _equation_mentions(self, eqn: Any) -> bool:
-        if eqn.primitive is leaked_p:  # on which sizes it depends is not known
-            return True
         shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
         return any(self._named(d) for shape in shapes for d in shape) or any(
             map(self.mentions, eqn.params.values())
@@ -500,7 +501,9 @@ def _dim_as_value(step: _Step) -> None:
 
 
 def _leaked(step: _Step) -> None:
-    step.refuse(f"a constant of the program depends on sizes, {step.variable} perhaps")
+    """A constant that depends on some size; what it is at these sizes is for others to compare."""
+    if step.outs[0] is not None:
+        step.refuse(f"a constant of the program has {step.variable} along an axis")
 
 
 # --- sub-programs ---------------------------------------------------------------------------
@@ -617,7 +620,7 @@ _RULES: dict[Any, _Rule] = _table(
         "random_bits random_split": _drawn,
         "dim_as_value": _dim_as_value,
     }
-) | {leaked_p: _leaked}
+)
 
 _CONTROL: dict[Any, _Rule] = _table(
     {
@@ -630,4 +633,4 @@ _CONTROL: dict[Any, _Rule] = _table(
         "custom_linear_solve": _linear_solve,
         "call_hi_primitive": _hi_primitive,
     }
-) | {associative_scan_p: _associative_scan}
+) | {associative_scan_p: _associative_scan, leaked_p: _leaked}

@@ -138,7 +138,7 @@ class Splitter:
         try:
             assert call.program is not None
             axes = self._axes(call.program, variable)
-            sizes = self._sizes(call.program, call.sizes, variable, largest)
+            sizes = self._sizes(call.program, call, variable, largest)
         except MaskingError as why:
             raise SplitError(total, largest, variable, why.reason, why.remedy) from None
         return Splitting(variable, sizes, axes)
@@ -190,20 +190,31 @@ class Splitter:
             raise shown
         return shown
 
-    def _sizes(
-        self, program: Program, sizes: Mapping[str, int], variable: str, largest: int
-    ) -> tuple[int, ...]:
+    def _sizes(self, program: Program, call: Call, variable: str, largest: int) -> tuple[int, ...]:
         """Sizes of chunks, as large as the guards of the program let them be.
 
         Raises:
             MaskingError: They let no sizes be, or at least none that is near the largest bucket.
         """
-        total = sizes[variable]
+        sizes, total = call.sizes, call.sizes[variable]
+        constants = [x.tobytes() for x in call.leaks.values]
+        changed = False
 
         def serves(n: int) -> bool:
+            nonlocal changed
             with self._lock:
-                return program.leaks({**sizes, variable: n}) is not None
+                leaks = program.leaks({**sizes, variable: n})
+            if leaks is None:
+                return False
+            same = [x.tobytes() for x in leaks.values] == constants
+            changed |= not same
+            return same
 
+        if not serves(largest) and changed:
+            raise MaskingError(
+                f"a number that the function computes of sizes is another for chunks of {largest}",
+                f"compute it of other sizes than {variable}",
+            )
         for size in range(largest, max(0, largest - _ATTEMPTS), -1):
             if not serves(size):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -423,6 +424,26 @@ def test_a_branch_by_size_is_refused() -> None:
     assert_like_jit(executor, fn, ramp(4))
     with pytest.raises(SplitError, match=r"traced where batch >= 7, and may do something else"):
         executor(ramp(9))
+
+
+def test_numbers_made_of_sizes() -> None:
+    """They are constants, of which the program does not tell what sizes they depend on."""
+
+    def scaled(x: Any) -> Any:
+        return x / math.sqrt(x.shape[1]) + np.arange(x.shape[1])
+
+    executor = BucketedExec(scaled, dynamic_axes="b, s").with_pow2(max=4, overflow="split")
+    executor = executor.with_pow2("s")
+    for shape in ((9, 3), (9, 5), (3, 5)):
+        assert_like_jit(executor, scaled, ramp(*shape))
+    for fn, message in (
+        (lambda x: x * math.sqrt(x.shape[0]), "a number that the function computes of sizes"),
+        (lambda x: x.T + np.arange(x.shape[0]), "leaked: a constant .* has b along an axis"),
+    ):
+        executor = BucketedExec(fn, dynamic_axes="b, s").with_pow2(max=4, overflow="split")
+        assert_like_jit(executor, fn, ramp(4, 3))
+        with pytest.raises(SplitError, match=message):
+            executor(ramp(9, 3))
 
 
 def test_constraints_hold_of_chunks() -> None:
