@@ -51,15 +51,15 @@ Axis = int | None  # where a value has its axis of the variable's size; None if 
 def split_axes(program: Program, variable: str) -> tuple[Axis, ...]:
     """Where the outputs of a program are put together again, if its calls are cut into chunks.
 
+    Constants of the program that it was given for these sizes (see `Leaks`) must be the same for
+    each chunk as for the whole, which is not looked at here.
+
     Args:
         program: The program.
         variable: The dimension variable that the chunks are cut along.
 
     Returns:
         For each output the axis to concatenate chunks along, or None if every chunk gives the same.
-
-    Constants of the program that it was given for these sizes (see `Leaks`) must be the same for
-    each chunk as for the whole, which is not looked at here.
 
     Raises:
         MaskingError: The program does not show that its outputs are independent along that axis.
