@@ -13,6 +13,7 @@ from bucketjit._cache import CacheInfo as CacheInfo
 from bucketjit._check import Check as Check
 from bucketjit._config import CompileBudget as CompileBudget
 from bucketjit._config import Fallback as Fallback
+from bucketjit._config import Overflow as Overflow
 from bucketjit._decorator import jit as jit
 from bucketjit._errors import ArgumentError as ArgumentError
 from bucketjit._errors import BucketJitError as BucketJitError
@@ -26,6 +27,7 @@ from bucketjit._errors import MissingExtraError as MissingExtraError
 from bucketjit._errors import ShapeCheckError as ShapeCheckError
 from bucketjit._errors import SizeMismatchError as SizeMismatchError
 from bucketjit._errors import SpecError as SpecError
+from bucketjit._errors import SplitError as SplitError
 from bucketjit._errors import StrategyContractError as StrategyContractError
 from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._events import Event as Event

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
 from bucketjit._config import Background
 from bucketjit._engine import Engine
-from bucketjit._errors import BucketJitError
+from bucketjit._errors import BucketJitError, BucketOverflowError
 from bucketjit._events import Event
 from bucketjit._executable import without_values
 from bucketjit._family import Call
@@ -47,7 +48,8 @@ class Adapting:
         for variable, size in sizes.items():
             strategy = self._of(variable)
             if strategy is not None:
-                strategy.observe(size)
+                with contextlib.suppress(BucketOverflowError):
+                    strategy.observe(size)
         if self._calls() % _EVERY == 0:
             self.workers.submit("replan", self.replan)
 

@@ -30,6 +30,26 @@ class Fallback(enum.Enum):
     ERROR = "error"
 
 
+class Overflow(enum.Enum):
+    """What to do with a size beyond the largest bucket of its variable.
+
+    Attributes:
+        ERROR: Raise `BucketOverflowError`.
+        EXTEND: Go on by the strategy's rule, where it has one, and else with twice the largest
+            bucket, four times and so on; see `strategies.Extended`.
+        EXACT: Give that variable its exact size in this call, which costs a compile of its own;
+            the call is counted in ``stats().fallback_calls``, without a warning.
+        SPLIT: Cut the call into chunks of the largest bucket along that variable, and put their
+            results together. Raises `SplitError` unless the program shows that its outputs are
+            independent along it.
+    """
+
+    ERROR = "error"
+    EXTEND = "extend"
+    EXACT = "exact"
+    SPLIT = "split"
+
+
 @dataclasses.dataclass(frozen=True)
 class CompileBudget:
     """How much compiling an executor may do; what is stored already does not count.
@@ -96,6 +116,8 @@ class Config:
     background: Background | None = None
     listeners: tuple[Listener, ...] = ()
     plan: Any = None
+    overflow: Overflow = Overflow.ERROR
+    overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable."""
@@ -103,5 +125,5 @@ class Config:
 
     @property
     def planned(self) -> tuple[str, ...]:
-        """The dimension variables that have a strategy or plan of their own."""
-        return (*self.per_dim, *(() if self.plan is None else self.plan.dims))
+        """The dimension variables of the joint plan."""
+        return () if self.plan is None else tuple(self.plan.dims)

@@ -86,6 +86,9 @@ class Derivatives:
                     engine.config,
                     fn=fn,
                     per_dim={v: s for v, s in engine.config.per_dim.items() if v in names},
+                    overflow_per_dim={
+                        v: p for v, p in engine.config.overflow_per_dim.items() if v in names
+                    },
                     dynamic_axes=tuple(", ".join(row) if row else None for row in ins),
                     constraints=(),
                     static_argnums=(),

@@ -107,6 +107,27 @@ def _exports(dtype: Any, platform: str) -> bool:
         return False
 
 
+def can_view_from(array: jax.Array, row: int) -> bool:
+    """Whether the memory of an array can be looked at from a row of its leading axis on."""
+    row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+    return array.size > 0 and can_view(array) and row * row_bytes % _ALIGNMENT == 0
+
+
+def part(array: jax.Array, start: int, stop: int) -> jax.Array:
+    """Rows ``start`` to ``stop`` of the leading axis: a view.
+
+    Args:
+        array: One that `can_view_from` agrees to, for ``start``.
+        start: The first row.
+        stop: The row after the last one.
+
+    Returns:
+        An array on the same device.
+    """
+    rest = array.shape[1:]
+    return _view(array, (stop - start, *rest), start * math.prod(rest))
+
+
 def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """``array`` with zeros after its end along each axis that is shorter than ``shape``.
 

@@ -19,7 +19,7 @@ from bucketjit._axes import STATIC
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
-from bucketjit._errors import FallbackError, FallbackWarning, MaskingError
+from bucketjit._errors import BucketOverflowError, FallbackError, FallbackWarning, MaskingError
 from bucketjit._events import Event, tell
 from bucketjit._executable import (
     Executable,
@@ -32,6 +32,7 @@ from bucketjit._executable import (
     without_values,
 )
 from bucketjit._family import Call
+from bucketjit._overflow import Splitter, exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
 from bucketjit._route import Plan, Route, elements, give_away, layout_of, make_plan
@@ -41,7 +42,6 @@ from bucketjit._stats import Counters, Line
 from bucketjit._supply import Order, Supply
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules
-from bucketjit.strategies.base import checked_bucket, checked_joint
 
 _MAX_ROUTES = 64
 _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
@@ -76,6 +76,7 @@ class Engine:
         refused: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
         watcher: Who is told of each call, or None.
+        splitter: Runs calls in chunks that are beyond the largest bucket.
     """
 
     def __init__(self, config: Config, kin: Engine | None = None) -> None:
@@ -96,6 +97,7 @@ class Engine:
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
+        self.splitter = Splitter(config, self.lock)
         self._rules: Mapping[Any, Rule] | None = None
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
@@ -110,6 +112,7 @@ class Engine:
             self.refused.clear()
             self.relatives.clear()
             self.relatives[self] = None
+            self.splitter.clear()
             self._cut.clear()
             self._found.clear()
             self.counters.clear()
@@ -156,8 +159,14 @@ class Engine:
         program.check_reshapes(call.sizes)
         if (refusal := self.refused.get(program)) is not None:
             return self._fall_back(refusal, signed, call, given)
-        with self.lock:
-            bucket = self.bucket_of(program, call)
+        try:
+            with self.lock:
+                bucket = self.bucket_of(program, call)
+        except BucketOverflowError as error:
+            return self._run_split(signed, call, error)
+        beyond = exactly(self.config, call.sizes)
+        if beyond is not None and beyond.wholly:
+            return self._run_exact(signed, call.sizes, given, program, beyond.reason)
         order = self.order(signed, call, bucket)
         try:
             entry, compiled, stands_in = self.supply.get(order)
@@ -170,6 +179,7 @@ class Engine:
         finish = entry.finisher(call.ordered, self.config.out)
         result = self._run(entry, sizes, signed, finish)
         line = _line(entry, call, signed)
+        line.reason = None if beyond is None else beyond.reason
         self.counters.call(line, compiled)
         if self.watcher is not None:
             self.watcher.learn(signed, call)
@@ -208,12 +218,7 @@ class Engine:
 
     def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
         """Padded size of each variable: the strategies' choice, or what the guards allow of it."""
-        config = self.config
-        joint = checked_joint(config.plan, sizes)
-        bucket = {
-            v: joint[v] if v in joint else checked_bucket(config.strategy_of(v), v, n)
-            for v, n in sizes.items()
-        }
+        bucket = padded_sizes(self.config, sizes)
         if program.fits(bucket):
             return bucket
         key = tuple(sizes.items())
@@ -305,6 +310,14 @@ class Engine:
         if given is not None and self.config.check is Check.OFF:
             is_open = [spec is not None for spec in signed.family.specs]
             self._remember(signed, given, is_open, order.key, None, finish, line)
+        return result
+
+    def _run_split(self, signed: Signed, call: Call, error: BucketOverflowError) -> Any:
+        result = self.splitter.run(self.serve, signed, call, error)
+        if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
+            other = self._run_exact(signed, call.sizes, program=call.program)
+            if problem := compare(result, other, "the run in one piece", False):
+                raise failed(self.name, problem, "")
         return result
 
     def _exact_finisher(self, entry: Executable, program: Program | None) -> Change | None:

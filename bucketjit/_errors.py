@@ -9,6 +9,7 @@
         │   └── SizeMismatchError         one dimension variable was given two sizes
         ├── StrategyError (ValueError)    a bucket could not be chosen
         │   ├── BucketOverflowError       a size is beyond the largest bucket
+        │   │   └── SplitError            and the call cannot be split into chunks
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
         ├── CompileBudgetError (RuntimeError)  a compile that is not allowed any more
         ├── MissingExtraError (ImportError)  an optional package is not installed
@@ -70,6 +71,31 @@ class BucketOverflowError(StrategyError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.size, self.largest, self.dim)
+
+
+class SplitError(BucketOverflowError):
+    """A size is larger than the largest bucket, and the call cannot be split along it.
+
+    Attributes:
+        reason: One line: which equation does not keep the chunks apart, and why.
+        remedy: What the user can do about it, or an empty string.
+    """
+
+    def __init__(
+        self, size: int, largest: int, dim: str | None, reason: str, remedy: str = ""
+    ) -> None:
+        super().__init__(size, largest, dim)
+        self.reason = reason
+        self.remedy = remedy
+        advice = f"{remedy}; or " if remedy else ""
+        self.args = (
+            f"dimension {dim!r} has size {size}, beyond the largest bucket {largest}, and the call "
+            f"cannot be split along it: {reason} ({advice}choose Overflow.EXTEND or "
+            "Overflow.EXACT, or raise the largest bucket)",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.size, self.largest, self.dim, self.reason, self.remedy)
 
 
 class StrategyContractError(StrategyError):

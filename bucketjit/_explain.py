@@ -6,6 +6,7 @@ with abstract arrays, while every masking rule is watched.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._engine import Engine
-from bucketjit._errors import MaskingError
+from bucketjit._errors import BucketOverflowError, MaskingError
 from bucketjit._family import Call
 from bucketjit._interpret import interpret
+from bucketjit._overflow import chunks, exactly
 from bucketjit._rule import Rule, RuleContext, RuleTable
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
@@ -68,6 +70,8 @@ class Explanation:
         masked: The equations that are masked, in the order of the program.
         reason: Why it runs exact, or an empty string.
         remedy: What to do about that, or an empty string.
+        splits: Variables that are cut into chunks, each with the sizes of its chunks; the rest is
+            told of the first chunk.
     """
 
     name: str
@@ -80,10 +84,14 @@ class Explanation:
     masked: tuple[MaskedEquation, ...] = ()
     reason: str = ""
     remedy: str = ""
+    splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{v}={n}" for v, n in self.sizes.items()) or "no open axes"
         lines = [f"{self.name} at {sizes}: {self.kind}"]
+        for variable, parts in self.splits:
+            shown = ", ".join(map(str, parts))
+            lines.append(f"  in {len(parts)} chunks along {variable}: {shown}")
         if self.kind == "exact":
             if self.reason:
                 lines.append(f"  reason: {self.reason}")
@@ -275,8 +283,17 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
     call.program.check_reshapes(call.sizes)
     if (known := engine.refused.get(call.program)) is not None:
         return _explained_exact(engine, signed, call, known)
-    with engine.lock:
-        bucket = engine.bucket_of(call.program, call)
+    try:
+        with engine.lock:
+            bucket = engine.bucket_of(call.program, call)
+    except BucketOverflowError as error:
+        plan = engine.splitter.plan(call, error)
+        told = explain(engine, chunks(signed, call, plan)[0])
+        splits = ((plan.variable, plan.sizes), *told.splits)
+        return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
+    beyond = exactly(engine.config, call.sizes)
+    if beyond is not None and beyond.wholly:
+        return _explained_exact(engine, signed, call, MaskingError(beyond.reason))
     try:
         masked = masked_equations(call.program, bucket, engine.rules)
     except MaskingError as error:

@@ -91,6 +91,49 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)
 
 
+def part(value: Any, axis: int, start: int, stop: int) -> Any:
+    """Positions ``start`` to ``stop`` of an array along an axis, without its padding.
+
+    Host memory is looked at where it is. So is that of an accelerator along the leading axis, where
+    XLA can begin there; other parts of arrays on one come by way of the host.
+
+    Args:
+        value: A NumPy or JAX array, or a `Padded` one.
+        axis: The axis.
+        start: The first position.
+        stop: The position after the last one, at most the logical size.
+
+    Returns:
+        An array of the same kind, on the same device.
+    """
+    value = plain(value)
+    inside = (slice(None),) * axis + (slice(start, stop),)
+    if not isinstance(value, jax.Array):
+        return value[inside]
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        words = part(jax.random.key_data(value), axis, start, stop)
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    weak = bool(value.weak_type)
+    if not _in_host_memory(value.sharding) and axis == 0 and _device.can_view_from(value, start):
+        return _jax.placed_like(_device.part(value, start, stop), value, weak)
+    host = np.asarray(value)[inside]
+    if len(value.sharding.device_set) > 1:  # a part need not fit the mesh
+        return host
+    return _jax.array_from_host(np.ascontiguousarray(host), weak, value)
+
+
+def fresh(value: Any) -> Any:
+    """A copy of an argument that may be donated in its place; a NumPy array as it is."""
+    if type(value) is Padded:
+        return Padded(fresh(value.array), value.sizes)
+    if not isinstance(value, jax.Array):
+        return value
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        words = fresh(jax.random.key_data(value))
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    return _jax.array_from_host(np.array(value), bool(value.weak_type), value)
+
+
 def plain(value: Any) -> Any:
     """``value``, without its padding if it is a `Padded` array."""
     return unpad(value.array, value.sizes) if type(value) is Padded else value

@@ -7,14 +7,15 @@ beside it cost nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from bucketjit import _jax
 from bucketjit._padded import Padded
-from bucketjit._padding import cut, unpad
+from bucketjit._padding import cut, plain, unpad
 
 Change = Callable[[Any], Any]
 
@@ -70,6 +71,27 @@ def as_numpy(value: Any) -> Any:
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return np.asarray(value)
+
+
+def joined(parts: Sequence[Any], axis: int, weak_type: bool) -> Any:
+    """Results of chunks, one after the other along an axis, in the form that they have.
+
+    On the host, so nothing is compiled for their number and sizes.
+
+    Args:
+        parts: The results, at least one.
+        axis: The axis.
+        weak_type: Whether they are weakly typed.
+    """
+    if isinstance(parts[0], Padded):
+        return as_padded(joined([plain(p) for p in parts], axis, weak_type))
+    if not isinstance(parts[0], jax.Array):
+        return np.concatenate(parts, axis)
+    if jax.dtypes.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
+        words = joined([jax.random.key_data(p) for p in parts], axis, False)
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(parts[0].dtype))
+    host = np.concatenate([np.asarray(p) for p in parts], axis)
+    return _jax.array_from_host(host, weak_type, parts[0])
 
 
 def as_padded(value: Any) -> Any:

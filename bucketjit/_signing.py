@@ -168,20 +168,25 @@ class Signer:
         return [s for s, _ in pairs]
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
-        """Refuse a strategy for a variable that ``dynamic_axes`` does not have."""
+        """Refuse a strategy, or a policy, for a variable that ``dynamic_axes`` does not have."""
         text = repr(self._config.dynamic_axes)
         words = re.findall(r"\w+", text)
         unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
-        for dim in self._config.planned:
+        wanted = {
+            **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
+            **dict.fromkeys(self._config.planned, "a plan"),
+            **dict.fromkeys(self._config.per_dim, "a strategy"),
+        }
+        for dim, what in wanted.items():
             if dim in words or (unnamed and is_default_name(dim)):
                 continue
             if self._config.dynamic_axes is None:
                 raise SpecError(
-                    f"there is a strategy for dimension {dim!r}, but without dynamic_axes the "
+                    f"there is {what} for dimension {dim!r}, but without dynamic_axes the "
                     "dimensions are called batch, axis1, axis2 and so on"
                 )
             raise SpecError(
-                f"there is a strategy for dimension {dim!r}, but dynamic_axes {text} has no "
+                f"there is {what} for dimension {dim!r}, but dynamic_axes {text} has no "
                 "such variable"
             )
 

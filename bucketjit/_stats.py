@@ -100,7 +100,8 @@ class Stats:
         compiles: Executables compiled.
         compile_seconds: Seconds spent on that.
         evictions: Executables dropped to make room.
-        fallback_calls: Calls that ran at their exact shape because they cannot be masked.
+        fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
+            beyond the largest bucket (``Overflow.EXACT``).
         fallback_reasons: How often, by reason.
         padding_waste: Padding among all elements of padded arguments, 0 to 1.
         buckets: The executables in the cache, in the order of their compiles.

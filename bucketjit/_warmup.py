@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -18,13 +19,19 @@ import numpy as np
 from bucketjit._axes import STATIC
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
-from bucketjit._errors import MaskingError, SpecError, StrategyError, first_line
+from bucketjit._errors import (
+    BucketOverflowError,
+    MaskingError,
+    SpecError,
+    StrategyError,
+    first_line,
+)
 from bucketjit._family import Tokens, variables_in
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Order
 
-_MOST_COMBINATIONS = 4096
+_MOST_COMBINATIONS = 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +153,9 @@ def _orders(
     else:
         first = engine.resolve(signed)
         tokens, own = first.tokens, first.sizes
-    for chosen in combinations(sizes, tuple(variables_in(tokens)), own):
+    waiting = deque(combinations(sizes, tuple(variables_in(tokens)), own))
+    while waiting:
+        chosen = waiting.popleft()
         all_sizes = {**own, **chosen}
         try:
             at = at_sizes(signed, tokens, all_sizes)
@@ -162,8 +171,13 @@ def _orders(
                 refusal = refusal or MaskingError("an axis of size 0 has no bucket")
                 exact.append((FrozenDict(chosen), refusal.reason))
                 continue
-            with engine.lock:
-                bucket = engine.bucket_of(call.program, call)
+            try:
+                with engine.lock:
+                    bucket = engine.bucket_of(call.program, call)
+            except BucketOverflowError as beyond:
+                chunks = engine.splitter.plan(call, beyond)
+                waiting += [{**chosen, chunks.variable: n} for n in dict.fromkeys(chunks.sizes)]
+                continue
             order = engine.order(at, call, bucket)
         except (StrategyError, MaskingError) as error:
             failed.append((FrozenDict(chosen), first_line(error)))
@@ -236,7 +250,7 @@ def combinations(
         _check_names(sizes, variables)
         each = {v: _sizes_of(v, given) for v, given in sizes.items()}
         count = int(np.prod([len(s) for s in each.values()], dtype=np.int64))
-        if count > _MOST_COMBINATIONS * 16:
+        if count > _MOST_COMBINATIONS:
             raise SpecError(
                 f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
             )

@@ -25,6 +25,7 @@ from bucketjit import (
     ShapeCheckError,
     SizeMismatchError,
     SpecError,
+    SplitError,
     StrategyContractError,
     StrategyError,
     strategies,
@@ -461,6 +462,7 @@ def test_with_rules_wants_rules_by_primitive() -> None:
         (SizeMismatchError, (ArgumentError,)),
         (StrategyError, (BucketJitError, ValueError)),
         (BucketOverflowError, (StrategyError,)),
+        (SplitError, (BucketOverflowError,)),
         (StrategyContractError, (StrategyError,)),
         (ShapeCheckError, (BucketJitError, TypeError)),
         (MaskingError, (BucketJitError,)),
@@ -492,6 +494,7 @@ def test_errors_survive_pickling() -> None:
 
     for error in (
         BucketOverflowError(5, 4, "b"),
+        SplitError(5, 4, "b", "reason", "remedy"),
         MaskingError("reason", "remedy"),
         FallbackError("reason", "remedy"),
         SizeMismatchError("text"),

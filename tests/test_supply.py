@@ -225,6 +225,34 @@ def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:
     np.testing.assert_allclose(executor(ramp(3)), np.cos(ramp(3)), rtol=1e-5)
 
 
+def test_warm_up_of_what_is_split() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_buckets([2, 4], overflow="split")
+    report = executor.warmup(ramp(1), sizes={"batch": 11}, progress=False)
+    assert list(map(dict, report.compiled)) == [{"batch": 4}]
+    with executor.forbid_compiles():
+        np.testing.assert_array_equal(executor(ramp(11)), 2 * ramp(11))
+
+
+@pytest.mark.parametrize("policy", ["extend", "exact", "split"])
+def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
+    plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 16}])
+    fn = lambda x: jnp.cumsum(x, axis=1)  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes="b, s").with_plan(plan).with_overflow(policy, "b")
+    for b, s in ((3, 9), (9, 9), (20, 16)):
+        assert_like_jit(executor, fn, ramp(b, s))
+        with pytest.raises(bucketjit.BucketOverflowError):
+            executor(ramp(b, 17))
+    sizes = {tuple(b.values()) for b in buckets(executor)}
+    assert (
+        sizes
+        == {
+            "extend": {(4, 16), (16, 16), (32, 16)},
+            "exact": {(4, 16), (9, 16), (20, 16)},
+            "split": {(4, 16), (8, 16)},
+        }[policy]
+    )
+
+
 # --- in the background -------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ strategy            buckets                                     choose it for
 ``Optimal.fit``     fitted to the sizes seen                    the least padding
 ``Adaptive``        fitted while it runs                        sizes not known beforehand
 ``MultipleOf``      another's, rounded up                       meshes and tiles
+``Extended``        another's, and more beyond its largest      sizes beyond what was planned
 ``Exact``           every size                                  dimensions that hardly vary
 ==================  ==========================================  ===============================
 
@@ -31,6 +32,7 @@ from bucketjit.strategies.boundaries import Boundaries as Boundaries
 from bucketjit.strategies.bounded_waste import BoundedWaste as BoundedWaste
 from bucketjit.strategies.exact import Exact as Exact
 from bucketjit.strategies.exponential import Exponential as Exponential
+from bucketjit.strategies.extended import Extended as Extended
 from bucketjit.strategies.joint import Joint as Joint
 from bucketjit.strategies.linear import Linear as Linear
 from bucketjit.strategies.multiple_of import MultipleOf as MultipleOf

@@ -9,6 +9,8 @@ from typing import Self
 from bucketjit._errors import BucketOverflowError
 from bucketjit._planning.boxes import cheapest_boxes
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
+from bucketjit.strategies.exponential import Exponential
+from bucketjit.strategies.extended import extended
 from bucketjit.strategies.fitting import joint_problem
 
 
@@ -174,6 +176,36 @@ class Joint:
             bucket = tuple(map(self._extended, self.dims, point, self.buckets[-1], self.beyond))
         by_dim = dict(zip(self.dims, bucket, strict=True))
         return {dim: by_dim[dim] for dim in sizes}
+
+    def extended(self, dims: Iterable[str] | None = None) -> Self:
+        """This plan, going on beyond its last bucket.
+
+        Args:
+            dims: The variables that may outgrow the last bucket; all of them by default.
+
+        Returns:
+            A plan whose ``beyond`` has a rule for these variables: their own as far as it goes,
+            and from there on, or without one, twice the bucket before each time. See `Extended`.
+
+        Raises:
+            ValueError: If the plan has no such variable.
+
+        Examples:
+            >>> plan = Joint([{"b": 8, "s": 64}])
+            >>> plan.extended(["s"]).bucket_of({"b": 3, "s": 100})
+            {'b': 8, 's': 128}
+        """
+        wanted = self.dims if dims is None else tuple(dims)
+        if unknown := [dim for dim in wanted if dim not in self.dims]:
+            raise ValueError(f"dims must be among {list(self.dims)}, not {unknown}")
+        given = zip(self.dims, self.beyond, strict=True)
+        rules = {dim: rule for dim, rule in given if rule is not None}
+        for dim, last in zip(self.dims, self.buckets[-1], strict=True):
+            if dim in wanted:
+                rule = rules.get(dim)
+                rules[dim] = Exponential(2, min=last) if rule is None else extended(rule)
+        buckets = [dict(zip(self.dims, bucket, strict=True)) for bucket in self.buckets]
+        return type(self)(buckets, beyond=rules)
 
     def _extended(self, dim: str, size: int, largest: int, beyond: Strategy | None) -> int:
         """The bucket of one variable where another one, or this one, has outgrown the last."""
