@@ -274,17 +274,14 @@ def test_counting_keeps_nothing_alive() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ones(3))
     executor(ones(3))
-    gc.disable()
-    try:
-        ((_, slot),) = executor._engine.cache.slots()
-        entry = weakref.ref(slot.entry)
-        counters = weakref.ref(executor._engine.counters)
-        executor.stats()
-        del slot
-        executor.cache_clear()
-        assert entry() is None
-    finally:
-        gc.enable()
+    ((_, slot),) = executor._engine.cache.slots()
+    entry = weakref.ref(slot.entry)
+    counters = weakref.ref(executor._engine.counters)
+    executor.stats()
+    del slot
+    executor.cache_clear()
+    gc.collect()
+    assert entry() is None
     del executor
     gc.collect()
     assert counters() is None
