@@ -142,23 +142,30 @@ class Engine:
 
     # --- a call ---
 
-    def serve(self, signed: Signed, given: Given | None = None) -> Any:
-        """Run a call; ``given`` if the next one like it may skip the slow path."""
+    def serve(self, signed: Signed, given: Given | None = None, out: Out | None = None) -> Any:
+        """Run a call.
+
+        Args:
+            signed: The call.
+            given: Its arguments as they came, if the next one like it may skip the slow path.
+            out: The form of its results; by default the configured one.
+        """
+        out = out or self.config.out
         if self.always_exact:
             sizes = signed.family.declared_sizes(signed.shapes)
-            return self._run_exact(signed, sizes, given)
+            return self._run_exact(signed, sizes, out, given)
         call = self.resolve(signed)
         program = call.program
         if program is None:
             if call.refusal is None:
-                return self._run_exact(signed, call.sizes, given)
-            result = self._fall_back(call.refusal, signed, call, given)
+                return self._run_exact(signed, call.sizes, out, given)
+            result = self._fall_back(call.refusal, signed, call, out, given)
             with self.lock:
                 signed.family.remember_refusal(call, signed.shapes)
             return result
         program.check_reshapes(call.sizes)
         if (refusal := self.refused.get(program)) is not None:
-            return self._fall_back(refusal, signed, call, given)
+            return self._fall_back(refusal, signed, call, out, given)
         try:
             with self.lock:
                 bucket = self.bucket_of(program, call)
@@ -166,17 +173,17 @@ class Engine:
             return self._run_split(signed, call, error)
         beyond = exactly(self.config, call.sizes)
         if beyond is not None and beyond.wholly:
-            return self._run_exact(signed, call.sizes, given, program, beyond.reason)
+            return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
         order = self.order(signed, call, bucket)
         try:
             entry, compiled, stands_in = self.supply.get(order)
         except MaskingError as error:
             self.refused[program] = error
-            return self._fall_back(error, signed, call, given)
+            return self._fall_back(error, signed, call, out, given)
         if self.config.check is not Check.OFF:
-            return self._run_checked(entry, compiled, signed, call, entry.sizes)
+            return self._run_checked(entry, compiled, signed, call, out)
         sizes = sizes_argument(call, entry.leak_shapes)
-        finish = entry.finisher(call.ordered, self.config.out)
+        finish = entry.finisher(call.ordered, out)
         result = self._run(entry, sizes, signed, finish)
         line = _line(entry, call, signed)
         line.reason = None if beyond is None else beyond.reason
@@ -295,6 +302,7 @@ class Engine:
         self,
         signed: Signed,
         sizes: Mapping[str, int],
+        out: Out,
         given: Given | None = None,
         program: Program | None = None,
         reason: str | None = None,
@@ -302,7 +310,7 @@ class Engine:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         order = self.exact_order(signed, sizes)
         entry, compiled, _ = self.supply.get(order)
-        finish = self._exact_finisher(entry, program)
+        finish = _exact_finisher(entry, program, out)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
         line = Line(sizes, reason=reason)
@@ -313,22 +321,13 @@ class Engine:
         return result
 
     def _run_split(self, signed: Signed, call: Call, error: BucketOverflowError) -> Any:
-        result = self.splitter.run(self.serve, signed, call, error)
+        serve = functools.partial(self.serve, out=Out.PADDED)
+        result = self.splitter.run(serve, signed, call, error)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
-            other = self._run_exact(signed, call.sizes, program=call.program)
+            other = self._run_exact(signed, call.sizes, Out.JAX, program=call.program)
             if problem := compare(result, other, "the run in one piece", False):
                 raise failed(self.name, problem, "")
         return result
-
-    def _exact_finisher(self, entry: Executable, program: Program | None) -> Change | None:
-        out = self.config.out
-        if out is Out.JAX:
-            return None
-        change = as_numpy if out is Out.NUMPY else as_padded
-        opened: Sequence[int] = range(entry.out_tree.num_leaves)
-        if out is Out.PADDED and program is not None:
-            opened = program.open_outs
-        return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
 
     def _run_checked(
         self,
@@ -336,9 +335,9 @@ class Engine:
         compiled: bool,
         signed: Signed,
         call: Call,
-        bucket: Mapping[str, int],
+        out: Out,
     ) -> Any:
-        finish = entry.finisher(call.ordered, self.config.out)
+        finish = entry.finisher(call.ordered, out)
         if self.config.check is Check.POISON:
             results = [run_poisoned(entry, signed, call, i) for i in range(len(POISONS))]
             result, other, what = results[0], results[1], "the same call with other padding"
@@ -350,14 +349,18 @@ class Engine:
             self.counters.call(_line(entry, call, signed), compiled)
             if not compiled and self.config.check is not Check.EXACT_ALWAYS:
                 return result
-            other, what, exactly = self._run_exact(signed, call.sizes), "the unpadded run", False
+            other, what, exactly = (
+                self._run_exact(signed, call.sizes, Out.JAX),
+                "the unpadded run",
+                False,
+            )
         if problem := compare(result, other, what, exactly):
             assert call.program is not None
             blamed = blame(
                 call.program,
                 self.rules,
                 dict(zip(call.variables, call.ordered, strict=True)),
-                bucket,
+                entry.sizes,
                 call.leaks.values,
                 lambda kind: arguments_with(entry, signed, kind),
                 not exactly,
@@ -368,10 +371,10 @@ class Engine:
     # --- falling back ---
 
     def _fall_back(
-        self, refusal: MaskingError, signed: Signed, call: Call, given: Given | None
+        self, refusal: MaskingError, signed: Signed, call: Call, out: Out, given: Given | None
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
-            result = self._run_exact(signed, call.sizes, given, call.program, refusal.reason)
+            result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
         self.note_fallback(refusal, counted=True)
         return result
 
@@ -478,6 +481,16 @@ def _line(entry: Executable, call: Call, signed: Signed) -> Line:
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
     return Line(logical, entry.sizes, real, total, entry.flops)
+
+
+def _exact_finisher(entry: Executable, program: Program | None, out: Out) -> Change | None:
+    if out is Out.JAX:
+        return None
+    change = as_numpy if out is Out.NUMPY else as_padded
+    opened: Sequence[int] = range(entry.out_tree.num_leaves)
+    if out is Out.PADDED and program is not None:
+        opened = program.open_outs
+    return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
 
 
 def _open_leaves(call: Call, signed: Signed) -> list[bool]:

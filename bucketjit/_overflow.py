@@ -187,7 +187,7 @@ class Splitter:
         """Run a call in chunks, each an ordinary call, and join their results.
 
         Args:
-            serve: Runs a call.
+            serve: Runs a call, with results in the form `Out.PADDED`.
             signed: The call. What it donates is left alone.
             call: The same call, resolved.
             error: What told that its size is beyond the largest bucket.
@@ -196,7 +196,7 @@ class Splitter:
             SplitError, BucketOverflowError: See `plan`.
         """
         plan = self.plan(call, error)
-        results = [serve(chunk) for chunk in chunks(signed, call, plan)]
+        results = [serve(chunk) for chunk in chunks(signed, call, plan)]  # none is waited for
         trees = {jax.tree_util.tree_structure(result) for result in results}
         if len(trees) > 1:
             shown = " and ".join(map(str, trees))
@@ -207,7 +207,7 @@ class Splitter:
         leaves = zip(*map(jax.tree_util.tree_leaves, results), strict=True)
         types = call.program.out_types
         whole = [
-            parts[0] if axis is None else joined(parts, axis, weak)
+            joined(parts, axis, weak, self._config.out)
             for parts, axis, (_, weak) in zip(leaves, plan.axes, types, strict=True)
         ]
         return jax.tree_util.tree_unflatten(trees.pop(), whole)

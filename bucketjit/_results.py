@@ -73,25 +73,38 @@ def as_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
-def joined(parts: Sequence[Any], axis: int, weak_type: bool) -> Any:
-    """Results of chunks, one after the other along an axis, in the form that they have.
+def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) -> Any:
+    """Results of chunks, one after the other along an axis.
 
     On the host, so nothing is compiled for their number and sizes.
 
     Args:
-        parts: The results, at least one.
-        axis: The axis.
+        parts: The results, at least one, in the form `Out.PADDED`.
+        axis: The axis; None if the results of all chunks are the same.
         weak_type: Whether they are weakly typed.
+        out: The form of results.
     """
-    if isinstance(parts[0], Padded):
-        return as_padded(joined([plain(p) for p in parts], axis, weak_type))
-    if not isinstance(parts[0], jax.Array):
-        return np.concatenate(parts, axis)
-    if jax.dtypes.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
-        words = joined([jax.random.key_data(p) for p in parts], axis, False)
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(parts[0].dtype))
-    host = np.concatenate([np.asarray(p) for p in parts], axis)
-    return _jax.array_from_host(host, weak_type, parts[0])
+    first = parts[0]
+    if axis is None:
+        return as_numpy(plain(first)) if out is Out.NUMPY else first
+    array = first.array if isinstance(first, Padded) else first
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
+        whole = jax.random.wrap_key_data(words, impl=_jax.key_impl(array.dtype))
+    else:
+        host = np.concatenate([_host(p) for p in parts], axis)
+        if out is Out.NUMPY:
+            return host
+        whole = _jax.array_from_host(host, weak_type, array)
+    return as_padded(whole) if out is Out.PADDED else whole
+
+
+def _host(value: Any) -> np.ndarray:
+    return (
+        cut(np.asarray(value.array), value.sizes)
+        if isinstance(value, Padded)
+        else np.asarray(value)
+    )
 
 
 def as_padded(value: Any) -> Any:
