@@ -170,7 +170,7 @@ class Engine:
             with self.lock:
                 bucket = self.bucket_of(program, call)
         except BucketOverflowError as error:
-            return self._run_split(signed, call, error)
+            return self._run_split(signed, call, error, out)
         beyond = exactly(self.config, call.sizes)
         if beyond is not None and beyond.wholly:
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
@@ -320,9 +320,9 @@ class Engine:
             self._remember(signed, given, is_open, order.key, None, finish, line)
         return result
 
-    def _run_split(self, signed: Signed, call: Call, error: BucketOverflowError) -> Any:
+    def _run_split(self, signed: Signed, call: Call, error: BucketOverflowError, out: Out) -> Any:
         serve = functools.partial(self.serve, out=Out.PADDED)
-        result = self.splitter.run(serve, signed, call, error)
+        result = self.splitter.run(serve, signed, call, error, out)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
             other = self._run_exact(signed, call.sizes, Out.JAX, program=call.program)
             if problem := compare(result, other, "the run in one piece", False):

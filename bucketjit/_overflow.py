@@ -18,7 +18,7 @@ from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._family import Call
 from bucketjit._independence import split_axes
 from bucketjit._padding import fresh, part
-from bucketjit._results import joined
+from bucketjit._results import Out, joined
 from bucketjit._signing import Signed
 from bucketjit._trace import Program
 from bucketjit.strategies.base import checked_bucket, checked_joint
@@ -183,6 +183,7 @@ class Splitter:
         signed: Signed,
         call: Call,
         error: BucketOverflowError,
+        out: Out,
     ) -> Any:
         """Run a call in chunks, each an ordinary call, and join their results.
 
@@ -191,6 +192,7 @@ class Splitter:
             signed: The call. What it donates is left alone.
             call: The same call, resolved.
             error: What told that its size is beyond the largest bucket.
+            out: The form of results.
 
         Raises:
             SplitError, BucketOverflowError: See `plan`.
@@ -207,7 +209,7 @@ class Splitter:
         leaves = zip(*map(jax.tree_util.tree_leaves, results), strict=True)
         types = call.program.out_types
         whole = [
-            joined(parts, axis, weak, self._config.out)
+            joined(parts, axis, weak, out)
             for parts, axis, (_, weak) in zip(leaves, plan.axes, types, strict=True)
         ]
         return jax.tree_util.tree_unflatten(trees.pop(), whole)

@@ -86,7 +86,10 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     """
     first = parts[0]
     if axis is None:
-        return as_numpy(plain(first)) if out is Out.NUMPY else first
+        if out is Out.PADDED or not isinstance(first, Padded):
+            return as_numpy(first) if out is Out.NUMPY else first
+        whole = unpad(first.array, first.sizes, weak_type)
+        return as_numpy(whole) if out is Out.NUMPY else whole
     array = first.array if isinstance(first, Padded) else first
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
