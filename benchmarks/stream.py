@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from benchmarks import encoder
 from benchmarks.alone import run_alone
-from benchmarks.contenders import ENTRIES
+from benchmarks.contenders import ENTRIES, PLANS, Entry
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
 
@@ -26,6 +27,16 @@ REFERENCE = "expert pow2"
 
 
 def cold(options: Options) -> list[Row]:
+    """A row for each contender."""
+    return _cold(options, ENTRIES, REFERENCE)
+
+
+def plans(options: Options) -> list[Row]:
+    """A row for each way of choosing buckets."""
+    return _cold(options, PLANS, PLANS[0].name)
+
+
+def _cold(options: Options, entries: Sequence[Entry], reference: str) -> list[Row]:
     """A row for each contender, one process after the other."""
     calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     found: list[Row] = []
@@ -39,7 +50,7 @@ def cold(options: Options) -> list[Row]:
         )
         if written.status != "ok":
             raise RuntimeError(f"no results to compare with: {written.reason}")
-        for contender in ENTRIES:
+        for contender in entries:
             outcome = run_alone(
                 "benchmarks.contenders.cold:start",
                 {"name": contender.name, "calls": calls, "exact": str(exact)},
@@ -49,7 +60,7 @@ def cold(options: Options) -> list[Row]:
             row |= outcome.value or {"note": f"{outcome.status}: {outcome.reason}"}
             print(f"{contender.name}: {row.get('total_s', outcome.reason)}", file=sys.stderr)
             found.append(row)
-    add_ratios(found, REFERENCE)
+    add_ratios(found, reference)
     return found
 
 
@@ -81,6 +92,20 @@ def warm(options: Options) -> list[Row]:
     ]
 
 
+COLUMNS = (
+    Column("contender", "contender"),
+    Column("total_s", "total, s", ".1f"),
+    Column("ratio", "ratio", ".2f"),
+    Column("set_up_s", "set-up, s", ".1f"),
+    Column("compiles", "compiles", "d"),
+    Column("p50_ms", "p50, ms", ".1f"),
+    Column("p99_ms", "p99, ms", ".0f"),
+    Column("peak_rss_mib", "peak RSS, MiB", ".0f"),
+    Column("off_by", "off by", ".0e"),
+    Column("version", "with"),
+    Column("note", "note"),
+)
+
 SECTIONS = (
     Section(
         "stream",
@@ -96,20 +121,17 @@ SECTIONS = (
         "have the same buckets. Frameworks whose one program runs at exact sizes (onnxruntime, "
         "`tf.function`, PyTorch) pad nothing and compile once, where XLA compiles for each bucket: "
         "on a stream this short they can come out ahead of all that use buckets.",
-        (
-            Column("contender", "contender"),
-            Column("total_s", "total, s", ".1f"),
-            Column("ratio", "ratio", ".2f"),
-            Column("set_up_s", "set-up, s", ".1f"),
-            Column("compiles", "compiles", "d"),
-            Column("p50_ms", "p50, ms", ".1f"),
-            Column("p99_ms", "p99, ms", ".0f"),
-            Column("peak_rss_mib", "peak RSS, MiB", ".0f"),
-            Column("off_by", "off by", ".0e"),
-            Column("version", "with"),
-            Column("note", "note"),
-        ),
+        COLUMNS,
         "benchmarks.stream:cold",
+    ),
+    Section(
+        "stream-plans",
+        "The same stream, by plans",
+        "Cold, as above. *Ratio* is to powers of two by hand from 1, the buckets of who does not "
+        "choose any. The fitted plans know the sizes of the stream, as from a log of the day "
+        "before; in the background, the largest bucket that is compiled stands in for others.",
+        COLUMNS,
+        "benchmarks.stream:plans",
     ),
     Section(
         "stream-warm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -259,6 +259,57 @@ class Builders:
                 f"a joint plan is an object with dims and bucket_of(sizes), got {plan!r}"
             )
         return self._with(plan=plan)
+
+    def with_fitted_plan(
+        self,
+        sizes: Mapping[str, Iterable[int]],
+        k: int = 12,
+        *,
+        cost: Callable[..., float] | None = None,
+    ) -> Self:
+        """What to use for a stream of calls whose sizes are known from a log or a data set.
+
+        At most ``k`` buckets that cost least for these sizes (`strategies.Optimal.fit`, or
+        `strategies.Joint.fit` of several variables), beyond them twice the largest each time, and
+        compiles in the background wherever a compiled bucket can stand in.
+
+        Args:
+            sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
+            k: The most buckets.
+            cost: What a call in a bucket costs, of the padded sizes in the order of ``sizes``; by
+                default their product.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: ``sizes`` is no dict of a variable to sizes.
+
+        Examples:
+            >>> import jax.numpy as jnp, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> rows = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s")
+            >>> log = {"b": [2, 2, 7, 7], "s": [30, 31, 9, 10]}
+            >>> rows = rows.with_fitted_plan(log, k=2)
+            >>> for b, s in ((7, 10), (2, 30), (1, 7)):
+            ...     _ = rows(np.ones((b, s), np.float32))
+            >>> rows.wait_for_compiles()
+            True
+            >>> [dict(bucket.sizes) for bucket in rows.stats().buckets]
+            [{'b': 7, 's': 31}, {'b': 2, 's': 31}]
+        """
+        if not isinstance(sizes, Mapping) or not sizes:
+            raise SpecError(
+                f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {type(sizes).__name__}"
+            )
+        planned = self.with_background_compile()
+        if len(sizes) > 1:
+            planned = planned.with_plan(strategies.Joint.fit(sizes, k, cost=cost))
+        for dim, values in sizes.items():
+            if len(sizes) == 1:
+                planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
+            planned = planned.with_overflow(Overflow.EXTEND, dim)
+        return planned
 
     def with_cache(
         self,

@@ -69,6 +69,11 @@ def expert(weights: Any, sizes: Sizes) -> Contender:
     return _by_hand(weights, pow2_bucket)
 
 
+def expert_without_floors(weights: Any, sizes: Sizes) -> Contender:
+    """The same with every power of two from 1."""
+    return _by_hand(weights, lambda b, s: (1 << (b - 1).bit_length(), 1 << (s - 1).bit_length()))
+
+
 def _by_hand(weights: Any, bucket_of: Any) -> Contender:
     weights, compiled = jax.device_put(weights), jax.jit(encode_masked)
 
