@@ -18,6 +18,7 @@ from bucketjit._errors import BucketOverflowError as BucketOverflowError
 from bucketjit._errors import FallbackError as FallbackError
 from bucketjit._errors import FallbackWarning as FallbackWarning
 from bucketjit._errors import MaskingError as MaskingError
+from bucketjit._errors import PersistenceWarning as PersistenceWarning
 from bucketjit._errors import ShapeCheckError as ShapeCheckError
 from bucketjit._errors import SizeMismatchError as SizeMismatchError
 from bucketjit._errors import SpecError as SpecError

@@ -73,6 +73,19 @@ class Background:
 
 
 @dataclasses.dataclass(frozen=True)
+class Persistent:
+    """Where executables are kept in files.
+
+    Attributes:
+        directory: The directory; None to keep none.
+        max_bytes: The most bytes of all files; None for no bound.
+    """
+
+    directory: str | None = None
+    max_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything an executor is configured with; see `BucketedExec`."""
 
@@ -95,3 +108,4 @@ class Config:
     budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
     background: Background | None = None
     listeners: tuple[Listener, ...] = ()
+    persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one

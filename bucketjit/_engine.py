@@ -20,16 +20,19 @@ from bucketjit._config import Config, Fallback
 from bucketjit._errors import FallbackError, FallbackWarning, MaskingError
 from bucketjit._events import Event, tell
 from bucketjit._executable import (
+    Exact,
     Executable,
     arguments_with,
     build_exact,
     build_masked,
+    exact_function,
     padded_leaf_shapes,
     run_poisoned,
     sizes_argument,
     without_values,
 )
 from bucketjit._family import Call
+from bucketjit._loading import Shelf
 from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
 from bucketjit._route import Plan, Route, elements, give_away, layout_of, make_plan
@@ -75,6 +78,7 @@ class Engine:
             self.cache, self.supply = _stock(config, self.name, self.counters)
         else:
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
+        self.shelf = Shelf(config.persistence, config.rules, self.name, self.tell)
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
@@ -221,7 +225,10 @@ class Engine:
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
-        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in)
+        kept = None
+        if self.config.check is Check.OFF:
+            kept = self.shelf.masked(known, call, bucket, pads, lambda: self.rules)
+        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
 
     def exact_order(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
         """What to ask for to run a call at its exact shape."""
@@ -229,10 +236,17 @@ class Engine:
         shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
         known = without_values(signed)
 
-        def build() -> Executable:
-            return build_exact(known, shown, self.config.check)
+        @functools.cache
+        def made() -> Exact:
+            return exact_function(known, self.config.check)
 
-        return Order(self.exact_key(signed), shown, sizes, build, lambda: None)
+        def build() -> Executable:
+            return build_exact(known, shown, self.config.check, made())
+
+        kept = None
+        if self.config.check is Check.OFF:
+            kept = self.shelf.exact(known, shown, made)
+        return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def _smallest_stored(self, program: Program, call: Call) -> Any:
         """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
@@ -383,7 +397,8 @@ def _stock(
     """A cache, and what fills it."""
 
     def compiled(entry: Executable) -> None:
-        counters.compile(entry.compile_seconds)
+        count = counters.load if entry.loaded else counters.compile
+        count(entry.compile_seconds)
         entry.on_compile = counters.compile
 
     def evicted(key: Any, entry: Executable) -> None:

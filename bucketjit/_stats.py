@@ -58,6 +58,8 @@ class Stats:
         fallback_reasons: How often, by reason.
         padding_waste: Padding among all elements of padded arguments, 0 to 1.
         buckets: The executables in the cache, in the order of their compiles.
+        loads: Executables that were read from files, see `BucketedExec.with_persistence`.
+        load_seconds: Seconds spent on that.
     """
 
     calls: int
@@ -70,6 +72,8 @@ class Stats:
     fallback_reasons: Mapping[str, int]
     padding_waste: float
     buckets: tuple[BucketStats, ...]
+    loads: int = 0
+    load_seconds: float = 0.0
 
 
 class Line:
@@ -104,6 +108,8 @@ class Counters:
             self.calls = 0
             self.compiles = 0
             self.compile_seconds = 0.0
+            self.loads = 0
+            self.load_seconds = 0.0
             self.reasons: dict[str, int] = {}
             self.real_elements = 0
             self.all_elements = 0
@@ -139,6 +145,12 @@ class Counters:
             self.compiles += 1
             self.compile_seconds += seconds
 
+    def load(self, seconds: float) -> None:
+        """Count an executable that was read from a file."""
+        with self._lock:
+            self.loads += 1
+            self.load_seconds += seconds
+
     def fallback(self, reason: str) -> bool:
         """Count a fallback; True if the reason is new."""
         with self._lock:
@@ -170,4 +182,6 @@ class Counters:
                 fallback_reasons=FrozenDict(reasons),
                 padding_waste=(total - real) / total if total else 0.0,
                 buckets=buckets,
+                loads=self.loads,
+                load_seconds=self.load_seconds,
             )
