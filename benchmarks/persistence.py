@@ -1,10 +1,10 @@
 """What a second process saves by the executables that a first one has left in files.
 
-Run with ``python benchmarks/persistence.py``. A 6-layer transformer is called once in each of several
-buckets, in a process of its own for every row: with an empty directory, then with what that left;
-with JAX's own compilation cache alone, likewise. The start is what it takes until all buckets can be
-called: tracing, and masking, lowering and compiling, or loading. ``--warm`` adds what a warm call
-costs, of a compiled executable or a loaded one.
+Run with ``python benchmarks/persistence.py``. A 6-layer transformer is called once in each of
+several buckets, in a process of its own for every row: with an empty directory, then with what that
+left; with JAX's own compilation cache alone, likewise. The start is what it takes until all buckets
+can be called: tracing, and masking, lowering and compiling, or loading. ``--warm`` adds what a warm
+call costs, of a compiled executable or a loaded one.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._exec import BucketedExec as BucketedExec
 from bucketjit._explain import Explanation as Explanation
 from bucketjit._explain import MaskedEquation as MaskedEquation
+from bucketjit._manifest import Manifest as Manifest
 from bucketjit._padded import Padded as Padded
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats

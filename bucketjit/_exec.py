@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
 from bucketjit._executable import SignatureChanged
 from bucketjit._explain import Explanation, array_like, explain
+from bucketjit._manifest import Manifest, manifest_of
 from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
 from bucketjit._results import Out
@@ -216,6 +218,21 @@ class BucketedExec(Builders):
         return self._engine.counters.snapshot(
             info.hits, info.misses, cache.evictions, tuple(buckets)
         )
+
+    def manifest(self) -> Manifest:
+        """What the cache holds, to be warmed up in another process; see `Manifest`."""
+        return manifest_of(self._engine)
+
+    def save_manifest(self, path: str | os.PathLike[str]) -> None:
+        """Write what the cache holds to a file; ``Manifest.load`` reads it.
+
+        Args:
+            path: The file, which is replaced as a whole.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.manifest().save(path)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Say what a call with these arguments would do, without compiling or running it.

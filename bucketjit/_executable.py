@@ -59,8 +59,9 @@ class Executable:
         on_compile: Told the seconds of each compile after the first: like any jitted function,
             it is compiled once more for arguments that are committed to a device where those
             before were not.
-        loaded: Whether it was read from a file, and not compiled; see `bucketjit._persistence`.
-        origin: The call that it was first wanted for, without its arrays; None if that is not known.
+        fresh: The jitted function that ``function`` hands calls over to which it does not take;
+            None where it is that itself, which is so unless it was read from a file.
+        origin: The call that it was first wanted for, without its arrays; None if not known.
         signatures: How many signatures of arguments, placement included, it knows.
     """
 
@@ -76,13 +77,20 @@ class Executable:
     donated_leaves: frozenset[int] = frozenset()
     constant_bytes: int = 0
     on_compile: Callable[[float], None] | None = None
-    loaded: bool = False
+    fresh: Callable[..., Any] | None = None
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        self.count_signatures = _jax.signature_counter(self.function)
+        compiles = self.function if self.fresh is None else self.fresh
+        self.count_signatures = _jax.signature_counter(compiles)
         self.signatures = self.count_signatures()
-        self._placements: set[Any] = set()
+        # What was compiled beforehand serves the first placement; nothing was if it was loaded.
+        self._placements: set[Any] = {None} if self.loaded else set()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it was read from a file, and not compiled; see `bucketjit._persistence`."""
+        return self.fresh is not None
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -331,7 +339,7 @@ def masked_executable(
     compiled: Any,
     padded_outs: Sequence[tuple[int, ...]],
     began: float,
-    loaded: bool = False,
+    fresh: Callable[..., Any] | None = None,
 ) -> Executable:
     """What the cache holds of a masked function.
 
@@ -341,7 +349,7 @@ def masked_executable(
         compiled: The executable behind it.
         padded_outs: Padded shape of each output.
         began: When building it began (``time.perf_counter``).
-        loaded: Whether it was read from a file.
+        fresh: See `Executable`.
     """
     program = made.call.program
     assert program is not None
@@ -364,7 +372,7 @@ def masked_executable(
         leak_shapes=made.leak_shapes,
         donated_leaves=made.donated_leaves,
         constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
-        loaded=loaded,
+        fresh=fresh,
         origin=made.origin,
     )
 

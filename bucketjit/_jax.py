@@ -39,6 +39,7 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import convolution as _convolution
 from jax._src.lax import fft as _lax_fft
 from jax._src.lax import lax as _lax
+from jax._src.lax import linalg as _linalg
 from jax._src.lax import utils as _lax_utils
 from jax._src.lax.control_flow import loops as _loops
 from jax._src.lib import xla_client as _xla_client
@@ -1017,9 +1018,9 @@ def jaxlib_version() -> str:
 
 
 def compilation_cache() -> tuple[str, float, int] | None:
-    """JAX's own persistent cache: its directory, the fewest seconds of a compile that it keeps,
-    and the most bytes (-1: no bound). None if there is none in use, or it is not a directory of
-    this machine.
+    """JAX's own persistent cache, if there is one in use, in a directory of this machine.
+
+    Its directory, the fewest seconds of a compile that it keeps, and its most bytes (-1: no bound).
 
     Non-public: the flags are public, but not typed (``config``, since 0.4.1).
     """
@@ -1075,9 +1076,13 @@ def parts_of(value: Any) -> Sequence[Any] | None:
         return list(value.elts) if kind.__name__ == "FTTuple" else [len(value), *value.vals]
     if kind.__module__ == _numpy_hijax.__name__ and isinstance(getattr(value, "params", 0), dict):
         return [kind.__name__, value.in_avals, value.params]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if _is_of_jax(kind.__module__) and kind not in (_core.ShapedArray, _random.PRNGImpl):
-            return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and _is_of_jax(kind.__module__)
+        and kind not in (_core.ShapedArray, _random.PRNGImpl)
+    ):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
     return None
 
 
@@ -1144,8 +1149,8 @@ _CONTEXT_FIELDS = [
 
 def _is_known(generator: Any) -> bool:
     """Whether a generator of random bits is one of JAX's own."""
-    known = _random.prng.prngs.get(generator.name)
-    return known is generator and _is_of_jax(generator.random_bits.__module__)
+    known: Any = _random.prng.prngs.get(generator.name)
+    return known is generator and _is_of_jax(known.random_bits.__module__)
 
 
 def _is_of_jax(module: str) -> bool:
@@ -1192,11 +1197,21 @@ def default_device() -> Any:
     return _pxla.get_default_device()
 
 
-class Loaded:
+def loaded_function(
+    raw: bytes,
+    kept: Sequence[int],
+    name: str,
+    in_avals: Sequence[Any],
+    out_avals: Sequence[Any],
+    out_tree: Any,
+    device: Any,
+    check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
+    fresh: Callable[..., Any],
+) -> tuple[Any, Any]:
     """A function around an executable that was not compiled here, to be called like a jitted one.
 
     Its C++ half is that of ``jit`` (``jaxlib``'s ``pjit``, since 0.4.4): arguments of types and
-    placements that it has seen are dispatched at once, others come by `_meet`, which lets the
+    placements that it has seen are dispatched at once, others come by ``meet``, which lets the
     caller check them. ``jax.stages.Compiled`` is the same without a check of weak types, and
     raises where arguments are placed in another way.
 
@@ -1212,9 +1227,30 @@ class Loaded:
             they are none it takes.
         fresh: An ordinary function that does the same, for arguments that are placed elsewhere.
 
+    Returns:
+        The function, and what tells of the memory and cost of its executable.
+
     Raises:
         Exception: The bytes are no executable for these types on this device.
     """
+    if device.platform == "cpu":
+        _linalg.initialize_lapack()  # lowering does; without it, a factorisation jumps to nowhere
+    loaded = _Loaded(raw, kept, name, in_avals, out_avals, out_tree, device, check, fresh)
+    function = _xla_client._xla.pjit(
+        name,
+        loaded.without_jit,
+        loaded.meet,
+        [],
+        [],
+        _pxla.JitGlobalCppCacheKeys(),
+        _tree_util.dispatch_registry,
+        _pxla.cc_shard_arg,
+    )
+    return function, loaded.executables[0]
+
+
+class _Loaded:
+    """The Python half of a loaded function. It does not hold the function, so both are freed."""
 
     def __init__(
         self,
@@ -1248,7 +1284,7 @@ class Loaded:
         dispatched = _pxla.get_dispatch_layouts(in_layouts, ins, avals)
         if any(layout is not None for layout in dispatched):
             raise ValueError("the executable has layouts of its own")
-        self._executables = [
+        self.executables = [
             _pxla.UnloadedMeshExecutable(
                 xla_executable=xla,
                 device_list=devices,
@@ -1273,30 +1309,20 @@ class Loaded:
             ).load()
             for committed in (False, True)
         ]
-        self.function = _xla_client._xla.pjit(
-            name,
-            None,
-            self._meet,
-            [],
-            [],
-            _pxla.JitGlobalCppCacheKeys(),
-            _tree_util.dispatch_registry,
-            _pxla.cc_shard_arg,
-        )
 
-    @property
-    def executable(self) -> Any:
-        """What tells of memory and cost."""
-        return self._executables[0]
+    def without_jit(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call where ``jax.disable_jit`` is in force."""
+        self._check(args, kwargs)
+        return self._fresh(*args, **kwargs)
 
-    def _meet(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def meet(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Serve a call with arguments of types or placements that were not seen before."""
         self._check(args, kwargs)
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         committed = self._placed_here(leaves)
         if committed is None or len(leaves) != self._count:
             return self._fresh(*args, **kwargs), None, False
-        executable = self._executables[committed]
+        executable = self.executables[committed]
         flat = executable.unsafe_call(*leaves)
         result = jax.tree_util.tree_unflatten(self._out_tree, flat)
         flat, tree = _pxla.reflatten_outputs_for_dispatch(self._out_tree, flat)

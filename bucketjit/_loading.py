@@ -19,6 +19,7 @@ from bucketjit._executable import (
     Executable,
     Expected,
     Masked,
+    Origin,
     SignatureChanged,
     masked_executable,
     masked_function,
@@ -234,11 +235,8 @@ class Stored:
         Raises:
             NoDigest: There are several.
         """
-        placed = {
-            getattr(x, "sharding", None)
-            for x in self._leaves()
-            if getattr(x, "sharding", None) is not None
-        }
+        shardings = [getattr(x, "sharding", None) for x in self._leaves()]
+        placed: set[Any] = {s for s in shardings if s is not None}
         if not placed:
             return _jax.default_device()
         if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
@@ -339,7 +337,7 @@ class StoredMasked(Stored):
             _jax.shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
-        loaded = _jax.Loaded(
+        function, compiled = _jax.loaded_function(
             raw,
             header.kept,
             f"jit({made.function.__name__})",
@@ -351,7 +349,7 @@ class StoredMasked(Stored):
             made.function,
         )
         shapes = [tuple(aval.shape) for aval in outs]
-        return masked_executable(made, loaded.function, loaded.executable, shapes, began, True)
+        return masked_executable(made, function, compiled, shapes, began, made.function)
 
 
 class StoredExact(Stored):
@@ -389,7 +387,7 @@ class StoredExact(Stored):
     def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
         made = self._made
         tree = jax.tree_util.tree_structure(self._traced.out_info)
-        loaded = _jax.Loaded(
+        function, compiled = _jax.loaded_function(
             raw,
             header.kept,
             f"jit({made.function.__name__})",
@@ -404,11 +402,12 @@ class StoredExact(Stored):
         return Executable(
             dict(self._sizes),
             True,
-            loaded.function,
-            loaded.executable,
+            function,
+            compiled,
             seconds,
             tree,
-            loaded=True,
+            fresh=made.function,
+            origin=Origin(self._signed, None, {}),
         )
 
 

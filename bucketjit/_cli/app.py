@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bucketjit._cli import plan, report
+from bucketjit._cli import cache, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._version import __version__
 
-COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND)
+COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, cache.COMMAND)
 
 PROGRAM = "python -m bucketjit"
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With code 2 if the command line is wrong; with 0 after ``--help``.
     """
-    parser = _Parser(prog=PROGRAM, description="Plans of buckets, and reports of executors.")
+    parser = _Parser(
+        prog=PROGRAM, description="Plans of buckets, reports of executors, and their files."
+    )
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:

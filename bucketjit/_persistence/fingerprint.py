@@ -34,9 +34,7 @@ _IDLE = frozenset(
     )
 )
 # What they do is not in the program: it is a function of the host, or a library's.
-_ELSEWHERE = frozenset(
-    ("pure_callback", "io_callback", "debug_callback", "ffi_call", "custom_call")
-)
+_ELSEWHERE = frozenset(("pure_callback", "io_callback", "debug_callback", "ffi_call"))
 
 
 class NoDigest(Exception):
@@ -112,8 +110,8 @@ class Digest:
             for key in sorted(value, key=repr):
                 self.add(key, value[key])
         elif isinstance(value, set | frozenset):
-            parts = sorted(Digest(self._own).add(x).hexdigest() for x in value)
-            self._write("set", "".join(parts))
+            found = sorted(Digest(self._own).add(x).hexdigest() for x in value)
+            self._write("set", "".join(found))
         elif _jax.is_jaxpr(value):
             self._program(*_jax.open_jaxpr(value))
         elif isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -158,7 +156,7 @@ class Digest:
         self._write("array", f"{host.dtype.name} {host.dtype.str} {host.shape} {weak}")
         # A view of the bytes, which ``tobytes`` would copy.
         flat = np.ascontiguousarray(host).reshape(-1)
-        self._hash.update(flat.view(np.uint8) if flat.size else b"")
+        self._hash.update(flat.view(np.uint8).data)
 
     def _primitive(self, primitive: Any) -> None:
         name = primitive.name
