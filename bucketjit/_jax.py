@@ -1157,6 +1157,28 @@ def _is_of_jax(module: str) -> bool:
     return module == "jax" or module.startswith("jax.")
 
 
+def cache_hits() -> int:
+    """How many executables this thread has got from JAX's own persistent cache.
+
+    Only counted from the first call on. The event (since 0.4.1) is the one thing that tells; what
+    XLA has read from a file it does not write again as a whole, at least on CPU.
+    """
+    _count_cache_hits()
+    return getattr(_cache_hits, "count", 0)
+
+
+_cache_hits = threading.local()
+
+
+@functools.cache
+def _count_cache_hits() -> None:
+    def note(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            _cache_hits.count = getattr(_cache_hits, "count", 0) + 1
+
+    jax.monitoring.register_event_listener(note)
+
+
 class NotPlain(Exception):
     """An executable that does not go into a file; the message says why."""
 
@@ -1207,6 +1229,7 @@ def loaded_function(
     device: Any,
     check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
     fresh: Callable[..., Any],
+    failed: Callable[[Exception], None],
 ) -> tuple[Any, Any]:
     """A function around an executable that was not compiled here, to be called like a jitted one.
 
@@ -1226,6 +1249,8 @@ def loaded_function(
         check: Is given the positional and keyword arguments in types that are new, and raises if
             they are none it takes.
         fresh: An ordinary function that does the same, for arguments that are placed elsewhere.
+        failed: Told of an error of the first run, which ``fresh`` then serves: bytes may be read
+            and still lack what running them needs.
 
     Returns:
         The function, and what tells of the memory and cost of its executable.
@@ -1235,7 +1260,8 @@ def loaded_function(
     """
     if device.platform == "cpu":
         _linalg.initialize_lapack()  # lowering does; without it, a factorisation jumps to nowhere
-    loaded = _Loaded(raw, kept, name, in_avals, out_avals, out_tree, device, check, fresh)
+    taken = raw, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
+    loaded = _Loaded(*taken)
     function = _xla_client._xla.pjit(
         name,
         loaded.without_jit,
@@ -1263,7 +1289,10 @@ class _Loaded:
         device: Any,
         check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
         fresh: Callable[..., Any],
+        failed: Callable[[Exception], None],
     ) -> None:
+        self._failed = failed
+        self._runs: bool | None = None  # not known yet
         self._check = check
         self._fresh = fresh
         self._out_tree = out_tree
@@ -1320,10 +1349,19 @@ class _Loaded:
         self._check(args, kwargs)
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         committed = self._placed_here(leaves)
-        if committed is None or len(leaves) != self._count:
+        if committed is None or len(leaves) != self._count or self._runs is False:
             return self._fresh(*args, **kwargs), None, False
         executable = self.executables[committed]
-        flat = executable.unsafe_call(*leaves)
+        try:
+            flat = executable.unsafe_call(*leaves)
+        except jax.errors.JaxRuntimeError as error:
+            arrays = [x for x in leaves if isinstance(x, jax.Array)]
+            if self._runs or any(x.is_deleted() for x in arrays):
+                raise
+            self._runs = False
+            self._failed(error)
+            return self._fresh(*args, **kwargs), None, False
+        self._runs = True
         result = jax.tree_util.tree_unflatten(self._out_tree, flat)
         flat, tree = _pxla.reflatten_outputs_for_dispatch(self._out_tree, flat)
         if not all(isinstance(x, _array.ArrayImpl) for x in flat):

@@ -36,7 +36,7 @@ from bucketjit._trace import Program
 
 _OWN = Own(
     frozenset((leaked_p, associative_scan_p)),
-    {Combine: lambda combine: (combine.jaxpr, combine.axis, combine.num_consts)},
+    {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
 )
 _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
@@ -153,10 +153,12 @@ class Stored:
         self._sizes = sizes
         self._signed = signed
         self._wanted: Wanted | None = None
+        self._hits = 0
 
     def load(self) -> Executable | None:
         """The executable; None if there is none, or none that can be used."""
         began = time.perf_counter()
+        self._hits = _jax.cache_hits()
         wanted = self._find_key()
         found = None if wanted is None else self._store.find(wanted)
         if wanted is None or found is None:
@@ -172,6 +174,10 @@ class Stored:
         """Write an executable that was compiled."""
         wanted = self._wanted
         if wanted is None or entry.compile_seconds < self._store.min_seconds:
+            return
+        if _jax.cache_hits() != self._hits:
+            why = "it came from JAX's own cache, and XLA does not write it again as a whole"
+            self._shelf.refuse(self._store, self._sizes, why)
             return
         try:
             raw, kept = _jax.serialized(entry.compiled, self._device())
@@ -191,6 +197,11 @@ class Stored:
             nbytes=len(raw),
         )
         self._store.keep(header, raw, wanted)
+
+    def _failed(self, error: Exception) -> None:
+        """Take note that what was loaded does not run."""
+        if self._wanted is not None:
+            self._store.discard(self._wanted, f"{type(error).__name__}: {error}")
 
     def _find_key(self) -> Wanted | None:
         try:
@@ -347,6 +358,7 @@ class StoredMasked(Stored):
             self._device(),
             self._checked(made.expected, made.args, made.kwargs, made.sizes),
             made.function,
+            self._failed,
         )
         shapes = [tuple(aval.shape) for aval in outs]
         return masked_executable(made, function, compiled, shapes, began, made.function)
@@ -397,6 +409,7 @@ class StoredExact(Stored):
             self._device(),
             self._checked(made.expected, made.args, made.kwargs, ()),
             made.function,
+            self._failed,
         )
         seconds = time.perf_counter() - began
         return Executable(

@@ -37,9 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With code 2 if the command line is wrong; with 0 after ``--help``.
     """
-    parser = _Parser(
-        prog=PROGRAM, description="Plans of buckets, reports of executors, and their files."
-    )
+    description = "Plans of buckets, reports of executors, and their files."
+    parser = _Parser(prog=PROGRAM, description=description)
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from bucketjit import _jax
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._cli.tables import print_table
 from bucketjit._persistence import files
+from bucketjit._persistence.environment import versions
 from bucketjit._persistence.files import Distrusted, Entry
-from bucketjit._version import __version__
 
 _DESCRIPTION = """\
 Look after a directory of executables, as with_persistence(DIR) keeps them:
@@ -46,7 +43,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--other-versions",
         action="store_true",
-        help="prune: what other versions of bucketjit, jax or jaxlib have made",
+        help="prune: what other versions of bucketjit, jax, jaxlib or numpy have made",
     )
     parser.add_argument("--dry-run", action="store_true", help="prune: only tell")
 
@@ -178,15 +175,10 @@ def _why_to_go(options: argparse.Namespace, entry: Entry) -> str | None:
         return f"of no use for {options.older_than:g} days"
     if options.other_versions:
         made = entry.header.environment
-        for name, version in _versions().items():
-            if made.get(name, "").split(" ")[0] != version:
-                return f"made by {name} {made.get(name, '?').split(' ')[0]}"
+        for name, version in versions().items():
+            if made.get(name) != version:
+                return f"made by {name} {made.get(name, '?')}"
     return None
-
-
-def _versions() -> dict[str, str]:
-    jaxlib = _jax.jaxlib_version()
-    return {"bucketjit": __version__, "jax": jax.__version__, "jaxlib": jaxlib}
 
 
 COMMAND = Command(

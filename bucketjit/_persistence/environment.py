@@ -42,14 +42,21 @@ def environment(device: Any) -> Mapping[str, str]:
     return {**_of_process(device), **_of_now()}
 
 
-@functools.lru_cache(maxsize=16)
-def _of_process(device: Any) -> dict[str, str]:
-    client = device.client
-    found = {
+def versions() -> dict[str, str]:
+    """The versions of the libraries; of bucketjit also a digest of its sources."""
+    return {
         "bucketjit": f"{__version__} {_sources()}",
         "jax": jax.__version__,
         "jaxlib": _jax.jaxlib_version(),
         "numpy": np.__version__,
+    }
+
+
+@functools.lru_cache(maxsize=16)
+def _of_process(device: Any) -> dict[str, str]:
+    client = device.client
+    found = {
+        **versions(),
         "platform": f"{device.platform} {client.platform_version}",
         "device": device.device_kind,
         "system": f"{platform.system()} {platform.machine()}",

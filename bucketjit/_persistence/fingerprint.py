@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -46,11 +47,12 @@ class Own(NamedTuple):
 
     Attributes:
         primitives: Its primitives.
-        parts: What objects of its types are made of.
+        parts: What objects of its types are made of: the name of a dimension variable that is
+            their own, and numbered as they are made, and the rest.
     """
 
     primitives: frozenset[Any]
-    parts: Mapping[type, Callable[[Any], Sequence[Any]]]
+    parts: Mapping[type, Callable[[Any], tuple[str, Sequence[Any]]]]
 
 
 NOTHING = Own(frozenset(), {})
@@ -72,6 +74,7 @@ class Digest:
     def __init__(self, own: Own | None = None) -> None:
         self._hash = hashlib.sha256()
         self._own = NOTHING if own is None else own
+        self._renamed: dict[str, str] = {}
         self._programs: dict[int, tuple[Any, str]] = {}
         self._told: dict[int, tuple[Any, bytes]] = {}
         self.primitives: set[Any] = set()
@@ -128,7 +131,9 @@ class Digest:
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
         if (parts := self._own.parts.get(type(value))) is not None:
-            return parts(value)
+            name, rest = parts(value)
+            self._renamed.setdefault(name, f"#{len(self._renamed)}")
+            return rest
         return _jax.parts_of(value)
 
     def _object(self, value: Any) -> bytes:
@@ -138,6 +143,8 @@ class Digest:
             text = _jax.text_of(value)
             if text is None:
                 raise NoDigest(f"a program with {_kind_of(value)} in it has no sound digest")
+            for name, other in self._renamed.items():
+                text = re.sub(rf"\b{re.escape(name)}\b", other, text)
             known = self._told[id(value)] = value, text.encode()
         return known[1]
 
@@ -172,6 +179,7 @@ class Digest:
         if known is None:
             inner = Digest(self._own)
             inner._programs, inner._told = self._programs, self._told
+            inner._renamed = self._renamed
             inner._walk(jaxpr)
             self.primitives |= inner.primitives
             known = self._programs[id(jaxpr)] = jaxpr, inner.hexdigest()
