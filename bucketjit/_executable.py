@@ -49,7 +49,7 @@ class Executable:
         exact: Whether it runs unpadded.
         function: The jitted function; takes the sizes (if not exact), then the arguments.
         compiled: Its executable.
-        compile_seconds: What building it took.
+        compile_seconds: What building it took, or reading it from a file.
         out_tree: Tree of the outputs.
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: The outputs with open axes.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
@@ -81,7 +82,8 @@ class Shelf:
             known = (str(Path(of_jax[0]) / _SUBDIRECTORY), of_jax[1], bound)
         if known not in self._stores:
             directory, seconds, bound = known
-            self._stores[known] = Store(Path(directory), bound, seconds, self._tell)
+            asked = self._config is not None
+            self._stores[known] = Store(Path(directory), bound, seconds, asked, self._tell)
         return self._stores[known]
 
     def masked(
@@ -116,10 +118,12 @@ class Shelf:
             try:
                 known = self.digests(program.jaxpr, program.consts)
             except NoDigest as error:
-                known = error
+                known = str(error)  # and not the error, whose frames hold the program
             self._programs[program] = known
-        if isinstance(known, NoDigest):
-            raise known
+        elif not isinstance(known, str) and _may_change(program.consts):
+            known = {**known, "constants": _digest_of(program.consts)}
+        if isinstance(known, str):
+            raise NoDigest(known)
         return known
 
     def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
@@ -132,7 +136,7 @@ class Shelf:
         for primitive in primitives:
             if primitive in self._rules or primitive.name in self._rules:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        return {"program": program, "constants": Digest(_OWN).add(*consts).hexdigest()}
+        return {"program": program, "constants": _digest_of(consts)}
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
         """Tell, once for each reason and bucket, why an executable is not stored."""
@@ -143,7 +147,10 @@ class Shelf:
 
 
 class Stored:
-    """The place of one executable among the files. `load` and `save` never raise."""
+    """The place of one executable among the files.
+
+    `save` never raises, and `load` only what the function itself raises where it is traced.
+    """
 
     exact: bool
 
@@ -180,9 +187,15 @@ class Stored:
             self._shelf.refuse(self._store, self._sizes, why)
             return
         try:
+            if any(wanted.parts[part] != told for part, told in self._digests().items()):
+                raise NoDigest("an array that it closes over was changed meanwhile")
             raw, kept = _jax.serialized(entry.compiled, self._device())
-        except _jax.NotPlain as error:
+        except (_jax.NotPlain, NoDigest) as error:
             self._shelf.refuse(self._store, self._sizes, str(error))
+            return
+        except Exception as error:  # the executable is there, and serves the call
+            why = f"it cannot be written: {type(error).__name__}: {error}"
+            self._shelf.refuse(self._store, self._sizes, why)
             return
         header = Header(
             key=wanted.key,
@@ -204,11 +217,18 @@ class Stored:
             self._store.discard(self._wanted, f"{type(error).__name__}: {error}")
 
     def _find_key(self) -> Wanted | None:
+        self._trace()
         try:
             self._wanted = self._key()
         except NoDigest as error:
             self._shelf.refuse(self._store, self._sizes, str(error))
+        except Exception as error:  # a key is a convenience: never let it break the call
+            why = f"its key cannot be made: {type(error).__name__}: {error}"
+            self._shelf.refuse(self._store, self._sizes, why)
         return self._wanted
+
+    def _trace(self) -> None:
+        """Trace what the key is made from, if that is still to do; raises what the call would."""
 
     def _key(self) -> Wanted:
         if _jax.looks_for_nans():
@@ -391,9 +411,11 @@ class StoredExact(Stored):
     def _details(self) -> Sequence[Any]:
         return (self._made.donated,)
 
-    def _digests(self) -> Mapping[str, str]:
+    def _trace(self) -> None:
         if self._traced is None:
             self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
+
+    def _digests(self) -> Mapping[str, str]:
         return self._shelf.digests(*_jax.open_jaxpr(self._traced.jaxpr))
 
     def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
@@ -425,6 +447,15 @@ class StoredExact(Stored):
 
 
 _SINGLE = jax.sharding.SingleDeviceSharding
+
+
+def _digest_of(consts: Sequence[Any]) -> str:
+    return Digest(_OWN).add(*consts).hexdigest()
+
+
+def _may_change(consts: Sequence[Any]) -> bool:
+    """Whether there is an array among them that is the user's own: NumPy's can be written to."""
+    return any(isinstance(x, np.ndarray) for x in consts)
 
 
 def _type_text(value: Any) -> str:

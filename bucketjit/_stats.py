@@ -33,7 +33,7 @@ class BucketStats:
     Attributes:
         sizes: Size of each dimension variable: padded, or logical where ``exact``.
         hits: Calls it has served after the one that compiled it.
-        compile_seconds: What tracing, lowering and compiling it took.
+        compile_seconds: What tracing, lowering and compiling it took, or reading it from a file.
         exact: True if it runs one exact shape, without masks.
     """
 

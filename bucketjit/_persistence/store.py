@@ -47,6 +47,7 @@ class Store:
         directory: Where the files are; made when the first one is written.
         max_bytes: Beyond that, the files go that were of use longest ago; None for no bound.
         min_seconds: What compiled faster is not written.
+        warns: Whether to warn of a directory that cannot be used; else only an event tells of it.
         tell: Told of events.
     """
 
@@ -55,11 +56,13 @@ class Store:
         directory: Path,
         max_bytes: int | None,
         min_seconds: float,
+        warns: bool,
         tell: Callable[[Event], None],
     ) -> None:
         self.directory = directory
         self.min_seconds = min_seconds
         self._max_bytes = max_bytes
+        self._warns = warns
         self._tell = tell
         self._warned: set[str] = set()
 
@@ -118,7 +121,7 @@ class Store:
     def _warn(self, wanted: Wanted, what: str, detail: str) -> None:
         """Tell of a problem, and warn of the first one of its kind."""
         self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
-        if what not in self._warned:
+        if what not in self._warned and (self._warns or what == "damaged"):
             self._warned.add(what)
             warnings.warn(
                 f"{wanted.name}: {detail}. The call goes on with a compile",

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
-from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _jax
+from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _engine, _jax
 from bucketjit._errors import CompileBudgetError
 from bucketjit._persistence import environment, files
 from bucketjit._persistence.files import SUFFIX
@@ -322,6 +322,35 @@ def test_another_program_is_not_mistaken(kept, one, other, why):
     assert told == [] if why is None else why in told[0]
 
 
+def test_a_constant_that_is_written_to(kept, monkeypatch):
+    """What a file holds is what its key says, whatever happens to the user's array meanwhile."""
+    table = np.ones(4, np.float32)
+
+    def fn(x):
+        return x * table
+
+    first = kept(fn)
+    first(rows(3, 4))
+    table[0] = 5
+    first(rows(9, 4))  # traced before, compiled now
+    for value in (5, 1, 5):
+        table[0] = value
+        for n in (3, 9):
+            kept.did(kept(fn), (rows(n, 4),))
+
+    build = _engine.build_masked
+
+    def meddled(*args):
+        built = build(*args)
+        table[0] = 7
+        return built
+
+    monkeypatch.setattr(_engine, "build_masked", meddled)
+    kept.events.clear()
+    kept(lambda x: x + table)(rows(3, 4))
+    assert "was changed meanwhile" in [e.detail for e in kept.events if e.kind == "unstored"][0]
+
+
 @pytest.mark.parametrize("name", ["jax", "bucketjit", "device", "XLA_FLAGS"])
 def test_another_environment_is_not_mistaken(kept, monkeypatch, name):
     kept.did(kept(), (rows(3, 2),))
@@ -615,6 +644,37 @@ def test_what_jax_had_in_its_cache_is_not_written_again(kept, cache_of_jax):
     assert kept.files() == []
     [told] = [e.detail for e in kept.events if e.kind == "unstored"]
     assert "from JAX's own cache" in told
+
+
+def test_a_directory_of_jax_that_cannot_be_used_is_no_cause_for_a_warning(cache_of_jax):
+    (cache_of_jax / "bucketjit").mkdir()
+    (cache_of_jax / "bucketjit").chmod(0o777)
+    told = []
+    executor = BucketedExec(pooled).with_pow2()._with(listeners=(told.append,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        executor(rows(3, 2))
+    assert [e.kind for e in told] == ["distrusted", "compile", "distrusted"]
+
+
+def test_an_error_of_the_function_is_its_own(kept):
+    def broken(x):
+        raise ZeroDivisionError("of the function")
+
+    with pytest.raises(ZeroDivisionError, match="of the function"):
+        kept(broken, exact=True)(rows(3, 2))
+    assert kept.events == []
+
+
+@pytest.mark.parametrize("name", ["context_of_keys", "serialized"])
+def test_a_failure_inside_breaks_no_call(kept, monkeypatch, name):
+    def fail(*_):
+        raise AttributeError("JAX has changed")
+
+    monkeypatch.setattr(_jax, name, fail)
+    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
+    [told] = [e.detail for e in kept.events if e.kind == "unstored"]
+    assert "AttributeError: JAX has changed" in told
 
 
 def test_the_thresholds_of_jax_are_kept(cache_of_jax):
