@@ -1258,8 +1258,9 @@ def loaded_function(
     Raises:
         Exception: The bytes are no executable for these types on this device.
     """
-    if device.platform == "cpu":
-        _linalg.initialize_lapack()  # lowering does; without it, a factorisation jumps to nowhere
+    if device.platform == "cpu" and b"lapack_" in raw:
+        # Lowering does; without it, a factorisation jumps to nowhere. It imports scipy (100 ms).
+        _linalg.initialize_lapack()
     taken = raw, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
     loaded = _Loaded(*taken)
     function = _xla_client._xla.pjit(
