@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
@@ -622,9 +623,11 @@ def cache_of_jax(tmp_path):
     old = [getattr(jax.config, name) for name in names]
     for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
         jax.config.update(name, value)
+    compilation_cache.reset_cache()  # the first directory that JAX uses, it keeps
     yield tmp_path
     for name, value in zip(names, old, strict=True):
         jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def test_the_directory_of_jax_is_used(cache_of_jax):
