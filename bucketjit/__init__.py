@@ -24,6 +24,7 @@ from bucketjit._errors import FallbackError as FallbackError
 from bucketjit._errors import FallbackWarning as FallbackWarning
 from bucketjit._errors import MaskingError as MaskingError
 from bucketjit._errors import MissingExtraError as MissingExtraError
+from bucketjit._errors import PersistenceWarning as PersistenceWarning
 from bucketjit._errors import ShapeCheckError as ShapeCheckError
 from bucketjit._errors import SizeMismatchError as SizeMismatchError
 from bucketjit._errors import SpecError as SpecError
@@ -34,6 +35,7 @@ from bucketjit._events import Event as Event
 from bucketjit._exec import BucketedExec as BucketedExec
 from bucketjit._explain import Explanation as Explanation
 from bucketjit._explain import MaskedEquation as MaskedEquation
+from bucketjit._manifest import Manifest as Manifest
 from bucketjit._padded import Padded as Padded
 from bucketjit._rule import RuleContext as RuleContext
 from bucketjit._stats import BucketStats as BucketStats

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 from bucketjit import strategies
 from bucketjit._cache import POLICIES
-from bucketjit._config import DEFAULT_MAXSIZE, Background, CompileBudget, Config, Overflow
+from bucketjit._config import (
+    DEFAULT_MAXSIZE,
+    Background,
+    CompileBudget,
+    Config,
+    Overflow,
+    Persistent,
+)
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import Listener, is_listener
+from bucketjit._persistence.files import Distrusted, check_directory
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
 
@@ -385,6 +395,66 @@ class Builders:
             A new executor.
         """
         return self._with(budget=CompileBudget(compiles, seconds, action))
+
+    def with_persistence(
+        self, directory: str | os.PathLike[str] | None, *, max_bytes: int | None = None
+    ) -> Self:
+        """Keep executables in files, so that the next process loads what this one compiles.
+
+        A process that finds the executable of a bucket there traces the function once, and loads:
+        no masking, no lowering, no compile. Without this method the directory ``bucketjit`` in
+        JAX's own compilation cache (``jax_compilation_cache_dir``) is used, if JAX has one, for
+        what JAX would keep itself.
+
+        Files are found by what their executables depend on: the program, its constants, the types
+        and placement of the arguments, versions, device and configuration. Damaged files are
+        reported (`PersistenceWarning`) and made again. What cannot be identified soundly is not
+        kept, with an event that says why: host callbacks, primitives of other libraries, rules of
+        `with_rules`, arguments on several devices.
+
+        **An executable is machine code: whoever can write into the directory can run code as
+        you.** A directory that others can write into is refused, and one that is not there is made
+        for you alone.
+
+        Args:
+            directory: Where; several processes may share it. None to keep none.
+            max_bytes: Beyond that, files go that were of use longest ago; None for no bound.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: The directory is a file, or others can write into it.
+
+        Examples:
+            >>> import tempfile, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> with tempfile.TemporaryDirectory() as directory:
+            ...     double = BucketedExec(lambda x: 2 * x).with_pow2().with_persistence(directory)
+            ...     _ = double(np.ones(3, np.float32))
+            ...     again = double.with_persistence(directory)  # as another process would
+            ...     _ = again(np.ones(4, np.float32))
+            >>> double.stats().compiles, again.stats().compiles, again.stats().loads
+            (1, 0, 1)
+        """
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int | None):
+            raise SpecError(f"max_bytes must be an int or None, got {max_bytes!r}")
+        if max_bytes is not None and max_bytes < 0:
+            raise SpecError(f"max_bytes must be 0 or more, got {max_bytes}")
+        if directory is None:
+            return self._with(persistence=Persistent())
+        if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
+            raise SpecError(f"directory must be a path or None, got {directory!r}")
+        path = Path(os.fspath(directory)).expanduser().absolute()
+        try:
+            check_directory(path)
+        except FileNotFoundError:
+            pass  # made when the first executable is written
+        except Distrusted as error:
+            raise SpecError(f"with_persistence: {error}") from None
+        except OSError as error:
+            raise SpecError(f"with_persistence: {error}") from None
+        return self._with(persistence=Persistent(str(path), max_bytes))
 
 
 def _check_bound(name: str, bound: Any) -> None:

@@ -93,6 +93,19 @@ class Background:
 
 
 @dataclasses.dataclass(frozen=True)
+class Persistent:
+    """Where executables are kept in files.
+
+    Attributes:
+        directory: The directory; None to keep none.
+        max_bytes: The most bytes of all files; None for no bound.
+    """
+
+    directory: str | None = None
+    max_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything an executor is configured with; see `BucketedExec`."""
 
@@ -118,6 +131,7 @@ class Config:
     plan: Any = None
     overflow: Overflow = Overflow.ERROR
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
+    persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable."""

@@ -22,16 +22,19 @@ from bucketjit._config import Config, Fallback
 from bucketjit._errors import BucketOverflowError, FallbackError, FallbackWarning, MaskingError
 from bucketjit._events import Event, tell
 from bucketjit._executable import (
+    Exact,
     Executable,
     arguments_with,
     build_exact,
     build_masked,
+    exact_function,
     padded_leaf_shapes,
     run_poisoned,
     sizes_argument,
     without_values,
 )
 from bucketjit._family import Call
+from bucketjit._loading import Shelf
 from bucketjit._overflow import Splitter, exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
@@ -93,6 +96,7 @@ class Engine:
         self.relatives: weakref.WeakKeyDictionary[Engine, None]
         self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
         self.relatives[self] = None
+        self.shelf = Shelf(config.persistence, config.rules, self.name, self.tell)
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
@@ -269,7 +273,10 @@ class Engine:
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
-        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in)
+        kept = None
+        if self.config.check is Check.OFF:
+            kept = self.shelf.masked(known, call, bucket, pads, lambda: self.rules)
+        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
 
     def exact_order(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
         """What to ask for to run a call at its exact shape."""
@@ -277,10 +284,17 @@ class Engine:
         shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
         known = without_values(signed)
 
-        def build() -> Executable:
-            return build_exact(known, shown, self.config.check)
+        @functools.cache
+        def made() -> Exact:
+            return exact_function(known, self.config.check)
 
-        return Order(self.exact_key(signed), shown, sizes, build, lambda: None)
+        def build() -> Executable:
+            return build_exact(known, shown, self.config.check, made())
+
+        kept = None
+        if self.config.check is Check.OFF:
+            kept = self.shelf.exact(known, shown, made)
+        return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def _smallest_stored(self, program: Program, call: Call) -> Any:
         """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
@@ -451,7 +465,8 @@ def _stock(
     """A cache, and what fills it."""
 
     def compiled(entry: Executable) -> None:
-        counters.compile(entry.compile_seconds)
+        count = counters.load if entry.loaded else counters.compile
+        count(entry.compile_seconds)
         entry.on_compile = counters.compile
 
     def evicted(key: Any, entry: Executable) -> None:

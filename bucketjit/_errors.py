@@ -19,7 +19,8 @@
 
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
-    └── CompileBudgetWarning              a compile beyond what was allowed
+    ├── CompileBudgetWarning              a compile beyond what was allowed
+    └── PersistenceWarning                a file of executables is damaged, or cannot be used
 
 Each class also derives from the built-in exception that plain JAX or Python raises in the
 same situation, so code that already handles ``TypeError`` or ``ValueError`` keeps working.
@@ -138,6 +139,13 @@ class FallbackWarning(UserWarning):
 
 class CompileBudgetWarning(UserWarning):
     """An executable was compiled beyond the compile budget."""
+
+
+class PersistenceWarning(UserWarning):
+    """A file of executables, or its directory, is damaged or cannot be used.
+
+    Shown once for each kind of problem; the executable is compiled in its place.
+    """
 
 
 def first_line(error: BaseException) -> str:

@@ -21,9 +21,12 @@ class Event:
     Attributes:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
             for a new signature, or with other axes open), ``"stand-in"`` (a call is served by a
-            larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed)
-            ``"error"`` (a compile in the background failed) or ``"plan"`` (an adaptive strategy
-            has changed its buckets).
+            larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed),
+            ``"plan"`` (an adaptive strategy has changed its buckets), ``"error"`` (a compile in
+            the background failed), ``"load"`` (an executable was read from a file), ``"stale"``
+            (a file was made for another version, program or machine), ``"damaged"``,
+            ``"distrusted"``, ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and
+            why), or ``"unstored"`` (an executable is not kept in a file).
         name: Name of the function.
         sizes: Size of each dimension variable: of the bucket, or of the call.
         seconds: What it took; 0 where that is not measured.
@@ -50,7 +53,11 @@ class Event:
 
 Listener = Callable[[Event], object]
 
-_LEVELS = {"fallback": logging.WARNING, "budget": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    **dict.fromkeys(("fallback", "budget"), logging.WARNING),
+    **dict.fromkeys(("damaged", "distrusted", "unreadable", "unwritable"), logging.WARNING),
+    "error": logging.ERROR,
+}
 
 
 def tell(event: Event, listeners: Sequence[Listener]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
@@ -20,6 +22,7 @@ from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
 from bucketjit._executable import SignatureChanged
 from bucketjit._explain import Explanation, array_like, explain
+from bucketjit._manifest import Manifest, manifest_of
 from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
 from bucketjit._results import Out
@@ -27,7 +30,7 @@ from bucketjit._route import Evicted
 from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
 from bucketjit._view.views import Views
-from bucketjit._warmup import WarmupReport, warm_up
+from bucketjit._warmup import WarmupReport, together, warm_up
 
 
 class BucketedExec(Builders, Views):
@@ -259,7 +262,8 @@ class BucketedExec(Builders, Views):
 
         Args:
             *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for
-                arrays. Arrays that will be committed to a device should be so here.
+                arrays. Arrays that will be committed to a device should be so here. Or a
+                `Manifest` of what another process had compiled, and nothing else.
             sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
                 lists its buckets, of which all combinations are warmed up; a list of dicts of a
                 variable to a size; or a joint plan. By default the sizes of ``args``.
@@ -286,6 +290,24 @@ class BucketedExec(Builders, Views):
             >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
             ({'n': 4}, {'n': 8})
         """
+        if len(args) == 1 and isinstance(args[0], Manifest):
+            if sizes is not None or kwargs:
+                raise SpecError("warmup: a manifest has its own arguments and sizes")
+            began = time.monotonic()
+            reports = []
+            for entry in args[0].entries():
+                spent = time.monotonic() - began
+                reports.append(
+                    self.warmup(
+                        *entry.args,
+                        sizes=list(entry.sizes) or None,
+                        workers=workers,
+                        time_budget=None if time_budget is None else time_budget - spent,
+                        progress=progress,
+                        **entry.kwargs,
+                    )
+                )
+            return together(reports)
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
         signed = self._engine.signer.sign(given, named)
@@ -327,6 +349,21 @@ class BucketedExec(Builders, Views):
             if workers is not None and not workers.wait(timeout):
                 return False
         return True
+
+    def manifest(self) -> Manifest:
+        """What the cache holds, to be warmed up in another process; see `Manifest`."""
+        return manifest_of(self._engine)
+
+    def save_manifest(self, path: str | os.PathLike[str]) -> None:
+        """Write what the cache holds to a file; ``Manifest.load`` reads it.
+
+        Args:
+            path: The file, which is replaced as a whole.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.manifest().save(path)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Say what a call with these arguments would do, without compiling or running it.

@@ -23,7 +23,7 @@ from bucketjit._axes import STATIC
 from bucketjit._check import POISONS, Check, pad_poisoned, poison_equations
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
 from bucketjit._errors import MaskingError, first_line
-from bucketjit._family import Call, Family
+from bucketjit._family import Call, Family, Tokens
 from bucketjit._interpret import interpret
 from bucketjit._padded import Padded
 from bucketjit._padding import pad
@@ -49,7 +49,7 @@ class Executable:
         exact: Whether it runs unpadded.
         function: The jitted function; takes the sizes (if not exact), then the arguments.
         compiled: Its executable.
-        compile_seconds: What building it took.
+        compile_seconds: What building it took, or reading it from a file.
         out_tree: Tree of the outputs.
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: The outputs with open axes.
@@ -59,6 +59,9 @@ class Executable:
         on_compile: Told the seconds of each compile after the first: like any jitted function,
             it is compiled once more for arguments that are committed to a device where those
             before were not.
+        fresh: The jitted function that ``function`` hands calls over to which it does not take;
+            None where it is that itself, which is so unless it was read from a file.
+        origin: The call that it was first wanted for, without its arrays; None if not known.
         signatures: How many signatures of arguments, placement included, it knows.
     """
 
@@ -74,11 +77,20 @@ class Executable:
     donated_leaves: frozenset[int] = frozenset()
     constant_bytes: int = 0
     on_compile: Callable[[float], None] | None = None
+    fresh: Callable[..., Any] | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        self.count_signatures = _jax.signature_counter(self.function)
+        compiles = self.function if self.fresh is None else self.fresh
+        self.count_signatures = _jax.signature_counter(compiles)
         self.signatures = self.count_signatures()
-        self._placements: set[Any] = set()
+        # What was compiled beforehand serves the first placement; nothing was if it was loaded.
+        self._placements: set[Any] = {None} if self.loaded else set()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it was read from a file, and not compiled; see `bucketjit._persistence`."""
+        return self.fresh is not None
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -146,6 +158,20 @@ class Executable:
         self._placements.add(placement)
 
 
+class Origin(NamedTuple):
+    """A call that an executable was first wanted for.
+
+    Attributes:
+        signed: The call, its arrays replaced by their types.
+        tokens: A token per axis of each leaf; None where no axes are open.
+        sizes: Its logical sizes.
+    """
+
+    signed: Signed
+    tokens: Tokens | None
+    sizes: Mapping[str, int]
+
+
 class OpenOut(NamedTuple):
     """An output with open axes.
 
@@ -204,12 +230,67 @@ def build_masked(
     Raises:
         MaskingError: The program cannot be masked.
     """
+    began = time.perf_counter()
+    made = masked_function(signed, call, bucket, pads, lambda: rules, check)
+    try:
+        lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
+    except MaskingError:
+        raise
+    except Exception as error:
+        raise MaskingError(
+            f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
+            "this is a defect of a masking rule; leave the axis static until it is mended",
+        ) from error
+    compiled = lowered.compile()
+    padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
+    return masked_executable(made, made.function, compiled, padded_outs, began)
+
+
+class Masked(NamedTuple):
+    """A program as a function of padded arguments, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        sizes, args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        at: The padded sizes.
+        call: The call that asks for it.
+        origin: The same call, to be remembered.
+        bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `build_masked`.
+    """
+
+    function: Any
+    sizes: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    at: BucketSizes
+    call: Call
+    origin: Origin
+    bucket: Mapping[str, int]
+    pads: tuple[tuple[int, tuple[int, ...]], ...]
+    leak_shapes: tuple[tuple[int, ...], ...]
+    donated: frozenset[int]
+    donated_leaves: frozenset[int]
+
+
+def masked_function(
+    signed: Signed,
+    call: Call,
+    bucket: Mapping[str, int],
+    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    rules: Callable[[], RuleTable],
+    check: Check = Check.OFF,
+) -> Masked:
+    """The function that `build_masked` compiles; takes the same arguments. Traces nothing.
+
+    The rule table is asked for when it is traced: importing it takes 50 ms.
+    """
     program, family = call.program, signed.family
     assert program is not None
     variables = call.variables
-    began = time.perf_counter()
     poisoned = check is Check.POISON
-    expected = _Expected({i for i, _ in pads})
+    expected = Expected({i for i, _ in pads})
     is_size = [t.dtype is None for t in family.types]
 
     def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +301,7 @@ def build_masked(
         at = BucketSizes(bucket, program.lower, values, leaks)
         after = poison_equations(vector[len(variables)]) if poisoned else None
         padding = 0 if check is not Check.POISON else None  # what `pad` writes
-        outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after, padding)
+        outs = interpret(program.jaxpr, program.consts, arrays, at, rules(), after, padding)
         return program.out_tree.unflatten(
             _finish(out, shape, kind, at)
             for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)
@@ -237,39 +318,65 @@ def build_masked(
             for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
         )
         donated, donated_leaves = _to_donate(signed, dict(pads), made)
-    function = jax.jit(masked, donate_argnums=tuple(i + 1 for i in sorted(donated)))
     leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
-    sizes = sizes_argument(call, leak_shapes, 0 if poisoned else None)
-    try:
-        lowered = function.lower(sizes, *args, **kwargs)
-    except MaskingError:
-        raise
-    except Exception as error:
-        raise MaskingError(
-            f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
-            "this is a defect of a masking rule; leave the axis static until it is mended",
-        ) from error
-    compiled = lowered.compile()
-    padded_outs = jax.tree_util.tree_leaves(lowered.out_info)
+    return Masked(
+        function=jax.jit(masked, donate_argnums=tuple(i + 1 for i in sorted(donated))),
+        sizes=sizes_argument(call, leak_shapes, 0 if poisoned else None),
+        args=args,
+        kwargs=kwargs,
+        expected=expected,
+        at=static,
+        call=call,
+        origin=Origin(signed, call.tokens, call.sizes),
+        bucket=bucket,
+        pads=pads,
+        leak_shapes=leak_shapes,
+        donated=donated,
+        donated_leaves=donated_leaves,
+    )
+
+
+def masked_executable(
+    made: Masked,
+    function: Callable[..., Any],
+    compiled: Any,
+    padded_outs: Sequence[tuple[int, ...]],
+    began: float,
+    fresh: Callable[..., Any] | None = None,
+) -> Executable:
+    """What the cache holds of a masked function.
+
+    Args:
+        made: The masked function.
+        function: What is called: its jitted form, or a loaded one.
+        compiled: The executable behind it.
+        padded_outs: Padded shape of each output.
+        began: When building it began (``time.perf_counter``).
+        fresh: See `Executable`.
+    """
+    program = made.call.program
+    assert program is not None
     outs = tuple(
-        OpenOut(i, shape_function(shape, variables), tuple(padded_outs[i].shape), weak)
+        OpenOut(i, shape_function(shape, made.call.variables), padded_outs[i], weak)
         for i, (shape, (_, weak)) in enumerate(
             zip(program.out_shapes, program.out_types, strict=True)
         )
         if any(map(is_symbolic, shape))
     )
     return Executable(
-        sizes=dict(bucket),
+        sizes=dict(made.bucket),
         exact=False,
         function=function,
         compiled=compiled,
         compile_seconds=time.perf_counter() - began,
         out_tree=program.out_tree,
-        pads=pads,
+        pads=made.pads,
         outs=outs,
-        leak_shapes=leak_shapes,
-        donated_leaves=donated_leaves,
+        leak_shapes=made.leak_shapes,
+        donated_leaves=made.donated_leaves,
         constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
+        fresh=fresh,
+        origin=made.origin,
     )
 
 
@@ -287,7 +394,12 @@ def sizes_argument(
     return vector, tuple(map(pad, call.leaks.values, leak_shapes))
 
 
-def build_exact(signed: Signed, sizes: Mapping[str, int], check: Check = Check.OFF) -> Executable:
+def build_exact(
+    signed: Signed,
+    sizes: Mapping[str, int],
+    check: Check = Check.OFF,
+    made: Exact | None = None,
+) -> Executable:
     """Compile the function itself for one exact shape.
 
     Of the arguments only types and placement are looked at.
@@ -296,11 +408,40 @@ def build_exact(signed: Signed, sizes: Mapping[str, int], check: Check = Check.O
         signed: The call that asks for it.
         sizes: Its sizes, for the statistics.
         check: Checked calls donate nothing: they run twice.
+        made: Its function, if that was made before.
 
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
+    made = exact_function(signed, check) if made is None else made
+    lowered = made.function.lower(*made.args, **made.kwargs)
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - began
+    tree = jax.tree_util.tree_structure(lowered.out_info)
+    origin = Origin(signed, None, {})
+    return Executable(dict(sizes), True, made.function, compiled, seconds, tree, origin=origin)
+
+
+class Exact(NamedTuple):
+    """The function itself, for one exact shape, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        donated: Positions of the arguments that are donated.
+    """
+
+    function: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    donated: tuple[int, ...]
+
+
+def exact_function(signed: Signed, check: Check = Check.OFF) -> Exact:
+    """The function that `build_exact` compiles. Traces nothing."""
     fn = signed.family.fn
     static = {
         i: shape[0]
@@ -308,7 +449,7 @@ def build_exact(signed: Signed, sizes: Mapping[str, int], check: Check = Check.O
         if t.dtype is None
     }
 
-    expected = _Expected(set())
+    expected = Expected(set())
 
     def exact(*args: Any, **kwargs: Any) -> Any:
         leaves = expected.check(args, kwargs)
@@ -320,13 +461,8 @@ def build_exact(signed: Signed, sizes: Mapping[str, int], check: Check = Check.O
 
     exact.__name__ = getattr(fn, "__name__", "exact")
     donated = tuple(signed.donate) if check is Check.OFF else ()
-    function = jax.jit(exact, donate_argnums=donated)
     args, kwargs = signed.tree.unflatten(_abstract(signed, {}))
-    lowered = function.lower(*args, **kwargs)
-    compiled = lowered.compile()
-    seconds = time.perf_counter() - began
-    tree = jax.tree_util.tree_structure(lowered.out_info)
-    return Executable(dict(sizes), True, function, compiled, seconds, tree)
+    return Exact(jax.jit(exact, donate_argnums=donated), args, kwargs, expected, donated)
 
 
 def without_values(signed: Signed) -> Signed:
@@ -374,7 +510,7 @@ def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int) -> A
     return result if finish is None else finish(result)
 
 
-class _Expected:
+class Expected:
     """The argument types an executable was first traced with; a retrace must see them again.
 
     Weak types of padded arguments are left out: padding makes them strong, and the program was
@@ -386,15 +522,28 @@ class _Expected:
         self._first: Any = None
 
     def check(self, args: Any, kwargs: Any) -> list[Any]:
+        """Take the types of the first arguments, and hold later ones to them.
+
+        Args:
+            args: Positional arguments: arrays, tracers, or ``ShapeDtypeStruct``s.
+            kwargs: Keyword arguments.
+
+        Returns:
+            The leaves.
+
+        Raises:
+            SignatureChanged: They are others.
+        """
         if _jax.jit_disabled():
             raise SignatureChanged
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        types = map(jax.typeof, leaves)
         now = (
             tree,
             _jax.trace_context(),
             tuple(
-                (x.shape, x.dtype, i not in self._padded and getattr(x.aval, "weak_type", False))
-                for i, x in enumerate(leaves)
+                (x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False))
+                for i, x in enumerate(types)
             ),
         )
         if self._first is None:

@@ -118,6 +118,8 @@ def array_like(value: Any) -> Any:
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         words = jnp.zeros((*value.shape, *_jax.key_shape(value.dtype)), jnp.uint32)
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    if value.weak_type:
+        return _jax.with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
     return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 

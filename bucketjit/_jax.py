@@ -6,6 +6,7 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -15,22 +16,30 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FunctionType
 from typing import Any, cast
 
 import jax
+import jaxlib
 import numpy as np
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
+from jax._src import literals as _literals
+from jax._src import mesh as _mesh
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
+from jax._src import tree_util as _tree_util
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import convolution as _convolution
 from jax._src.lax import fft as _lax_fft
 from jax._src.lax import lax as _lax
+from jax._src.lax import linalg as _linalg
 from jax._src.lax import utils as _lax_utils
 from jax._src.lax.control_flow import loops as _loops
 from jax._src.lib import xla_client as _xla_client
@@ -1025,3 +1034,404 @@ def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
     """
     original = _loops.associative_scan
     return original, [module for module, _ in _holding("associative_scan", original)]
+
+
+# --- executables in files -------------------------------------------------------------------
+
+
+def jaxlib_version() -> str:
+    """The version of jaxlib, which no module of ``jax`` tells (``jaxlib.__version__``)."""
+    return str(jaxlib.__version__)
+
+
+def compilation_cache() -> tuple[str, float, int] | None:
+    """JAX's own persistent cache, if there is one in use, in a directory of this machine.
+
+    Its directory, the fewest seconds of a compile that it keeps, and its most bytes (-1: no bound).
+
+    Non-public: the flags are public, but not typed (``config``, since 0.4.1).
+    """
+    directory = _config.compilation_cache_dir.value
+    if not directory or not _config.enable_compilation_cache.value or "://" in directory:
+        return None
+    seconds = _config.persistent_cache_min_compile_time_secs.value
+    return directory, float(seconds), int(_config.compilation_cache_max_size.value)
+
+
+def context_of_keys() -> Sequence[Any]:
+    """`trace_context`, in values that are equal in another process.
+
+    The environment of named axes is an object of its own (``core.AxisEnv``, since 0.4.36); outside
+    of every mapping it is the empty one.
+    """
+    return [
+        "no axes" if value is _core.top_axis_env else value
+        for value in cast(tuple[Any, ...], trace_context())
+    ]
+
+
+def looks_for_nans() -> bool:
+    """Whether JAX looks for NaNs or infinities in results (the flags are not typed)."""
+    return bool(_config.debug_nans.value or _config.debug_infs.value)
+
+
+_TELLING = frozenset(
+    {
+        "jax._src.export.shape_poly._DimExpr",
+        "jax._src.layout.AutoLayout",
+        "jax._src.layout.Layout",
+        "jax._src.memory.Space",
+        "jax._src.mesh.AbstractMesh",
+        "jax._src.named_sharding.UnspecifiedValue",
+        "jax._src.partition_spec.PartitionSpec",
+        "jax._src.core.ManualAxisType",
+        "jax._src.sharding_impls.UnspecifiedValue",
+    }
+)
+
+
+def parts_of(value: Any) -> Sequence[Any] | None:
+    """What a value of JAX's is made of, or None where `text_of` may know it.
+
+    Literals know their dtype (``literals.TypedInt``, since 0.7), and some parameters are
+    dataclasses, trees (``flattree``, since 0.9) or hijax primitives (``numpy.hijax``, since 0.10).
+    """
+    kind = type(value)
+    if kind in _TYPED:
+        return [kind.__mro__[1](value), value.dtype]
+    if kind.__module__ == "jax._src.flattree":
+        return list(value.elts) if kind.__name__ == "FTTuple" else [len(value), *value.vals]
+    if kind.__module__ == _numpy_hijax.__name__ and isinstance(getattr(value, "params", 0), dict):
+        return [kind.__name__, value.in_avals, value.params]
+    if (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and _is_of_jax(kind.__module__)
+        and kind not in (_core.ShapedArray, _random.PRNGImpl)
+    ):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
+
+
+_TYPED = (_literals.TypedInt, _literals.TypedFloat, _literals.TypedComplex)
+
+
+def text_of(value: Any) -> str | None:
+    """All that an object of JAX's says of a program, as text that is equal in every process.
+
+    Non-public: these are the types of what equations hold, and no public name has them (``core``,
+    ``sharding_impls`` and ``shape_poly``, since 0.4.36).
+
+    Returns:
+        The text; None for an object that is not known to tell all by it.
+    """
+    kind = type(value)
+    if kind is _core.ShapedArray:
+        dtype = text_of(value.dtype)
+        if dtype is None:
+            return None
+        parts = [repr(getattr(value, name, None)) for name in _SHAPED_FIELDS if name != "dtype"]
+        text = f"array {tuple(map(str, value.shape))} {dtype} {' '.join(parts)}"
+    elif isinstance(value, np.dtype):
+        text = f"dtype {value.name} {value.str}"
+    elif kind is _random.prng.KeyTy:
+        text = f"key {value}"
+        if not _is_known(value._impl):
+            return None
+    elif kind is _core.JaxprEqnContext:
+        text = "context " + " ".join(repr(getattr(value, name, None)) for name in _CONTEXT_FIELDS)
+    elif isinstance(value, _random.PRNGImpl):
+        text = f"generator {value.name}"
+        if not _is_known(value):
+            return None
+    elif isinstance(value, FunctionType):
+        text = f"function {value.__module__}.{value.__qualname__}"
+        if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
+            return None
+    elif isinstance(value, _mesh.Mesh):
+        if not value.empty:  # its text does not tell which devices it is made of
+            return None
+        text = "empty mesh"
+    elif isinstance(value, jax.sharding.NamedSharding):
+        if isinstance(value.mesh, _mesh.Mesh) and not value.mesh.empty:
+            return None
+        text = repr(value)
+    elif isinstance(value, jax.tree_util.PyTreeDef):
+        text = f"tree {value}"
+        if "CustomNode" in text:
+            return None
+    elif f"{kind.__module__}.{kind.__qualname__}" in _TELLING:
+        text = f"{kind.__qualname__} {value!r}"
+    else:
+        return None
+    return None if " at 0x" in text else text
+
+
+_SHAPED_FIELDS = [n for n in _core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"]
+# Interned dicts of configuration ("configs") follow from the other fields.
+_CONTEXT_FIELDS = [
+    n for n in _core.JaxprEqnContext.__slots__ if not n.startswith("_") and n != "configs"
+]
+
+
+def _is_known(generator: Any) -> bool:
+    """Whether a generator of random bits is one of JAX's own."""
+    known: Any = _random.prng.prngs.get(generator.name)
+    return known is generator and _is_of_jax(known.random_bits.__module__)
+
+
+def _is_of_jax(module: str) -> bool:
+    return module == "jax" or module.startswith("jax.")
+
+
+def cache_hits() -> int:
+    """How many executables this thread has got from JAX's own persistent cache.
+
+    Only counted from the first call on. The event (since 0.4.1) is the one thing that tells; what
+    XLA has read from a file it does not write again as a whole, at least on CPU.
+    """
+    _count_cache_hits()
+    return getattr(_cache_hits, "count", 0)
+
+
+_cache_hits = threading.local()
+
+
+@functools.cache
+def _count_cache_hits() -> None:
+    def note(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            _cache_hits.count = getattr(_cache_hits, "count", 0) + 1
+
+    jax.monitoring.register_event_listener(note)
+
+
+class NotPlain(Exception):
+    """An executable that does not go into a file; the message says why."""
+
+
+def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
+    """The bytes of a compiled executable, and the positions of the arguments that it takes.
+
+    ``jax.experimental.serialize_executable`` pickles what is around the bytes, and reading a
+    pickle runs whatever it says. What is around a plain executable, on one device, without effects
+    and callbacks, can be made again from the types of its arguments
+    (``pxla.UnloadedMeshExecutable``, since 0.4.30).
+
+    Raises:
+        NotPlain: It is not plain, or cannot be written.
+    """
+    around = getattr(compiled._executable, "_unloaded_executable", None)
+    if around is None or not isinstance(around, _pxla.UnloadedMeshExecutable):
+        raise NotPlain("it is of a kind that cannot be written")
+    if around.unordered_effects or around.ordered_effects or around.host_callbacks:
+        raise NotPlain("it calls back into Python")
+    if around.keepalive or around.mut is not None or compiled._params.const_args:
+        raise NotPlain("it holds objects of this process")
+    single = jax.sharding.SingleDeviceSharding
+    shardings = [*around.input_shardings, *around.output_shardings]
+    if not all(type(s) is single and s.device_set == {device} for s in shardings):
+        raise NotPlain("it is not for one device")
+    if any(layout is not None for layout in around.dispatch_in_layouts):
+        raise NotPlain("it has layouts of its own")
+    try:
+        raw = around.backend.serialize_executable(around.xla_executable)
+    except Exception as error:
+        raise NotPlain(f"{type(error).__name__}: {error}") from error
+    return bytes(raw), tuple(sorted(around.kept_var_idx))
+
+
+def default_device() -> Any:
+    """Where ``jit`` runs what nobody has placed (``pxla.get_default_device``, since 0.4)."""
+    return _pxla.get_default_device()
+
+
+def loaded_function(
+    raw: bytes,
+    kept: Sequence[int],
+    name: str,
+    in_avals: Sequence[Any],
+    out_avals: Sequence[Any],
+    out_tree: Any,
+    device: Any,
+    check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
+    fresh: Callable[..., Any],
+    failed: Callable[[Exception], None],
+) -> tuple[Any, Any]:
+    """A function around an executable that was not compiled here, to be called like a jitted one.
+
+    Its C++ half is that of ``jit`` (``jaxlib``'s ``pjit``, since 0.4.4): arguments of types and
+    placements that it has seen are dispatched at once, others come by ``meet``, which lets the
+    caller check them. ``jax.stages.Compiled`` is the same without a check of weak types, and
+    raises where arguments are placed in another way.
+
+    Args:
+        raw: The bytes of the executable.
+        kept: Positions of the arguments that it takes, among all.
+        name: What profiles call it.
+        in_avals: Types of all arguments.
+        out_avals: Types of the results.
+        out_tree: Tree of the results.
+        device: Where it runs.
+        check: Is given the positional and keyword arguments in types that are new, and raises if
+            they are none it takes.
+        fresh: An ordinary function that does the same, for arguments that are placed elsewhere.
+        failed: Told of an error of the first run, which ``fresh`` then serves: bytes may be read
+            and still lack what running them needs.
+
+    Returns:
+        The function, and what tells of the memory and cost of its executable.
+
+    Raises:
+        Exception: The bytes are no executable for these types on this device.
+    """
+    if device.platform == "cpu" and b"lapack_" in raw:
+        # Lowering does; without it, a factorisation jumps to nowhere. It imports scipy (100 ms).
+        _linalg.initialize_lapack()
+    taken = raw, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
+    loaded = _Loaded(*taken)
+    function = _xla_client._xla.pjit(
+        name,
+        loaded.without_jit,
+        loaded.meet,
+        [],
+        [],
+        _pxla.JitGlobalCppCacheKeys(),
+        _tree_util.dispatch_registry,
+        _pxla.cc_shard_arg,
+    )
+    return function, loaded.executables[0]
+
+
+class _Loaded:
+    """The Python half of a loaded function. It does not hold the function, so both are freed."""
+
+    def __init__(
+        self,
+        raw: bytes,
+        kept: Sequence[int],
+        name: str,
+        in_avals: Sequence[Any],
+        out_avals: Sequence[Any],
+        out_tree: Any,
+        device: Any,
+        check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
+        fresh: Callable[..., Any],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._failed = failed
+        self._runs: bool | None = None  # not known yet
+        self._check = check
+        self._fresh = fresh
+        self._out_tree = out_tree
+        self._device = device
+        self._kept = frozenset(kept)
+        self._count = len(in_avals)
+        if not self._kept <= set(range(self._count)):
+            raise ValueError(f"{self._count} arguments cannot be taken at {sorted(self._kept)}")
+        devices = _xla_client.DeviceList((device,))
+        xla = device.client.deserialize_executable(raw, executable_devices=devices)
+        avals = [aval for i, aval in enumerate(in_avals) if i in self._kept]
+        here = jax.sharding.SingleDeviceSharding(device)
+        ins, outs = [here] * len(avals), [here] * len(out_avals)
+        nothing: list[Any] = [None] * max(len(avals), len(out_avals))
+        in_layouts, out_layouts = _pxla._get_layouts_from_executable(
+            xla, nothing[: len(avals)], nothing[: len(out_avals)], 0, avals, out_avals
+        )
+        dispatched = _pxla.get_dispatch_layouts(in_layouts, ins, avals)
+        if any(layout is not None for layout in dispatched):
+            raise ValueError("the executable has layouts of its own")
+        self.executables = [
+            _pxla.UnloadedMeshExecutable(
+                xla_executable=xla,
+                device_list=devices,
+                backend=device.client,
+                input_avals=avals,
+                input_shardings=ins,
+                output_avals=out_avals,
+                output_shardings=outs,
+                committed=committed,
+                name=name,
+                unordered_effects=[],
+                ordered_effects=[],
+                keepalive=[],
+                host_callbacks=[],
+                kept_var_idx=set(self._kept),
+                mut=None,
+                xla_in_layouts=in_layouts,
+                dispatch_in_layouts=dispatched,
+                xla_out_layouts=out_layouts,
+                all_args_info=None,
+                pgle_profiler=None,
+            ).load()
+            for committed in (False, True)
+        ]
+
+    def without_jit(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call where ``jax.disable_jit`` is in force."""
+        self._check(args, kwargs)
+        return self._fresh(*args, **kwargs)
+
+    def meet(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """Serve a call with arguments of types or placements that were not seen before."""
+        self._check(args, kwargs)
+        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        committed = self._placed_here(leaves)
+        if committed is None or len(leaves) != self._count or self._runs is False:
+            return self._fresh(*args, **kwargs), None, False
+        executable = self.executables[committed]
+        try:
+            flat = executable.unsafe_call(*leaves)
+        except jax.errors.JaxRuntimeError as error:
+            arrays = [x for x in leaves if isinstance(x, jax.Array)]
+            if self._runs or any(x.is_deleted() for x in arrays):
+                raise
+            self._runs = False
+            self._failed(error)
+            return self._fresh(*args, **kwargs), None, False
+        self._runs = True
+        result = jax.tree_util.tree_unflatten(self._out_tree, flat)
+        flat, tree = _pxla.reflatten_outputs_for_dispatch(self._out_tree, flat)
+        if not all(isinstance(x, _array.ArrayImpl) for x in flat):
+            return result, None, False
+
+        def physical(shardings: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+            return [
+                _sharding_impls.physical_sharding(a, s)
+                if jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended)
+                else s
+                for s, a in zip(shardings, avals, strict=True)
+            ]
+
+        fast = _pxla.MeshExecutableFastpathData(
+            executable.xla_executable,
+            tree,
+            physical(executable._in_shardings, executable.in_avals),
+            physical(executable._out_shardings, executable.out_avals),
+            [x.aval for x in flat],
+            [x.committed for x in flat],
+            [i in self._kept for i in range(self._count)],
+            executable._dispatch_in_layouts,
+            [],
+        )
+        return result, fast, False
+
+    def _placed_here(self, leaves: Sequence[Any]) -> bool | None:
+        """Whether some argument is committed to the device; None if one is somewhere else."""
+        committed = False
+        for x in leaves:
+            if not isinstance(x, jax.Array):
+                continue
+            if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
+                return None
+            if type(x.sharding) is not jax.sharding.SingleDeviceSharding:
+                return None
+            if x.sharding.device_set != {self._device}:
+                return None
+            committed = committed or x.committed
+        return committed
+
+
+def out_types(jaxpr: Jaxpr) -> list[Any]:
+    """The types of the results of a closed jaxpr (``out_avals``, since 0.2)."""
+    return list(jaxpr.out_avals)

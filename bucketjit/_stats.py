@@ -50,7 +50,7 @@ class BucketStats:
     Attributes:
         sizes: Size of each dimension variable: padded, or logical where ``exact``.
         hits: Calls it has served after the one that compiled it.
-        compile_seconds: What tracing, lowering and compiling it took.
+        compile_seconds: What tracing, lowering and compiling it took, or reading it from a file.
         exact: True if it runs one exact shape, without masks.
         last_used: When it last served a call: seconds since 1970, as ``time.time()`` has them.
         nbytes: Memory that it takes, as XLA's memory analysis tells: temporaries, results,
@@ -113,6 +113,8 @@ class Stats:
             variable they are rounded up, to a multiple of 2, of 4 and so on.
         history: How the counters grew, in at most 257 moments.
         since: When the counters started: seconds since 1970.
+        loads: Executables that were read from files, see `BucketedExec.with_persistence`.
+        load_seconds: Seconds spent on that.
     """
 
     calls: int
@@ -125,6 +127,8 @@ class Stats:
     fallback_reasons: Mapping[str, int]
     padding_waste: float
     buckets: tuple[BucketStats, ...]
+    loads: int = 0
+    load_seconds: float = 0.0
     dimension_waste: Mapping[str, float] = FrozenDict[str, float]()
     flop_waste: float = 0.0
     programs: tuple[ProgramStats, ...] = ()
@@ -301,6 +305,8 @@ class Counters:
             self._missed = 0
             self._compiles = 0
             self._compile_seconds = 0.0
+            self._loads = 0
+            self._load_seconds = 0.0
             for line in self._every_line():
                 line.start_again()
             # Taken once: snapshots of the same counters are equal.
@@ -339,6 +345,12 @@ class Counters:
         with self._lock:
             self._compiles += 1
             self._compile_seconds += seconds
+
+    def load(self, seconds: float) -> None:
+        """Count an executable that was read from a file."""
+        with self._lock:
+            self._loads += 1
+            self._load_seconds += seconds
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
         """Count a fallback, unless the call was counted with its reason; True if that is new."""
@@ -390,6 +402,7 @@ class Counters:
             for line in self._every_line():
                 sums.add(line, line.count())
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
+            loads, load_seconds = self._loads, self._load_seconds
         waste = _share(sums.total - sums.real, sums.total)
         reading = (sums.calls, sums.calls - missed, compiles, waste)
         return Stats(
@@ -403,6 +416,8 @@ class Counters:
             fallback_reasons=FrozenDict(sums.reasons),
             padding_waste=waste,
             buckets=buckets,
+            loads=loads,
+            load_seconds=load_seconds,
             dimension_waste=FrozenDict(
                 {v: _share(n - sums.logical[v], n) for v, n in sums.padded.items()}
             ),

@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
@@ -26,6 +26,16 @@ from bucketjit._events import Event
 from bucketjit._executable import Executable
 
 _GHOSTS = 256
+
+
+class Kept(Protocol):
+    """The place of an executable among files; see `bucketjit._loading`."""
+
+    def load(self) -> Executable | None:
+        """The executable, if it is there."""
+
+    def save(self, entry: Executable) -> None:
+        """Put it there."""
 
 
 class Order(NamedTuple):
@@ -37,6 +47,7 @@ class Order(NamedTuple):
         logical: Those of the call that wants it.
         build: Compiles it.
         stand_in: The key of a stored executable that would do, or None.
+        kept: Its place among files, if executables are kept in files.
     """
 
     key: Hashable
@@ -44,6 +55,7 @@ class Order(NamedTuple):
     logical: Mapping[str, int]
     build: Callable[[], Executable]
     stand_in: Callable[[], Hashable | None]
+    kept: Kept | None = None
 
 
 class Supplied(NamedTuple):
@@ -71,7 +83,7 @@ class Supply:
         background: How to compile in the background; None to compile where they are wanted.
         hysteresis: How often an evicted executable must be asked for, where a stand-in would do,
             until it is compiled again; 0 to compile it at once.
-        compiled: Told of each executable that was compiled.
+        compiled: Told of each executable that was compiled, or loaded.
         tell: Told of events.
     """
 
@@ -113,6 +125,8 @@ class Supply:
 
         def build() -> Executable:
             nonlocal compiled
+            if (loaded := self._load(order)) is not None:
+                return loaded
             self._spend(order)
             built = self._build(order)
             compiled = True
@@ -132,6 +146,8 @@ class Supply:
 
         def build() -> Executable:
             nonlocal made
+            if (loaded := self._load(order)) is not None:
+                return loaded
             self._spend(order)
             built = self._build(order)
             made = True
@@ -161,6 +177,14 @@ class Supply:
         if self.workers is not None:
             self.workers.drop()
 
+    def _load(self, order: Order) -> Executable | None:
+        """The executable from a file, which is no compile and needs no budget."""
+        loaded = None if order.kept is None else order.kept.load()
+        if loaded is not None:
+            self._compiled(loaded)
+            self._tell(Event("load", self._name, loaded.sizes, loaded.compile_seconds))
+        return loaded
+
     def _build(self, order: Order) -> Executable:
         began = time.perf_counter()
         built = order.build()
@@ -168,6 +192,8 @@ class Supply:
             self._spent.seconds += time.perf_counter() - began
         self._compiled(built)
         self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
+        if order.kept is not None:
+            order.kept.save(built)
         return built
 
     # --- stand-ins ---

@@ -39,7 +39,7 @@ class WarmupReport:
     """What a warm-up has done; ``print`` it.
 
     Attributes:
-        compiled: The buckets that it compiled.
+        compiled: The buckets that it compiled, or read from files.
         present: Those that were compiled already.
         failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
         exact: Sizes that no bucket serves, since the call cannot be masked, and why.
@@ -62,6 +62,18 @@ class WarmupReport:
         lines = [f"  failed {_shown(sizes)}: {why}" for sizes, why in self.failed]
         lines += [f"  exact {_shown(sizes)}: {why}" for sizes, why in self.exact]
         return "\n".join([head, *lines])
+
+
+def together(reports: Sequence[WarmupReport]) -> WarmupReport:
+    """Several warm-ups as one."""
+    return WarmupReport(
+        compiled=tuple(b for r in reports for b in r.compiled),
+        present=tuple(b for r in reports for b in r.present),
+        failed=tuple(b for r in reports for b in r.failed),
+        exact=tuple(b for r in reports for b in r.exact),
+        left=tuple(b for r in reports for b in r.left),
+        seconds=sum(r.seconds for r in reports),
+    )
 
 
 def warm_up(

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bucketjit._cli import bench, plan, report
+from bucketjit._cli import bench, cache, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._version import __version__
 
-COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, bench.COMMAND)
+COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, cache.COMMAND, bench.COMMAND)
 
 PROGRAM = "python -m bucketjit"
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With code 2 if the command line is wrong; with 0 after ``--help``.
     """
-    parser = _Parser(prog=PROGRAM, description="Plans of buckets, and reports of executors.")
+    description = "Plans of buckets, reports of executors, and their files."
+    parser = _Parser(prog=PROGRAM, description=description)
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -1,0 +1,129 @@
+"""What a second process saves by the executables that a first one has left in files.
+
+Run with ``python benchmarks/persistence.py``. A 6-layer transformer is called once in each of
+several buckets, in a process of its own for every row: with an empty directory, then with what that
+left; with JAX's own compilation cache alone, likewise. The start is what it takes until all buckets
+can be called: tracing, and masking, lowering and compiling, or loading. ``--warm`` adds what a warm
+call costs, of a compiled executable or a loaded one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LAYERS = 6
+BATCH = 8
+LENGTHS = (16, 32, 48, 64, 96, 128)
+
+
+def _model(step: bool) -> Any:
+    import numpy as np
+
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from benchmarks import masking
+
+    masking.LAYERS = LAYERS
+    make = masking.transformer_step if step else masking.transformer_forward
+    return make(np.random.default_rng(0))
+
+
+def child(mode: str, directory: str, step: bool, warm: bool) -> None:
+    """Start one process, and print what that took as JSON."""
+    import jax
+    import numpy as np
+
+    model = _model(step)
+    from bucketjit import BucketedExec
+
+    executor = BucketedExec(model.plain, dynamic_axes=(None, "b, s")).with_buckets(LENGTHS)
+    executor = executor.with_pow2("b")
+    if mode == "files":
+        executor = executor.with_persistence(directory)
+    else:
+        executor = executor.with_persistence(None)
+    if mode == "jax":
+        jax.config.update("jax_compilation_cache_dir", directory)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    calls = [(model.params, np.zeros((BATCH - 1, n - 1), np.int32)) for n in LENGTHS]
+    engine = executor._engine
+    began = time.perf_counter()
+    for call in calls:
+        signed = engine.signer.sign(call, {})
+        resolved = signed.family.resolve(signed.shapes)
+        bucket = engine.bucket_of(resolved.program, resolved)
+        engine.supply.prepare(engine.order(signed, resolved, bucket))
+    start = time.perf_counter() - began
+    for call in calls:
+        jax.block_until_ready(executor(*call))
+    stats = executor.stats()
+    assert stats.compiles + stats.loads == len(LENGTHS)
+    told = {
+        "start": start,
+        "compiles": stats.compiles,
+        "compile_seconds": stats.compile_seconds,
+        "loads": stats.loads,
+        "load_seconds": stats.load_seconds,
+    }
+    if warm:
+        small = BucketedExec(lambda p, x: x + p, dynamic_axes=(None, "b")).with_pow2()
+        small = small.with_persistence(directory if mode == "files" else None)
+        x = np.zeros(7, np.float32)
+        times = []
+        for _ in range(4000):
+            began = time.perf_counter()
+            small(1.0, x)
+            times.append(time.perf_counter() - began)
+        told["warm"] = float(np.median(times[100:]))
+        told["warm_loads"] = small.stats().loads
+    print(json.dumps(told))
+
+
+def _run(mode: str, directory: str, options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", mode, "--directory", directory]
+    command += ["--step"] * options.step + ["--warm"] * options.warm
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step", action="store_true", help="a training step, not the forward pass")
+    parser.add_argument("--warm", action="store_true", help="also time warm calls")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.directory, options.step, options.warm)
+        return
+    print(f"{LAYERS} layers, {'step' if options.step else 'forward'}, buckets {BATCH} x {LENGTHS}")
+    print(f"{'':26} {'start':>9} {'of first':>9} {'compiles':>9} {'loads':>6} {'in files':>10}")
+    for _ in range(options.rounds):
+        for mode, label in (("files", "with_persistence"), ("jax", "JAX's cache alone")):
+            with tempfile.TemporaryDirectory() as directory:
+                first = _run(mode, directory, options)
+                size = sum(p.stat().st_size for p in Path(directory).rglob("*") if p.is_file())
+                second = _run(mode, directory, options)
+            for which, told in (("first", first), ("second", second)):
+                ratio = told["start"] / first["start"]
+                print(
+                    f"{label + ', ' + which:26} {told['start']:8.3f}s {ratio:9.1%} "
+                    f"{told['compiles']:9} {told['loads']:6} {size / 2**20:7.2f}MiB"
+                    + (f"  warm {told['warm'] * 1e6:.1f} us" if options.warm else ""),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,468 @@
+"""Executables from files: under which key, from bytes to an entry of the cache, and back."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._associative import Combine, associative_scan_p
+from bucketjit._config import Persistent
+from bucketjit._events import Event
+from bucketjit._executable import (
+    Exact,
+    Executable,
+    Expected,
+    Masked,
+    Origin,
+    SignatureChanged,
+    masked_executable,
+    masked_function,
+)
+from bucketjit._family import Call
+from bucketjit._persistence.environment import environment
+from bucketjit._persistence.files import Header
+from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
+from bucketjit._persistence.store import Store, Wanted
+from bucketjit._rule import RuleTable
+from bucketjit._signing import Signed
+from bucketjit._skeleton import leaked_p
+from bucketjit._trace import Program
+
+_OWN = Own(
+    frozenset((leaked_p, associative_scan_p)),
+    {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
+)
+_SUBDIRECTORY = "bucketjit"  # of JAX's own cache
+
+
+class Shelf:
+    """Where the executables of one engine are kept in files.
+
+    Args:
+        config: What the user asked for; None to use JAX's own cache directory, if it has one.
+        rules: Rules of the user's.
+        name: Name of the function.
+        tell: Told of events.
+    """
+
+    def __init__(
+        self,
+        config: Persistent | None,
+        rules: Mapping[Any, Any],
+        name: str,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._config = config
+        self._rules = rules
+        self.name = name
+        self._tell = tell
+        self._stores: dict[Any, Store] = {}
+        self._programs: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+        self._refused: set[tuple[str, str]] = set()
+
+    def store(self) -> Store | None:
+        """The directory in use now, or None."""
+        if self._config is not None:
+            directory = self._config.directory
+            if directory is None:
+                return None
+            known: tuple[Any, ...] = (directory, 0.0, self._config.max_bytes)
+        else:
+            of_jax = _jax.compilation_cache()
+            if of_jax is None:
+                return None
+            bound = None if of_jax[2] < 0 else of_jax[2]
+            known = (str(Path(of_jax[0]) / _SUBDIRECTORY), of_jax[1], bound)
+        if known not in self._stores:
+            directory, seconds, bound = known
+            asked = self._config is not None
+            self._stores[known] = Store(Path(directory), bound, seconds, asked, self._tell)
+        return self._stores[known]
+
+    def masked(
+        self,
+        signed: Signed,
+        call: Call,
+        bucket: Mapping[str, int],
+        pads: tuple[tuple[int, tuple[int, ...]], ...],
+        rules: Callable[[], RuleTable],
+    ) -> Stored | None:
+        """The place of a bucket's executable; None if executables are not kept."""
+        store = self.store()
+        if store is None:
+            return None
+        return StoredMasked(self, store, bucket, signed, call, pads, rules)
+
+    def exact(
+        self, signed: Signed, sizes: Mapping[str, int], made: Callable[[], Exact]
+    ) -> Stored | None:
+        """The place of the executable of an exact shape; None if executables are not kept."""
+        store = self.store()
+        return None if store is None else StoredExact(self, store, sizes, signed, made)
+
+    def digests_of(self, program: Program) -> Mapping[str, str]:
+        """Digests of a program and its constants.
+
+        Raises:
+            NoDigest: There are none.
+        """
+        known = self._programs.get(program)
+        if known is None:
+            try:
+                known = self.digests(program.jaxpr, program.consts)
+            except NoDigest as error:
+                known = str(error)  # and not the error, whose frames hold the program
+            self._programs[program] = known
+        elif not isinstance(known, str) and _may_change(program.consts):
+            known = {**known, "constants": _digest_of(program.consts)}
+        if isinstance(known, str):
+            raise NoDigest(known)
+        return known
+
+    def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
+        """Digests of an open jaxpr and of its constants.
+
+        Raises:
+            NoDigest: There are none.
+        """
+        program, primitives = program_digest(jaxpr, _OWN)
+        for primitive in primitives:
+            if primitive in self._rules or primitive.name in self._rules:
+                raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
+        return {"program": program, "constants": _digest_of(consts)}
+
+    def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
+        """Tell, once for each reason and bucket, why an executable is not stored."""
+        once = (repr(sizes), why)
+        if once not in self._refused:
+            self._refused.add(once)
+            store.refuse(self.name, sizes, why)
+
+
+class Stored:
+    """The place of one executable among the files.
+
+    `save` never raises, and `load` only what the function itself raises where it is traced.
+    """
+
+    exact: bool
+
+    def __init__(self, shelf: Shelf, store: Store, sizes: Mapping[str, int], signed: Signed):
+        self._shelf = shelf
+        self._store = store
+        self._sizes = sizes
+        self._signed = signed
+        self._wanted: Wanted | None = None
+        self._hits = 0
+
+    def load(self) -> Executable | None:
+        """The executable; None if there is none, or none that can be used."""
+        began = time.perf_counter()
+        self._hits = _jax.cache_hits()
+        wanted = self._find_key()
+        found = None if wanted is None else self._store.find(wanted)
+        if wanted is None or found is None:
+            return None
+        header, raw = found
+        try:
+            return self._entry(header, raw, began)
+        except Exception as error:
+            self._store.discard(wanted, f"{type(error).__name__}: {error}")
+            return None
+
+    def save(self, entry: Executable) -> None:
+        """Write an executable that was compiled."""
+        wanted = self._wanted
+        if wanted is None or entry.compile_seconds < self._store.min_seconds:
+            return
+        if _jax.cache_hits() != self._hits:
+            why = "it came from JAX's own cache, and XLA does not write it again as a whole"
+            self._shelf.refuse(self._store, self._sizes, why)
+            return
+        try:
+            if any(wanted.parts[part] != told for part, told in self._digests().items()):
+                raise NoDigest("an array that it closes over was changed meanwhile")
+            raw, kept = _jax.serialized(entry.compiled, self._device())
+        except (_jax.NotPlain, NoDigest) as error:
+            self._shelf.refuse(self._store, self._sizes, str(error))
+            return
+        except Exception as error:  # the executable is there, and serves the call
+            why = f"it cannot be written: {type(error).__name__}: {error}"
+            self._shelf.refuse(self._store, self._sizes, why)
+            return
+        header = Header(
+            key=wanted.key,
+            name=wanted.name,
+            sizes=dict(wanted.sizes),
+            exact=wanted.exact,
+            parts=dict(wanted.parts),
+            environment=dict(wanted.environment),
+            kept=kept,
+            seconds=entry.compile_seconds,
+            created=time.time(),
+            nbytes=len(raw),
+        )
+        self._store.keep(header, raw, wanted)
+
+    def _failed(self, error: Exception) -> None:
+        """Take note that what was loaded does not run."""
+        if self._wanted is not None:
+            self._store.discard(self._wanted, f"{type(error).__name__}: {error}")
+
+    def _find_key(self) -> Wanted | None:
+        self._trace()
+        try:
+            self._wanted = self._key()
+        except NoDigest as error:
+            self._shelf.refuse(self._store, self._sizes, str(error))
+        except Exception as error:  # a key is a convenience: never let it break the call
+            why = f"its key cannot be made: {type(error).__name__}: {error}"
+            self._shelf.refuse(self._store, self._sizes, why)
+        return self._wanted
+
+    def _trace(self) -> None:
+        """Trace what the key is made from, if that is still to do; raises what the call would."""
+
+    def _key(self) -> Wanted:
+        if _jax.looks_for_nans():
+            raise NoDigest("jax_debug_nans or jax_debug_infs is on")
+        device = self._device()
+        types = [_type_text(x) for x in self._leaves()]
+        here = f"{device.platform}:{device.id}"
+        called = Digest().add(
+            self.exact,
+            types,
+            here,
+            [_placement(x) for x in self._leaves()],
+            list(self._sizes.items()),
+            *self._details(),
+            _jax.context_of_keys(),
+        )
+        parts = {**self._digests(), "call": called.hexdigest()}
+        surroundings = environment(device)
+        fn = self._signed.family.fn
+        module, qualname = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
+        known_as = (module, qualname, self.exact, types, list(self._sizes.items()), here)
+        return Wanted(
+            identity=Digest().add(*known_as).hexdigest()[:16],
+            key=Digest().add(parts, surroundings).hexdigest(),
+            name=self._shelf.name,
+            sizes=self._sizes,
+            exact=self.exact,
+            parts=parts,
+            environment=surroundings,
+        )
+
+    def _device(self) -> Any:
+        """The device that ``jit`` would run it on.
+
+        Raises:
+            NoDigest: There are several.
+        """
+        shardings = [getattr(x, "sharding", None) for x in self._leaves()]
+        placed: set[Any] = {s for s in shardings if s is not None}
+        if not placed:
+            return _jax.default_device()
+        if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
+            raise NoDigest("its arguments are on several devices, or placed by a mesh")
+        (device,) = placed.pop().device_set
+        return device
+
+    def _checked(self, expected: Expected, args: Any, kwargs: Any, sizes: Any) -> Any:
+        """A check of arguments by their types, as the first tracing would make it."""
+        expected.check(args, kwargs)
+        leaves = jax.tree_util.tree_leaves(sizes)
+        known = [(x.shape, x.dtype) for x in map(jax.typeof, leaves)]
+
+        def check(given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            if self.exact:
+                expected.check(given, dict(named))
+                return
+            expected.check(given[1:], dict(named))
+            first = map(jax.typeof, jax.tree_util.tree_leaves(given[0]))
+            if [(x.shape, x.dtype) for x in first] != known:
+                raise SignatureChanged
+
+        return check
+
+    def _leaves(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _details(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def _digests(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
+        raise NotImplementedError
+
+
+class StoredMasked(Stored):
+    """The place of a bucket's executable."""
+
+    exact = False
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        store: Store,
+        bucket: Mapping[str, int],
+        signed: Signed,
+        call: Call,
+        pads: tuple[tuple[int, tuple[int, ...]], ...],
+        rules: Callable[[], RuleTable],
+    ):
+        super().__init__(shelf, store, bucket, signed)
+        self._call = call
+        self._pads = pads
+        self._rules = rules
+        self._made: Masked | None = None
+
+    @property
+    def _masked(self) -> Masked:
+        if self._made is None:
+            given = (self._signed, self._call, self._sizes, self._pads, self._rules)
+            self._made = masked_function(*given)
+        return self._made
+
+    @property
+    def _program(self) -> Program:
+        assert self._call.program is not None
+        return self._call.program
+
+    def _leaves(self) -> list[Any]:
+        made = self._masked
+        return jax.tree_util.tree_leaves((made.sizes, made.args, made.kwargs))
+
+    def _details(self) -> Sequence[Any]:
+        program, made = self._program, self._masked
+        kinds = [
+            None if jax.dtypes.issubdtype(d, jax.dtypes.extended) else (d.name, weak)
+            for d, weak in program.out_types
+        ]
+        return (
+            self._call.variables,
+            [t.dtype is None for t in self._signed.family.types],
+            sorted(program.lower.items()),
+            [tuple(map(str, shape)) for shape in program.out_shapes],
+            kinds,
+            made.leak_shapes,
+            sorted(made.donated),
+            made.pads,
+        )
+
+    def _digests(self) -> Mapping[str, str]:
+        return self._shelf.digests_of(self._program)
+
+    def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
+        program, made = self._program, self._masked
+        outs = [
+            _jax.shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
+            for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
+        ]
+        function, compiled = _jax.loaded_function(
+            raw,
+            header.kept,
+            f"jit({made.function.__name__})",
+            [jax.typeof(x) for x in self._leaves()],
+            outs,
+            program.out_tree,
+            self._device(),
+            self._checked(made.expected, made.args, made.kwargs, made.sizes),
+            made.function,
+            self._failed,
+        )
+        shapes = [tuple(aval.shape) for aval in outs]
+        return masked_executable(made, function, compiled, shapes, began, made.function)
+
+
+class StoredExact(Stored):
+    """The place of the executable of an exact shape, found by tracing the function at it."""
+
+    exact = True
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        store: Store,
+        sizes: Mapping[str, int],
+        signed: Signed,
+        made: Callable[[], Exact],
+    ):
+        super().__init__(shelf, store, sizes, signed)
+        self._exact = made
+        self._traced: Any = None
+
+    @property
+    def _made(self) -> Exact:
+        return self._exact()
+
+    def _leaves(self) -> list[Any]:
+        return jax.tree_util.tree_leaves((self._made.args, self._made.kwargs))
+
+    def _details(self) -> Sequence[Any]:
+        return (self._made.donated,)
+
+    def _trace(self) -> None:
+        if self._traced is None:
+            self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
+
+    def _digests(self) -> Mapping[str, str]:
+        return self._shelf.digests(*_jax.open_jaxpr(self._traced.jaxpr))
+
+    def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
+        made = self._made
+        tree = jax.tree_util.tree_structure(self._traced.out_info)
+        function, compiled = _jax.loaded_function(
+            raw,
+            header.kept,
+            f"jit({made.function.__name__})",
+            [jax.typeof(x) for x in self._leaves()],
+            _jax.out_types(self._traced.jaxpr),
+            tree,
+            self._device(),
+            self._checked(made.expected, made.args, made.kwargs, ()),
+            made.function,
+            self._failed,
+        )
+        seconds = time.perf_counter() - began
+        return Executable(
+            dict(self._sizes),
+            True,
+            function,
+            compiled,
+            seconds,
+            tree,
+            fresh=made.function,
+            origin=Origin(self._signed, None, {}),
+        )
+
+
+_SINGLE = jax.sharding.SingleDeviceSharding
+
+
+def _digest_of(consts: Sequence[Any]) -> str:
+    return Digest(_OWN).add(*consts).hexdigest()
+
+
+def _may_change(consts: Sequence[Any]) -> bool:
+    """Whether there is an array among them that is the user's own: NumPy's can be written to."""
+    return any(isinstance(x, np.ndarray) for x in consts)
+
+
+def _type_text(value: Any) -> str:
+    aval = jax.typeof(value)
+    return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
+
+
+def _placement(value: Any) -> str:
+    sharding = getattr(value, "sharding", None)
+    return "anywhere" if sharding is None else "committed"

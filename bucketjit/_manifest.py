@@ -1,0 +1,315 @@
+"""What an executor has compiled, as JSON: enough to get the same ready in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bucketjit import _jax
+from bucketjit._axes import STATIC
+from bucketjit._dims import evaluate_text, variables_of
+from bucketjit._engine import Engine
+from bucketjit._errors import SpecError
+from bucketjit._executable import Executable, Origin
+from bucketjit._persistence import files
+from bucketjit._persistence.environment import environment
+from bucketjit._persistence.fingerprint import NoDigest
+from bucketjit._persistence.store import environment_changes
+
+_FORMAT = 1
+_EXPRESSION = re.compile(r"[A-Za-z0-9_+\-*^(), ]{1,200}")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Entry(NamedTuple):
+    """Calls of one signature to warm up.
+
+    Attributes:
+        args: Positional arguments: ``jax.ShapeDtypeStruct`` for arrays, at the first of the sizes.
+        kwargs: Keyword arguments.
+        sizes: Sizes of the dimension variables, one mapping for each bucket; empty if the call has
+            no open axes.
+        fingerprint: Digests of the program and its constants; None if they had none.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sizes: tuple[Mapping[str, int], ...]
+    fingerprint: Mapping[str, str] | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an executor has compiled. `BucketedExec.manifest` makes one.
+
+    Attributes:
+        function: Name of the function.
+        environment: Versions, device and flags of the process that made it.
+        signatures: What was compiled, as JSON values: ``args`` and ``kwargs`` (trees of arrays by
+            dtype and shape), ``variables``, ``buckets`` (each with the ``sizes`` that asked for
+            it), ``fingerprint``, and whether it is ``exact``.
+        left_out: What cannot be written down, and why.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bucketjit import BucketedExec
+        >>> double = BucketedExec(lambda x: 2 * x).with_pow2()
+        >>> _ = double(np.ones((3, 2), np.float32)), double(np.ones((7, 2), np.float32))
+        >>> manifest = Manifest.parse(double.manifest().text())
+        >>> [entry] = manifest.entries()
+        >>> [dict(sizes) for sizes in entry.sizes], entry.args[0].dtype.name
+        ([{'batch': 3}, {'batch': 7}], 'float32')
+        >>> manifest.changes()  # the same versions, device and flags
+        []
+    """
+
+    function: str
+    environment: Mapping[str, str]
+    signatures: tuple[Mapping[str, Any], ...]
+    left_out: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The manifest as JSON."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, of which nobody ever sees a part.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        files.write(Path(path).absolute(), self.text().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Manifest:
+        """Read it from a file.
+
+        Raises:
+            SpecError: The file is no manifest, or damaged.
+            OSError: It cannot be read.
+        """
+        try:
+            return cls.parse(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            raise SpecError(f"{path} is no manifest: it is not text") from None
+        except SpecError as error:
+            raise SpecError(f"{path} is no manifest: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """Read it from JSON. Nothing in it is run.
+
+        Raises:
+            SpecError: The text is no manifest.
+        """
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise SpecError(f"not JSON ({error})") from None
+        if not isinstance(given, dict) or given.get("format") != _FORMAT:
+            raise SpecError(f"expected an object with 'format': {_FORMAT}")
+        try:
+            made = cls(
+                given["function"],
+                given["environment"],
+                tuple(given["signatures"]),
+                tuple(given["left_out"]),
+            )
+            list(made.entries())
+        except SpecError:
+            raise
+        except Exception as error:
+            raise SpecError(f"its fields are not as expected: {error!r}") from None
+        return made
+
+    def entries(self) -> list[Entry]:
+        """What to warm up: arguments, and the sizes to do it with.
+
+        Raises:
+            SpecError: A field is not as expected.
+        """
+        return [_entry(signature) for signature in self.signatures]
+
+    def changes(self) -> list[str]:
+        """What of the process that made it is another in this one, in words.
+
+        Where this is not empty, executables that were kept in files are not found again, and
+        warming up compiles.
+        """
+        return environment_changes(self.environment, environment(_jax.default_device()))
+
+
+def manifest_of(engine: Engine) -> Manifest:
+    """What the cache of an engine holds."""
+    groups: dict[Any, list[tuple[Origin, Executable, Any]]] = {}
+    left_out: list[str] = []
+    for key, entry in engine.cache.items():
+        origin = entry.origin
+        if origin is None:
+            left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
+            continue
+        groups.setdefault((key[0], entry.exact, origin.tokens), []).append((origin, entry, key[0]))
+    signatures = []
+    for members in groups.values():
+        # Without open axes every shape is a signature.
+        parts = [[m] for m in members] if members[0][1].exact else [members]
+        for part in parts:
+            try:
+                signatures.append(_signature(engine, part))
+            except _CannotWrite as error:
+                left_out.append(str(error))
+    name = engine.name
+    surroundings = dict(environment(_jax.default_device()))
+    return Manifest(name, surroundings, tuple(signatures), tuple(dict.fromkeys(left_out)))
+
+
+class _CannotWrite(Exception):
+    pass
+
+
+def _signature(engine: Engine, members: Sequence[tuple[Origin, Executable, Any]]) -> dict[str, Any]:
+    origin, entry, program = members[0]
+    signed = origin.signed
+    leaves = [
+        _written_leaf(origin, i, kind.dtype, kind.weak_type)
+        for i, kind in enumerate(signed.family.types)
+    ]
+    args, kwargs = signed.tree.unflatten([_Leaf(x) for x in leaves])
+    paths = dict(zip(signed.dynamic, args, strict=True))
+    count = len(signed.dynamic) + len(signed.statics.positional)
+    fingerprint = None
+    if not entry.exact:
+        try:
+            fingerprint = dict(engine.shelf.digests_of(program))
+        except NoDigest:
+            fingerprint = None
+    return {
+        "args": [
+            _written(paths[i], f"args[{i}]")
+            if i in paths
+            else _written_static(signed.statics.positional[i], f"args[{i}]")
+            for i in range(count)
+        ],
+        "kwargs": {
+            **{k: _written(v, k) for k, v in kwargs.items()},
+            **{k: _written_static(v, k) for k, v in signed.statics.keyword.items()},
+        },
+        "variables": _variables(leaves),
+        "buckets": [{"bucket": dict(e.sizes), "sizes": dict(o.sizes)} for o, e, _ in members],
+        "fingerprint": fingerprint,
+        "exact": entry.exact,
+    }
+
+
+class _Leaf:
+    """A leaf as it is written, told from the containers around it."""
+
+    def __init__(self, written: dict[str, Any]) -> None:
+        self.written = written
+
+
+def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str, Any]:
+    shape: tuple[int, ...] = tuple(origin.signed.shapes[leaf])
+    row = (STATIC,) * len(shape) if origin.tokens is None else origin.tokens[leaf]
+    sizes = [n if t == STATIC or t.isdigit() else t for t, n in zip(row, shape, strict=True)]
+    if dtype is None:
+        return {"size": sizes[0]}
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        impl = _jax.key_impl(dtype)
+        if not isinstance(impl, str):
+            raise _CannotWrite(f"{origin.signed.family.paths[leaf]}: keys of {dtype}")
+        return {"key": impl, "shape": sizes}
+    return {"dtype": dtype.name, "weak": weak, "shape": sizes}
+
+
+def _written(value: Any, path: str) -> Any:
+    if isinstance(value, _Leaf):
+        return value.written
+    if value is None:
+        return {"none": True}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_written(x, f"{path}[{i}]") for i, x in enumerate(value)]}
+    if type(value) is dict and all(type(k) is str for k in value):
+        return {"dict": {k: _written(x, f"{path}[{k!r}]") for k, x in value.items()}}
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    what = "a dict with keys other than text" if type(value) is dict else f"a {kind}"
+    raise _CannotWrite(f"{path}: {what} is no dict, list or tuple, and is not written down")
+
+
+def _written_static(value: Any, path: str) -> Any:
+    if type(value) not in _PLAIN:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise _CannotWrite(f"{path}: a static argument of type {kind} is not written down")
+    return {"static": value}
+
+
+def _variables(leaves: Iterable[Mapping[str, Any]]) -> list[str]:
+    found: dict[str, None] = {}
+    for leaf in leaves:
+        for size in leaf.get("shape", [leaf.get("size")]):
+            if isinstance(size, str):
+                found.update(dict.fromkeys(variables_of(size)))
+    return list(found)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _entry(signature: Mapping[str, Any]) -> Entry:
+    variables = signature["variables"]
+    sizes = tuple(
+        {v: _whole(bucket["sizes"][v]) for v in variables} for bucket in signature["buckets"]
+    )
+    at = sizes[0] if sizes else {}
+    args = tuple(_read(x, at) for x in signature["args"])
+    kwargs = {str(k): _read(x, at) for k, x in signature["kwargs"].items()}
+    return Entry(args, kwargs, sizes if variables else (), signature["fingerprint"])
+
+
+def _read(value: Any, sizes: Mapping[str, int]) -> Any:
+    match value:
+        case {"none": True}:
+            return None
+        case {"tuple": list(items)}:
+            return tuple(_read(x, sizes) for x in items)
+        case {"list": list(items)}:
+            return [_read(x, sizes) for x in items]
+        case {"dict": dict(items)}:
+            return {k: _read(x, sizes) for k, x in items.items()}
+        case {"static": bool() | int() | float() | str() | None as static}:
+            return static
+        case {"size": int() | str() as size}:
+            return _size(size, sizes)
+        case {"key": str(impl), "shape": list(shape)}:
+            dtype = jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+            return jax.ShapeDtypeStruct(_shape(shape, sizes), dtype)
+        case {"dtype": str(name), "weak": bool(weak), "shape": list(shape)}:
+            return jax.ShapeDtypeStruct(_shape(shape, sizes), jnp.dtype(name), weak_type=weak)
+    raise SpecError(f"expected an array, a container or a static value, got {value!r}")
+
+
+def _shape(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(_size(n, sizes) for n in shape)
+
+
+def _size(size: int | str, sizes: Mapping[str, int]) -> int:
+    if not isinstance(size, str):
+        return _whole(size)
+    # An expression becomes Python code, so no other character may get there.
+    if not _EXPRESSION.fullmatch(size) or not set(variables_of(size)) <= sizes.keys():
+        raise SpecError(f"expected an expression of {', '.join(sizes)}, got {size!r}")
+    return _whole(evaluate_text(size, sizes))
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise SpecError(f"expected a size, got {value!r}")
+    return value

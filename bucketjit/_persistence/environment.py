@@ -1,0 +1,105 @@
+"""What a compiled executable depends on besides its program: versions, device, flags."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._version import __version__
+
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+# Configuration that only says where files are, what is logged, or how errors are shown.
+_NO_MATTER = (
+    "jax_captured_constants",
+    "jax_check_static_indices",
+    "jax_compilation_cache",
+    "jax_compiler_detailed_logging",
+    "jax_debug_log",
+    "jax_dump_ir",
+    "jax_enable_compilation_cache",
+    "jax_explain_cache",
+    "jax_log",
+    "jax_persistent_cache",
+    "jax_pprint",
+    "jax_raise_persistent_cache",
+    "jax_tracer_error",
+    "jax_traceback",
+)
+
+
+def environment(device: Any) -> Mapping[str, str]:
+    """What an executable for this device depends on, by name."""
+    return {**_of_process(device), **_of_now()}
+
+
+def versions() -> dict[str, str]:
+    """The versions of the libraries; of bucketjit also a digest of its sources."""
+    return {
+        "bucketjit": f"{__version__} {_sources()}",
+        "jax": jax.__version__,
+        "jaxlib": _jax.jaxlib_version(),
+        "numpy": np.__version__,
+    }
+
+
+@functools.lru_cache(maxsize=16)
+def _of_process(device: Any) -> dict[str, str]:
+    client = device.client
+    found = {
+        **versions(),
+        "platform": f"{device.platform} {client.platform_version}",
+        "device": device.device_kind,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if device.platform == "cpu":
+        found["cpu"] = _processor()
+    return found
+
+
+def _of_now() -> dict[str, str]:
+    config = {
+        name: repr(value)
+        for name, value in sorted(jax.config.values.items())
+        if not name.startswith(_NO_MATTER)
+    }
+    flags = {name: os.environ.get(name, "") for name in _FLAGS}
+    return {"configuration": _short(repr(config)), **flags}
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the package's own code: a rule that changes makes other executables."""
+    package = Path(__file__).parent.parent
+    told = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        data = path.read_bytes()
+        told.update(f"{path.relative_to(package)}:{len(data)}:".encode())
+        told.update(data)
+    return told.hexdigest()[:16]
+
+
+@functools.cache
+def _processor() -> str:
+    """The instructions that this processor has: XLA compiles for all of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return f"{platform.processor()} {platform.machine()}"
+    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer", "isa")
+    told = dict(line.split(":", 1) for line in lines if ":" in line and line.startswith(wanted))
+    named = told.get("model name\t", "").strip() or platform.machine()
+    return f"{named} {_short(repr(sorted(told.items())))}"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,330 @@
+"""The files: how they are written, read, checked, listed and pruned. Knows nothing of JAX.
+
+A file is a line that says what it is, the digest of the rest, the length of the header, the header
+in JSON, and an executable, compressed. Its name is ``<identity>-<key>.bjx``: the identity is that
+of what was asked for (a function's name, a bucket, types), the key covers all that the
+executable depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"bucketjit executable 1\n"
+SUFFIX = ".bjx"
+_TEMPORARY = ".writing-"
+_ABANDONED = 3600.0  # seconds after which nobody goes on with a file that was begun
+_LARGEST_HEADER = 1 << 24
+_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
+
+
+class Damaged(Exception):
+    """A file is not what it should be; the message says in what."""
+
+
+class Distrusted(Exception):
+    """A file or directory that others may have written; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of its executable.
+
+    Attributes:
+        key: Digest of all that it depends on.
+        name: Name of the function.
+        sizes: Size of each dimension variable: of its bucket, or of the exact shape.
+        exact: Whether it runs unpadded.
+        parts: Digests of the parts of the key: ``program``, ``constants``, ``call``.
+        environment: Versions, device and flags it was compiled with.
+        kept: Positions of the flat arguments that it takes; the others are not used.
+        seconds: What compiling it took.
+        created: When that was, in seconds since 1970.
+        nbytes: Length of the executable, not compressed.
+    """
+
+    key: str
+    name: str
+    sizes: Mapping[str, int]
+    exact: bool
+    parts: Mapping[str, str]
+    environment: Mapping[str, str]
+    kept: tuple[int, ...]
+    seconds: float
+    created: float
+    nbytes: int
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "key": (str,),
+    "name": (str,),
+    "sizes": (dict,),
+    "exact": (bool,),
+    "parts": (dict,),
+    "environment": (dict,),
+    "kept": (list,),
+    "seconds": (int, float),
+    "created": (int, float),
+    "nbytes": (int,),
+}
+
+
+def pack(header: Header, payload: bytes) -> bytes:
+    """The contents of a file."""
+    text = json.dumps(dataclasses.asdict(header), sort_keys=True).encode()
+    body = struct.pack("<I", len(text)) + text + zlib.compress(payload, 1)
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def unpack(data: bytes) -> tuple[Header, bytes]:
+    """The header and the executable in the contents of a file.
+
+    Raises:
+        Damaged: The contents are not what was written.
+    """
+    header, compressed = _checked(data)
+    inflate = zlib.decompressobj()
+    try:
+        payload = inflate.decompress(compressed, header.nbytes + 1)
+    except zlib.error as error:
+        raise Damaged(f"its executable cannot be unpacked: {error}") from None
+    if len(payload) != header.nbytes or not inflate.eof:
+        raise Damaged(f"its executable has not the {header.nbytes} bytes that its header says")
+    return header, payload
+
+
+def _checked(data: bytes) -> tuple[Header, bytes]:
+    if not data.startswith(MAGIC):
+        start = data[: len(MAGIC)]
+        what = "of another version" if start[:20] == MAGIC[:20] else "no executable of bucketjit"
+        raise Damaged(f"it is {what}")
+    digest, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
+    if hashlib.sha256(body).digest() != digest:
+        raise Damaged("its digest does not match: it is cut short or was changed")
+    (length,) = struct.unpack_from("<I", body)
+    return parse_header(body[4 : 4 + length]), body[4 + length :]
+
+
+def parse_header(text: bytes) -> Header:
+    """The header in its text.
+
+    Raises:
+        Damaged: It is not one.
+    """
+    try:
+        values = json.loads(text)
+    except ValueError:
+        raise Damaged("its header is not JSON") from None
+    if not isinstance(values, dict) or values.keys() != _TYPES.keys():
+        raise Damaged("its header has other fields")
+    for name, kinds in _TYPES.items():
+        value = values[name]
+        if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
+            raise Damaged(f"its header has {name} {value!r}")
+    whole = [*values["sizes"].values(), *values["kept"], values["nbytes"]]
+    texts = [*values["parts"].values(), *values["environment"].values()]
+    if not all(type(n) is int and n >= 0 for n in whole) or not all(
+        isinstance(t, str) for t in texts
+    ):
+        raise Damaged("its header has values of other types")
+    return Header(**{**values, "kept": tuple(values["kept"])})
+
+
+# --- the disk -----------------------------------------------------------------------------------
+
+
+def file_name(identity: str, key: str) -> str:
+    """Name of a file."""
+    return f"{identity}-{key}{SUFFIX}"
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory into which others may write.
+
+    Raises:
+        Distrusted: They may.
+        OSError: It cannot be looked at.
+    """
+    told = directory.stat()
+    if not stat.S_ISDIR(told.st_mode):
+        raise Distrusted(f"{directory} is not a directory")
+    _check_owner(told, str(directory))
+
+
+def _check_owner(told: os.stat_result, name: str) -> None:
+    if not hasattr(os, "geteuid"):  # Windows has access lists in place of owners and modes
+        return
+    if told.st_uid not in (os.geteuid(), 0):
+        raise Distrusted(
+            f"{name} belongs to another user (uid {told.st_uid}), whose machine code it would run; "
+            "use a directory of your own"
+        )
+    if told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Distrusted(
+            f"{name} can be written by other users, whose machine code it would run; "
+            f"chmod go-w {name}, or use a directory of your own"
+        )
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory that only its owner can write into, if there is none.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+
+
+def read(path: Path) -> bytes:
+    """The contents of a file that nobody else can have written.
+
+    Raises:
+        Distrusted: Somebody may have.
+        OSError: It cannot be read; `FileNotFoundError` if there is none.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as file:
+        told = os.fstat(file.fileno())
+        if not stat.S_ISREG(told.st_mode):
+            raise Distrusted(f"{path} is not a file")
+        _check_owner(told, str(path))
+        return file.read()
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file so that nobody ever sees a part of it, whatever happens meanwhile.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:
+    """Files of the same identity with other keys, the latest first."""
+    found = [
+        p for p in directory.glob(f"{identity}-*{SUFFIX}") if p.name != file_name(identity, key)
+    ]
+    yield from sorted(found, key=_used, reverse=True)
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def mark_used(path: Path) -> None:
+    """Let pruning know that a file was of use."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def remove(path: Path) -> bool:
+    """Remove a file, if that is possible."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+        return True
+    return False
+
+
+# --- what is there ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a directory.
+
+    Attributes:
+        path: Where it is.
+        header: What it says; None if it is damaged or not to be trusted.
+        problem: What is wrong with it, or an empty string.
+        nbytes: Its length.
+        used: When it was last of use, in seconds since 1970.
+    """
+
+    path: Path
+    header: Header | None
+    problem: str
+    nbytes: int
+    used: float
+
+
+def entries(directory: Path) -> list[Entry]:
+    """All files of a directory, checked, the one that was of use last first.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    found = []
+    for path in directory.iterdir():
+        if path.name.startswith(_TEMPORARY) or path.suffix != SUFFIX:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            told = path.stat()
+            header, problem = _look(path)
+            found.append(Entry(path, header, problem, told.st_size, told.st_mtime))
+    return sorted(found, key=lambda e: (-e.used, e.path.name))
+
+
+def _look(path: Path) -> tuple[Header | None, str]:
+    try:
+        header, _ = unpack(read(path))
+    except (Damaged, Distrusted) as error:
+        return None, str(error)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return None, error.strerror or str(error)
+    if not _NAME.fullmatch(path.name) or path.stem.partition("-")[2] != header.key:
+        return None, "its name is not that of its key"
+    return header, ""
+
+
+def abandoned(directory: Path) -> list[Path]:
+    """Files that a process began to write and did not finish."""
+    limit = time.time() - _ABANDONED
+    return [p for p in directory.glob(f"{_TEMPORARY}*") if 0 < _used(p) < limit]
+
+
+def bound(directory: Path, max_bytes: int) -> list[Path]:
+    """Remove the files that were of use longest ago until the rest has ``max_bytes``."""
+    found: list[tuple[float, int, Path]] = []
+    for path in directory.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            told: Any = path.stat()
+            found.append((told.st_mtime, told.st_size, path))
+    total, gone = 0, []
+    for _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > max_bytes and remove(path):
+            gone.append(path)
+    return gone

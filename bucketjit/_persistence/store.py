@@ -1,0 +1,159 @@
+"""A directory of executables, as an executor uses it: whatever happens to it, calls go on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from bucketjit._errors import PersistenceWarning
+from bucketjit._events import Event
+from bucketjit._persistence import files
+from bucketjit._persistence.files import Damaged, Distrusted, Header
+
+_SHOWN_PARTS = {
+    "program": "the program is another",
+    "constants": "its constants are others",
+    "call": "it is called with other types",
+}
+
+
+class Wanted(NamedTuple):
+    """An executable that may be in a file.
+
+    Attributes:
+        identity: Digest of what users would call the same: function, types, bucket.
+        key: Digest of everything that it depends on.
+        name, sizes, exact, parts, environment: See `Header`.
+    """
+
+    identity: str
+    key: str
+    name: str
+    sizes: Mapping[str, int]
+    exact: bool
+    parts: Mapping[str, str]
+    environment: Mapping[str, str]
+
+
+class Store:
+    """A directory of executables.
+
+    Keeps nothing open and no locks, so it may be used by several threads and processes, and after
+    a fork.
+
+    Args:
+        directory: Where the files are; made when the first one is written.
+        max_bytes: Beyond that, the files go that were of use longest ago; None for no bound.
+        min_seconds: What compiled faster is not written.
+        warns: Whether to warn of a directory that cannot be used; else only an event tells of it.
+        tell: Told of events.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int | None,
+        min_seconds: float,
+        warns: bool,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.directory = directory
+        self.min_seconds = min_seconds
+        self._max_bytes = max_bytes
+        self._warns = warns
+        self._tell = tell
+        self._warned: set[str] = set()
+
+    def find(self, wanted: Wanted) -> tuple[Header, bytes] | None:
+        """What is stored of an executable; None if there is nothing that can be trusted."""
+        path = self._path(wanted)
+        try:
+            files.check_directory(self.directory)
+            header, raw = files.unpack(files.read(path))
+            if header.key != wanted.key:
+                raise Damaged("its name is not that of its key")
+            if dict(header.environment) != dict(wanted.environment):
+                raise Damaged("its header tells of another environment than its key")
+        except FileNotFoundError:
+            self._tell_stale(wanted)
+            return None
+        except Distrusted as error:
+            self._warn(wanted, "distrusted", str(error))
+            return None
+        except Damaged as error:
+            self.discard(wanted, str(error))
+            return None
+        except OSError as error:
+            self._warn(wanted, "unreadable", f"cannot read {path}: {error.strerror or error}")
+            return None
+        files.mark_used(path)
+        return header, raw
+
+    def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
+        """Write an executable, if that is possible."""
+        path = self._path(wanted)
+        try:
+            files.make_directory(self.directory)
+            files.check_directory(self.directory)
+            files.write(path, files.pack(header, raw))
+            if self._max_bytes is not None:
+                files.bound(self.directory, self._max_bytes)
+        except Distrusted as error:
+            self._warn(wanted, "distrusted", str(error))
+        except OSError as error:
+            self._warn(wanted, "unwritable", f"cannot write {path}: {error.strerror or error}")
+
+    def discard(self, wanted: Wanted, why: str) -> None:
+        """Remove a file that is of no use; it is written again when its executable is compiled."""
+        path = self._path(wanted)
+        files.remove(path)
+        self._warn(wanted, "damaged", f"{path} is damaged and is made again: {why}")
+
+    def refuse(self, name: str, sizes: Mapping[str, int], why: str) -> None:
+        """Tell that an executable is not stored."""
+        self._tell(Event("unstored", name, sizes, detail=why))
+
+    def _path(self, wanted: Wanted) -> Path:
+        return self.directory / files.file_name(wanted.identity, wanted.key)
+
+    def _warn(self, wanted: Wanted, what: str, detail: str) -> None:
+        """Tell of a problem, and warn of the first one of its kind."""
+        self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
+        if what not in self._warned and (self._warns or what == "damaged"):
+            self._warned.add(what)
+            warnings.warn(
+                f"{wanted.name}: {detail}. The call goes on with a compile",
+                PersistenceWarning,
+                stacklevel=2,
+            )
+
+    def _tell_stale(self, wanted: Wanted) -> None:
+        """Tell of a file that would have done, were it not for what has changed since."""
+        try:
+            for path in files.others_of(self.directory, wanted.identity, wanted.key):
+                header, _ = files.unpack(files.read(path))
+                changes = differences(header, wanted)
+                self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
+                return
+        except (OSError, Damaged, Distrusted):
+            return  # `verify` tells of those
+
+
+def differences(header: Header, wanted: Wanted) -> str:
+    """What has changed since a file was written, in words."""
+    changes = environment_changes(header.environment, wanted.environment)
+    for part, text in _SHOWN_PARTS.items():
+        if header.parts.get(part) != wanted.parts.get(part):
+            changes.append(text)
+    return "; ".join(changes) or "what it was compiled with is not known"
+
+
+def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What differs between two environments, in words."""
+    return [
+        f"{name} was {then.get(name, 'not there')!s}, is {now.get(name, 'not there')!s}"
+        for name in dict.fromkeys([*then, *now])
+        if then.get(name) != now.get(name)
+    ]

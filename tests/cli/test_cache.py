@@ -1,0 +1,135 @@
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit._cli.app import main
+from bucketjit._persistence import files
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Two executables; that of the bucket 4 was of use three days ago."""
+    executor = BucketedExec(lambda x: x.sum(axis=1)).with_pow2().with_persistence(tmp_path / "d")
+    executor(np.ones((3, 2), np.float32))
+    [old] = (tmp_path / "d").glob("*.bjx")
+    executor(np.ones((5, 2), np.float32))
+    os.utime(old, (time.time() - 3 * 86400,) * 2)
+    return tmp_path / "d"
+
+
+@pytest.fixture
+def run(capsys):
+    def command(*words):
+        code = main(["cache", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def buckets(directory):
+    return sorted(e.header.sizes["batch"] for e in files.entries(directory) if e.header)
+
+
+def break_one(directory):
+    path = min(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime)
+    times = path.stat().st_mtime
+    path.write_bytes(path.read_bytes()[:-1])
+    os.utime(path, (times, times))
+    return path
+
+
+def test_list(directory, run):
+    pytest.importorskip("rich")
+    code, out, error = run("list", directory)
+    assert (code, error) == (0, "")
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0][:2] == ["2", "executables,"]
+    assert [r[1] for r in rows if r and r[0] == "<lambda>"] == ["batch=8", "batch=4"]
+    assert any("3.0" in r for r in rows)
+
+
+def test_list_as_json(directory, run):
+    path = break_one(directory)
+    code, out, _ = run("list", directory, "--json")
+    good, bad = json.loads(out)
+    assert code == 0
+    assert (good["function"], good["sizes"], good["problem"]) == ("<lambda>", {"batch": 8}, None)
+    assert bad["file"] == path.name and "digest does not match" in bad["problem"]
+
+
+def test_verify(directory, run):
+    pytest.importorskip("rich")
+    assert run("verify", directory)[0] == 0
+    path = break_one(directory)
+    code, _, error = run("verify", directory)
+    assert code == 1 and error.count("\n") == 1
+    assert path.name in error and "digest does not match" in error
+    files.remove(path)
+    directory.chmod(0o777)
+    code, _, error = run("verify", directory)
+    assert code == 1 and "can be written by other users" in error
+
+
+def test_prune_removes_what_is_damaged(directory, run):
+    path = break_one(directory)
+    assert run("prune", directory, "--dry-run")[0] == 0
+    assert path.exists()
+    code, out, _ = run("prune", directory)
+    assert code == 0 and f"removed {path.name}" in out and "removed 1 of 2 files" in out
+    assert buckets(directory) == [8]
+
+
+def test_prune_by_age(directory, run):
+    assert run("prune", directory, "--older-than", 4)[0] == 0
+    assert buckets(directory) == [4, 8]
+    code, out, _ = run("prune", directory, "--older-than", 2, "--json")
+    assert code == 0 and set(json.loads(out)["removed"].values()) == {"of no use for 2 days"}
+    assert buckets(directory) == [8]
+
+
+def test_prune_by_size(directory, run):
+    largest = max(p.stat().st_size for p in directory.glob("*.bjx"))
+    assert run("prune", directory, "--max-size", f"{largest * 1.5 / 1024}K")[0] == 0
+    assert buckets(directory) == [8]
+
+
+def test_prune_by_version(directory, run, monkeypatch):
+    assert run("prune", directory, "--other-versions")[0] == 0
+    assert buckets(directory) == [4, 8]
+    from bucketjit._cli import cache
+
+    now = cache.versions()
+    monkeypatch.setattr(cache, "versions", lambda: {**now, "jax": "9.9"})
+    code, out, _ = run("prune", directory, "--other-versions")
+    assert code == 0 and out.count(f"made by jax {now['jax']}") == 2
+    assert buckets(directory) == []
+
+
+def test_prune_takes_away_what_was_left_unfinished(directory, run):
+    (directory / ".writing-x").write_bytes(b"")
+    os.utime(directory / ".writing-x", (1, 1))
+    code, out, _ = run("prune", directory)
+    assert code == 0 and "removed .writing-x: unfinished" in out
+    assert not (directory / ".writing-x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["list", "NONE"], 1, "cannot read NONE: No such file or directory"),
+        (["list", "NONE", "--dry-run"], 2, "--dry-run is for prune"),
+        (["prune", "NONE", "--max-size", "much"], 2, "expected a size such as 500M or 2G"),
+        (["prune", "NONE", "--older-than", "-1"], 2, "expected a number of days"),
+        (["burn", "NONE"], 2, "invalid choice"),
+    ],
+)
+def test_wrong_options(words, code, message, run, capsys):
+    try:
+        found, _, error = run(*words)
+    except SystemExit as end:
+        found, error = end.code, capsys.readouterr().err
+    assert found == code and message in error and error.count("\n") == 1

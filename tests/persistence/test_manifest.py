@@ -1,0 +1,186 @@
+"""Manifests: what was compiled, written down, and made again."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Manifest, SpecError
+from bucketjit._persistence import environment
+
+
+def attend(params: Any, x: Any, *, key: Any, times: int) -> Any:
+    noise = jax.random.normal(key, x.shape) * params["scale"]
+    return (x + noise + params["shift"][0][1]) * times
+
+
+def executor(**options: Any) -> BucketedExec:
+    axes = {"x": "b, s, _"}
+    made = BucketedExec(attend, dynamic_axes=axes, static_argnames="times", **options)
+    return made.with_pow2()
+
+
+def call(b: int, s: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    params = {"scale": 0.5, "shift": [(None, jnp.ones(4))]}
+    x = np.ones((b, s, 4), np.float32)
+    return (params, x), {"key": jax.random.key(0), "times": 3}
+
+
+def test_it_comes_back_as_it_was():
+    made = executor()
+    for b, s in ((3, 5), (4, 7), (2, 9)):
+        args, kwargs = call(b, s)
+        made(*args, **kwargs)
+    manifest = made.manifest()
+    assert manifest.left_out == () and manifest.function == "attend"
+    assert Manifest.parse(manifest.text()) == Manifest.parse(manifest.text())
+    [entry] = Manifest.parse(manifest.text()).entries()
+    assert [dict(s) for s in entry.sizes] == [{"b": 3, "s": 5}, {"b": 2, "s": 9}]
+    params, x = entry.args
+    assert (x.shape, x.dtype) == ((3, 5, 4), np.float32)
+    assert params["scale"].weak_type and params["scale"].shape == ()
+    assert params["shift"][0][0] is None and params["shift"][0][1].shape == (4,)
+    assert entry.kwargs["times"] == 3
+    assert entry.kwargs["key"].dtype == jax.random.key(0).dtype
+    assert set(entry.fingerprint) == {"program", "constants"}
+    told = executor().explain(*entry.args, **entry.kwargs)
+    assert (told.kind, dict(told.bucket)) == ("masked", {"b": 4, "s": 8})
+    warm = executor()
+    warm.warmup(manifest, progress=False)
+    args, kwargs = call(4, 6)
+    assert warm(*args, **kwargs).shape == (4, 6, 4)
+    assert warm.stats().compiles == 2 and warm.stats().misses == 2
+
+
+def test_the_fingerprint_tells_whether_the_function_is_the_same(tmp_path):
+    def fingerprint(constant: float) -> Any:
+        made = BucketedExec(lambda x: x * constant).with_pow2().with_persistence(tmp_path)
+        made(np.ones(3, np.float32))
+        return made.manifest().entries()[0].fingerprint
+
+    assert fingerprint(2.0) == fingerprint(2.0) != fingerprint(3.0)
+
+
+def test_exact_shapes_are_signatures_of_their_own():
+    made = BucketedExec(lambda x: x + 1)
+    for n in (3, 4):
+        made(np.ones((n, 2), np.float32))
+    entries = made.manifest().entries()
+    assert [e.args[0].shape for e in entries] == [(3, 2), (4, 2)]
+    assert [e.sizes for e in entries] == [(), ()]
+
+
+def test_sizes_that_are_arguments():
+    made = BucketedExec(lambda n: jnp.ones((n, 2)).sum(), dynamic_axes=("n",)).with_pow2()
+    made(5)
+    [entry] = Manifest.parse(made.manifest().text()).entries()
+    assert entry.args == (5,) and [dict(s) for s in entry.sizes] == [{"n": 5}]
+
+
+class Scale:
+    """A static argument that JSON has no word for."""
+
+
+@pytest.mark.parametrize(
+    ("argument", "options", "why"),
+    [
+        (OrderedDict(w=np.ones(2, np.float32)), {}, "args[0]: a collections.OrderedDict"),
+        ({1: np.ones(2, np.float32)}, {}, "args[0]: a dict with keys other than text"),
+        (Scale(), {"static_argnums": 0}, "args[0]: a static argument of type"),
+    ],
+)
+def test_what_cannot_be_written_is_named(argument, options, why):
+    def fn(p: Any, x: Any) -> Any:
+        return x + (0 if isinstance(p, Scale) else jax.tree.leaves(p)[0].sum())
+
+    made = BucketedExec(fn, **options).with_pow2()
+    made(argument, np.ones(3, np.float32))
+    manifest = made.manifest()
+    assert manifest.signatures == ()
+    [left] = manifest.left_out
+    assert left.startswith(why)
+
+
+def test_a_file(tmp_path, monkeypatch):
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    made(np.ones(3, np.float32))
+    path = tmp_path / "manifest.json"
+    made.save_manifest(path)
+    made.save_manifest(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
+    manifest = Manifest.load(path)
+    assert manifest == Manifest.parse(made.manifest().text())
+    assert manifest.changes() == []
+    plain = environment._of_now
+    monkeypatch.setattr(environment, "_of_now", lambda: {**plain(), "jax": "9.9"})
+    assert manifest.changes() == [f"jax was {jax.__version__}, is 9.9"]
+    with pytest.raises(FileNotFoundError):
+        Manifest.load(tmp_path / "none")
+
+
+def change(text: str, **fields: Any) -> str:
+    return json.dumps({**json.loads(text), **fields})
+
+
+def leaf(**changes: Any) -> list[Any]:
+    array = {"dtype": "float32", "weak": False, "shape": ["n"], **changes}
+    bucket = {"bucket": {"n": 4}, "sizes": {"n": 3}}
+    return [
+        {
+            "args": [array],
+            "kwargs": {},
+            "variables": ["n"],
+            "buckets": [bucket],
+            "fingerprint": None,
+            "exact": False,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda text: text[:-20], "not JSON"),
+        (lambda text: "[]", "'format': 1"),
+        (lambda text: change(text, format=2), "'format': 1"),
+        (lambda text: change(text, signatures=[{}]), "not as expected"),
+        (lambda text: change(text, signatures=leaf(dtype="floaty")), "not as expected"),
+        (lambda text: change(text, signatures=leaf(shape=[-1])), "expected a size"),
+        (lambda text: change(text, signatures=leaf(shape=[1.5])), "expected a size"),
+        (lambda text: change(text, signatures=leaf(shape=["m"])), "expected an expression of n"),
+        (lambda text: change(text, signatures=leaf(more=1, dtype=3)), "expected an array"),
+    ],
+)
+def test_a_text_that_is_no_manifest(make, why, tmp_path):
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    text = make(made.manifest().text())
+    with pytest.raises(SpecError, match=why):
+        Manifest.parse(text)
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(SpecError, match="is no manifest"):
+        Manifest.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "().__class__",
+        "[x for x in (1,)]",
+        "__import__('os').getcwd()",
+        "__import__(n)",
+        "open(n)",
+        "n if n else n; n",
+        "n" * 201,
+    ],
+)
+def test_nothing_in_a_manifest_is_run(code):
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    text = change(made.manifest().text(), signatures=leaf(shape=[code]))
+    with pytest.raises(SpecError, match="expected an expression of n"):
+        Manifest.parse(text)
