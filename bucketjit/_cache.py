@@ -437,8 +437,14 @@ class ExecutableCache(Generic[K, V]):
 
     @property
     def is_full(self) -> bool:
-        """Whether another entry would drive one out; weights aside."""
-        return self._maxsize is not None and len(self._slots) >= self._maxsize
+        """Whether another entry would drive one out, if it weighs as much as the heaviest."""
+        if self._maxsize is not None and len(self._slots) >= self._maxsize:
+            return True
+        if self._max_bytes is None:
+            return False
+        with self._lock:
+            heaviest = max((slot.weight for slot in self._slots.values()), default=0)
+            return self._slots.weight + heaviest > self._max_bytes
 
     @property
     def nbytes(self) -> int:

@@ -186,7 +186,7 @@ class Engine:
             return self._fall_back(error, signed, call, out, given)
         if self.config.check is not Check.OFF:
             return self._run_checked(entry, compiled, signed, call, out)
-        sizes = sizes_argument(call, entry.leak_shapes)
+        sizes = jax.device_put(sizes_argument(call, entry.leak_shapes))
         finish = entry.finisher(call.ordered, out)
         result = self._run(entry, sizes, signed, finish)
         line = _line(entry, call, signed)
@@ -197,10 +197,15 @@ class Engine:
             self.watcher.note(call.sizes)
         small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
         if given is not None and small and not stands_in:
-            on_device = jax.device_put(sizes)
             is_open = _open_leaves(call, signed)
-            self._remember(signed, given, is_open, order.key, on_device, finish, line, call.sizes)
+            self._remember(signed, given, is_open, order.key, sizes, finish, line, call.sizes)
         return result
+
+    def refuse(self, order: Order, refusal: MaskingError) -> None:
+        """Take note that the program of an order cannot be masked."""
+        program = order.key[0]
+        if isinstance(program, Program):
+            self.refused[program] = refusal
 
     def resolve(self, signed: Signed) -> Call:
         """The sizes and the program of a call; what is learnt from it is told."""
@@ -341,6 +346,8 @@ class Engine:
             other = self._run_exact(signed, call.sizes, Out.JAX, program=call.program)
             if problem := compare(result, other, "the run in one piece", False):
                 raise failed(self.name, problem, "")
+        args, _ = signed.tree.unflatten(signed.leaves)
+        give_away([args[i] for i in signed.donate])
         return result
 
     def _run_checked(
@@ -353,7 +360,7 @@ class Engine:
     ) -> Any:
         finish = entry.finisher(call.ordered, out)
         if self.config.check is Check.POISON:
-            results = [run_poisoned(entry, signed, call, i) for i in range(len(POISONS))]
+            results = [run_poisoned(entry, signed, call, i, out) for i in range(len(POISONS))]
             result, other, what = results[0], results[1], "the same call with other padding"
             exactly = True
             self.counters.call(Line(call.sizes), compiled)

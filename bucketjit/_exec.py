@@ -310,7 +310,10 @@ class BucketedExec(Builders, Views):
             return together(reports)
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
-        signed = self._engine.signer.sign(given, named)
+        signer = self._engine.signer
+        signed = signer.sign(given, named)
+        # Structs may say more than the arrays that stood for them: where they are placed.
+        signed = dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))
         return warm_up(self._engine, signed, sizes, workers, time_budget, progress)
 
     def forbid_compiles(self) -> CompileGuard:

@@ -85,7 +85,11 @@ class Executable:
         self.count_signatures = _jax.signature_counter(compiles)
         self.signatures = self.count_signatures()
         # What was compiled beforehand serves the first placement; nothing was if it was loaded.
-        self._placements: set[Any] = {None} if self.loaded else set()
+        self._placements: set[Any] = {None}
+        if self.origin is not None and not self.loaded:
+            padded = {i for i, _ in self.pads}
+            made_for = enumerate(self.origin.signed.leaves)
+            self._placements = {tuple(_placement(x, i in padded) for i, x in made_for)}
 
     @property
     def loaded(self) -> bool:
@@ -152,10 +156,18 @@ class Executable:
         """Tell of the compile that arguments placed in a new way have cost."""
         self.signatures = self.count_signatures()
         leaves = jax.tree_util.tree_leaves((args, dict(kwargs)))
-        placement = tuple(x.sharding if getattr(x, "committed", False) else None for x in leaves)
-        if self._placements and placement not in self._placements and self.on_compile is not None:
+        placement = tuple(map(_placement, leaves))
+        if placement not in self._placements and self.on_compile is not None:
             self.on_compile(0.0)
         self._placements.add(placement)
+
+
+def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:
+    """What ``jit`` compiles a function once more for, types of the signature aside."""
+    placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
+    is_scalar = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
+    weak = not padded and (is_scalar or bool(getattr(leaf, "weak_type", False)))
+    return (leaf.sharding if placed else None), weak
 
 
 class Origin(NamedTuple):
@@ -229,18 +241,11 @@ def build_masked(
 
     Raises:
         MaskingError: The program cannot be masked.
+        Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
     """
     began = time.perf_counter()
     made = masked_function(signed, call, bucket, pads, lambda: rules, check)
-    try:
-        lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
-    except MaskingError:
-        raise
-    except Exception as error:
-        raise MaskingError(
-            f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
-            "this is a defect of a masking rule; leave the axis static until it is mended",
-        ) from error
+    lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
     compiled = lowered.compile()
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
     return masked_executable(made, made.function, compiled, padded_outs, began)
@@ -301,7 +306,15 @@ def masked_function(
         at = BucketSizes(bucket, program.lower, values, leaks)
         after = poison_equations(vector[len(variables)]) if poisoned else None
         padding = 0 if check is not Check.POISON else None  # what `pad` writes
-        outs = interpret(program.jaxpr, program.consts, arrays, at, rules(), after, padding)
+        try:
+            outs = interpret(program.jaxpr, program.consts, arrays, at, rules(), after, padding)
+        except MaskingError:
+            raise
+        except Exception as error:
+            raise MaskingError(
+                f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
+                "this is a defect of a masking rule; leave the axis static until it is mended",
+            ) from error
         return program.out_tree.unflatten(
             _finish(out, shape, kind, at)
             for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)
@@ -498,7 +511,7 @@ def arguments_with(entry: Executable, signed: Signed, kind: str | None) -> list[
     return [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
 
 
-def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int) -> Any:
+def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int, out: Out) -> Any:
     """Run an executable built with poison, on arguments padded with the poison ``which``."""
     leaves = list(signed.leaves)
     for i, shape in entry.pads:
@@ -506,7 +519,7 @@ def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int) -> A
     args, kwargs = signed.tree.unflatten(leaves)
     sizes = sizes_argument(call, entry.leak_shapes, which)
     result = entry.run(sizes, args, kwargs)
-    finish = entry.finisher(call.ordered, Out.JAX)
+    finish = entry.finisher(call.ordered, out)
     return result if finish is None else finish(result)
 
 

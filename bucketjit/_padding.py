@@ -34,6 +34,8 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         ``value`` itself if it has this shape already, else a new array of this shape, on the
         device of ``value`` if that was committed to one.
     """
+    if type(value) is Padded and value.sizes == value.array.shape:
+        value = value.array
     if type(value) is Padded:
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         if value.array.shape == shape or not (is_key or value.sizes == shape):

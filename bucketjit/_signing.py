@@ -95,6 +95,11 @@ class Signer:
         donate = [new for new, old in enumerate(positions) if old in donated]
         return Signed(family, leaves, shapes, tree, statics, positions, donate)
 
+    def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call as `sign` orders them, whatever they are."""
+        positional, keywords, _ = self._parameters.split(args, kwargs)
+        return jax.tree_util.tree_leaves((positional, keywords))
+
     def _types(
         self, leaves: Sequence[Any], positions: Sequence[int], args: Any, kwargs: Any
     ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:

@@ -50,7 +50,7 @@ class Order(NamedTuple):
         kept: Its place among files, if executables are kept in files.
     """
 
-    key: Hashable
+    key: tuple[Any, ...]
     sizes: Mapping[str, int]
     logical: Mapping[str, int]
     build: Callable[[], Executable]

@@ -23,10 +23,10 @@ from bucketjit._errors import (
     BucketOverflowError,
     MaskingError,
     SpecError,
-    StrategyError,
     first_line,
 )
 from bucketjit._family import Tokens, variables_in
+from bucketjit._overflow import exactly
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Order
@@ -106,13 +106,16 @@ def warm_up(
         for order, error in _compile_all(engine, todo, workers, deadline):
             if error is None:
                 compiled.append(order)
+            elif isinstance(error, MaskingError) and error.__cause__ is None:  # a refusal
+                engine.refuse(order, error)
+                exact.append((FrozenDict(order.sizes), error.reason))
             else:
                 failed.append((FrozenDict(order.sizes), f"{type(error).__name__}: {error}"))
             step(order, error)
     tried = {o.key for o in compiled}
     compiled.sort(key=todo.index)
     left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
-    wrong = [sizes for sizes, _ in failed]
+    wrong = [sizes for sizes, _ in (*failed, *exact)]
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
@@ -190,9 +193,13 @@ def _orders(
                 chunks = engine.splitter.plan(call, beyond)
                 waiting += [{**chosen, chunks.variable: n} for n in dict.fromkeys(chunks.sizes)]
                 continue
-            order = engine.order(at, call, bucket)
-        except (StrategyError, MaskingError) as error:
-            failed.append((FrozenDict(chosen), first_line(error)))
+            beyond_all = exactly(engine.config, call.sizes)
+            if beyond_all is not None and beyond_all.wholly:
+                order = engine.exact_order(at, call.sizes)
+            else:
+                order = engine.order(at, call, bucket)
+        except Exception as error:  # of the function at these sizes, perhaps
+            failed.append((FrozenDict(chosen), f"{type(error).__name__}: {first_line(error)}"))
             continue
         found.setdefault(order.key, order)
     return list(found.values()), exact, failed
@@ -233,7 +240,8 @@ def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed
         elif new == shape:
             leaves.append(leaf)
         else:
-            committed = isinstance(leaf, jax.Array) and leaf.committed
+            is_struct = isinstance(leaf, jax.ShapeDtypeStruct)
+            committed = is_struct or (isinstance(leaf, jax.Array) and leaf.committed)
             sharding = leaf.sharding if committed else None
             weak = kind.weak_type
             leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))

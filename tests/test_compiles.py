@@ -371,6 +371,14 @@ _TWO_DEVICES = """
         assert "device" in str(error)
     else:
         raise AssertionError("arrays on two devices were taken")
+    fresh = BucketedExec(lambda x, w: x * w).with_pow2()
+    for n in (3, 9, 17):
+        try:  # in a bucket that is not compiled yet
+            fresh(jax.device_put(np.ones(n, np.float32), first), jax.device_put(w, second))
+        except ValueError as error:
+            assert "device" in str(error)
+        fresh(np.ones(n, np.float32), w)
+    assert fresh.stats().fallback_calls == 0
     with jax.default_device(second):
         a, b = executor(np.ones(3, np.float32), w)
         assert a.devices() == b.devices() == {second}, a.devices()

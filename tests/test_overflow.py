@@ -360,7 +360,7 @@ def test_padded_arguments() -> None:
     assert_same(got, jax.jit(rows)(x[:9]))
 
 
-def test_what_is_donated_is_left_alone() -> None:
+def test_what_is_donated_is_given_away() -> None:
     def fn(state: Any, x: Any) -> Any:
         return state + 1, x * 2
 
@@ -370,8 +370,8 @@ def test_what_is_donated_is_left_alone() -> None:
         state = jnp.asarray(ramp(3))
         want = jax.jit(fn)(state, x)
         assert_same(executor(state, x), want)
-        np.testing.assert_array_equal(state, ramp(3))
-        np.testing.assert_array_equal(x, ramp(len(x)))
+        assert state.is_deleted()
+        assert not isinstance(x, jax.Array) or x.is_deleted()
     small = jnp.asarray(ramp(3))
     executor(small, ramp(4))  # not split: donated as ever
     assert small.is_deleted()

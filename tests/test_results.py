@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import bucketjit
-from bucketjit import ArgumentError, BucketedExec, FallbackWarning, Padded, SpecError
+from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning, Padded, SpecError
 from tests.comparison import assert_same, ramp, unrolled
 
 SIZES = (3, 5, 4, 8, 1, 3, 5)
@@ -92,6 +92,15 @@ def test_forms_by_decorator_and_their_refusal() -> None:
         BucketedExec(nested, out="torch")
 
 
+@pytest.mark.parametrize("check", [Check.POISON, Check.EXACT])
+@pytest.mark.parametrize(("out", "kind"), [("numpy", np.ndarray), ("padded", Padded)])
+def test_forms_of_checked_runs(check: Check, out: str, kind: type) -> None:
+    executor = BucketedExec(lambda x: x + 1, check=check, out=out).with_pow2()
+    for n in (3, 4):
+        assert type(executor(ramp(n))) is kind
+        np.testing.assert_array_equal(executor(ramp(n)), ramp(n) + 1)
+
+
 @pytest.mark.parametrize("out", ["numpy", "padded"])
 def test_forms_are_for_the_outside(out: str) -> None:
     """Under a transformation results are what the transformation knows."""
@@ -137,6 +146,16 @@ def test_stages_share_padding(xla_compiles: Callable[[], int]) -> None:
         np.testing.assert_allclose(total, [ramp(n).sum(), -ramp(n).sum()])
         np.testing.assert_allclose(square, np.stack([ramp(n), -ramp(n)], 1) ** 2)
     assert xla_compiles() - before == first.cache_size() + second.cache_size() == 4
+
+
+def test_padded_arrays_without_padding_compile_nothing(xla_compiles: Callable[[], int]) -> None:
+    executor = BucketedExec(jnp.sum).with_pow2()
+    executor(ramp(64))
+    arrays = [jax.device_put(ramp(n)) for n in range(33, 65)]
+    before = xla_compiles()
+    for x in arrays:
+        assert float(executor(Padded(x, x.shape))) == x.size * (x.size + 1) / 2
+    assert xla_compiles() == before
 
 
 def test_padding_in_an_axis_that_is_static_is_cut() -> None:
@@ -222,6 +241,18 @@ def test_what_no_output_can_reuse_is_kept() -> None:
             assert float(total) == ramp(n).sum()
             np.testing.assert_array_equal(same, ramp(n, 2))
             assert not x.is_deleted() and y.is_deleted()
+
+
+def test_what_is_split_is_donated_too() -> None:
+    fn = lambda w, x: (w * 2, x @ w)  # noqa: E731
+    executor = BucketedExec(fn, donate_argnums=(0, 1), dynamic_axes=(None, "b, _"))
+    executor = executor.with_pow2(max=4, overflow="split")
+    for n in (3, 5, 9):
+        w, x = jnp.ones((3, 3)), jnp.asarray(ramp(n, 3))
+        doubled, product = executor(w, x)
+        assert w.is_deleted() and x.is_deleted()
+        np.testing.assert_array_equal(doubled, np.full((3, 3), 2))
+        np.testing.assert_allclose(product, ramp(n, 3) @ np.ones((3, 3)))
 
 
 def test_host_arrays_can_be_donated() -> None:

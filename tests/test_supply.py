@@ -225,6 +225,44 @@ def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:
     np.testing.assert_allclose(executor(ramp(3)), np.cos(ramp(3)), rtol=1e-5)
 
 
+def test_a_function_that_raises_at_one_size_is_warmed_up_for_others() -> None:
+    def picky(x: Any) -> Any:
+        if x.shape[0] == 7:
+            raise ValueError("seven")
+        return x * 2
+
+    executor = BucketedExec(picky).with_pow2()
+    report = executor.warmup(ramp(3), sizes={"batch": [3, 7, 20]}, progress=False)
+    assert [b["batch"] for b in report.compiled] == [32, 4]
+    assert [(s["batch"], why) for s, why in report.failed] == [(7, "ValueError: seven")]
+
+
+def test_warm_up_of_what_cannot_be_masked() -> None:
+    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
+    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9]}, workers=1, progress=False)
+    assert not report.compiled and not report.failed and len(report.exact) == 2
+
+
+def test_warm_up_of_what_runs_exact_beyond_the_largest_bucket() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_buckets([4], overflow="exact")
+    executor.warmup(ramp(3), sizes={"batch": [6]}, progress=False)
+    with executor.forbid_compiles():
+        np.testing.assert_array_equal(executor(ramp(6)), 2 * ramp(6))
+
+
+def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> None:
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=here)
+    executor = BucketedExec(lambda x: x.sum()).with_pow2()
+    executor.warmup(like, sizes={"batch": [4, 8]}, progress=False)
+    before = xla_compiles()
+    for n in (3, 4, 5, 8):
+        executor(jax.device_put(ramp(n), here))
+    assert xla_compiles() == before
+    executor(ramp(3))  # another placement is another compile, and counted
+    assert xla_compiles() - before == 1 and executor.stats().compiles == 3
+
+
 def test_warm_up_of_what_is_split() -> None:
     executor = BucketedExec(lambda x: x * 2).with_buckets([2, 4], overflow="split")
     report = executor.warmup(ramp(1), sizes={"batch": 11}, progress=False)
@@ -459,6 +497,13 @@ def test_two_buckets_that_alternate_do_not_thrash() -> None:
     for _ in range(9):
         executor(ramp(3))  # it is asked for often enough
     assert buckets(executor) == [{"batch": 4}]
+
+
+def test_bytes_do_not_make_buckets_thrash_either() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(max_bytes=2500)
+    for n in (65, 33) * 6:
+        executor(ramp(n, 4))
+    assert executor.stats().compiles <= 4
 
 
 def test_least_frequently_used_goes_first() -> None:
