@@ -121,11 +121,13 @@ class MaskingError(BucketJitError):
     Attributes:
         reason: One line: which primitive, which axis, why.
         remedy: What the user can do about it, or an empty string.
+        is_defect: Whether a rule failed, perhaps in this bucket only, where others refuse.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         self.reason = reason
         self.remedy = remedy
+        self.is_defect = remedy.startswith("this is a defect")
         super().__init__(f"{reason} ({remedy})" if remedy else reason)
 
 

@@ -106,7 +106,7 @@ def warm_up(
         for order, error in _compile_all(engine, todo, workers, deadline):
             if error is None:
                 compiled.append(order)
-            elif isinstance(error, MaskingError) and error.__cause__ is None:  # a refusal
+            elif isinstance(error, MaskingError) and not error.is_defect:
                 engine.refuse(order, error)
                 exact.append((FrozenDict(order.sizes), error.reason))
             else:
