@@ -38,7 +38,7 @@ from bucketjit._loading import Shelf
 from bucketjit._overflow import Splitter, exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
-from bucketjit._route import Plan, Route, elements, give_away, layout_of, make_plan
+from bucketjit._route import Plan, Route, elements, give_away, host_arguments, layout_of, make_plan
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed, Signer
 from bucketjit._stats import Counters, Line
@@ -451,7 +451,8 @@ class Engine:
             if self.watcher is not None and logical is not None:
                 note = functools.partial(self.watcher.note, logical)
             self.counters.open(line)
-            plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note)
+            hosts = host_arguments(signed, is_open, args, kwargs)
+            plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note, hosts)
             self._forget(route.remember(args, kwargs, plan))
 
     def forget_routes(self) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._cache import Slot
-from bucketjit._executable import Executable
+from bucketjit._executable import Executable, SignatureChanged
 from bucketjit._padded import Padded
 from bucketjit._padding import pad
 from bucketjit._results import Change
@@ -81,6 +81,7 @@ class Plan:
         line: Counts the calls.
         route: Where the static arguments are.
         note: Told of each call.
+        hosts: See `host_arguments`.
 
     Attributes:
         following: The plan to try where this one's executable refuses what has no open axes.
@@ -93,6 +94,7 @@ class Plan:
         "_count",
         "_finish",
         "_gives",
+        "_hosts",
         "_note",
         "_pads",
         "_route",
@@ -112,7 +114,9 @@ class Plan:
         line: Line,
         route: Route,
         note: Callable[[], None] | None = None,
+        hosts: Sequence[Where] = (),
     ) -> None:
+        self._hosts = tuple(hosts)
         self.slot = slot
         self.following: Plan | None = None
         self._sizes = sizes
@@ -138,6 +142,8 @@ class Plan:
         entry = slot.entry
         if entry is None:
             raise Evicted
+        if self._hosts:
+            _check_hosts(self._hosts, args, kwargs)
         values: Any = args
         given = kwargs
         if self._changes:
@@ -351,6 +357,7 @@ def make_plan(
     finish: Change | None,
     line: Line,
     note: Callable[[], None] | None = None,
+    hosts: Sequence[Where] = (),
 ) -> Plan:
     """How a route serves calls like one that was just served.
 
@@ -362,6 +369,7 @@ def make_plan(
         finish: What is done to the result.
         line: Counts the calls.
         note: Told of each call.
+        hosts: See `host_arguments`.
     """
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
@@ -381,7 +389,36 @@ def make_plan(
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
         if any(leaf in donated for _, leaf in places):
             gives.append(where)
-    return Plan(slot, sizes, pads, gives, finish, line, route, note)
+    return Plan(slot, sizes, pads, gives, finish, line, route, note, hosts)
+
+
+def host_arguments(
+    signed: Signed, is_open: Sequence[bool], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Where]:
+    """The arguments that hold NumPy arrays without open axes.
+
+    They have to be looked at: a jitted function that knows a NumPy array takes one of the other
+    byte order for the same, and reads its bytes as they are; and it does not see masks.
+    """
+    found: list[Where] = []
+    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
+    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
+    start = 0
+    for where, value in arguments:
+        flat = jax.tree_util.tree_leaves(value)
+        own = is_open[start : start + len(flat)]
+        if any(type(x) is _ARRAY and not o for x, o in zip(flat, own, strict=True)):
+            found.append(where)
+        start += len(flat)
+    return found
+
+
+def _check_hosts(hosts: Sequence[Where], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    for where in hosts:
+        value = args[where] if isinstance(where, int) else kwargs[where]
+        for leaf in (value,) if type(value) is _ARRAY else jax.tree_util.tree_leaves(value):
+            if isinstance(leaf, _ARRAY) and not (type(leaf) is _ARRAY and leaf.dtype.isnative):
+                raise SignatureChanged
 
 
 def _read_static(value: Any) -> Hashable:
