@@ -42,11 +42,14 @@ test: $(STAMP)-test $(STAMP)-model
 test-slow: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
+# What knows nothing of JAX is not run twice.
+ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/view --ignore=tests/test_benchmarks.py
+
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
 test-312:
 	@for python in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
 	    if "$$python" -c 'import sys, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
-	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312 PYTEST_ARGS="--every $(EVERY) $(PYTEST_ARGS)"; \
+	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312 PYTEST_ARGS="--every $(EVERY) $(ONCE) $(PYTEST_ARGS)"; \
 	    fi; \
 	done; \
 	echo "lane python3.12/jax 0.12: skipped, no interpreter"

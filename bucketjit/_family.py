@@ -270,12 +270,19 @@ class Family:
             # Nothing can be learnt from an empty array: run exact, decide on a later call.
             return Call(self._with_axes(shapes, {}), {}, None)
         refusal: TraceRefused | None = None
+        pinned: tuple[Tokens, Call] | None = None
         for names in self._guesses(shapes, wanted):
             tokens = self._with_axes(shapes, names)
             call = self._attempt(tokens, shapes)
-            if call.program is not None:
+            if call.program is None:
+                refusal = refusal or call.refusal
+            elif any(g.pins for g in call.program.guards):
+                # An open axis that is good for one size is better static, if others stay open.
+                pinned = pinned or (tokens, call)
+            elif call.sizes or pinned is None:
                 return self._settle(tokens, shapes, call)
-            refusal = refusal or call.refusal
+        if pinned is not None:
+            return self._settle(pinned[0], shapes, pinned[1])
         self._refusal = refusal
         tokens = self._with_axes(shapes, {})
         return self._settle(tokens, shapes, Call(tokens, {}, None, refusal))

@@ -422,10 +422,13 @@ def test_threads_end_with_the_executor(live_executables: Callable[[], int]) -> N
     executor(ramp(9))
     executor(ramp(3))
     assert executor.wait_for_compiles(60)
-    del executor
-    assert live_executables() == 0
-    deadline = time.monotonic() + 20
-    while any(t.name == "bucketjit-compile" for t in threading.enumerate()):
+    workers = executor._engine.supply.workers
+    assert workers is not None
+    threads = list(workers._threads)
+    del executor, workers
+    assert threads and live_executables() == 0
+    deadline = time.monotonic() + 60
+    while any(thread.is_alive() for thread in threads):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
