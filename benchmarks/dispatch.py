@@ -109,7 +109,7 @@ def _rows(group: str, calls: Calls, arguments: list[tuple[Any, ...]], rounds: in
 
 def warm(options: Options) -> list[Row]:
     """Warm calls of the tiny function by kind of argument and form of result."""
-    rounds = 20 if options.quick else 20_000
+    rounds = 20 if options.quick else 5_000
     expert = Expert()
     forms = {out: BucketedExec(tiny, out=out).with_pow2() for out in ("numpy", "padded", "jax")}
     host = [(np.ones((n, WIDTH), np.float32),) for n in range(1, LARGEST + 1)]
