@@ -1,9 +1,10 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     the tests, also as `make test PYTEST_ARGS='-k cache -x'`
+#   make test                     the tests, of the masking cases every second (all of them with
+#                                 EVERY=1); also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
-#                                 masking cases every fifth (all of them with EVERY=1)
+#                                 masking cases every tenth (all of them with EVERY_312=1)
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
 #   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
 #                                 served (a third of them with PYTEST_ARGS='--every 3')
@@ -19,7 +20,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EVERY ?= 5
+EVERY ?= 2
+EVERY_312 ?= 10
 ARGS ?=
 PYTEST_ARGS ?=
 
@@ -37,7 +39,7 @@ STAMP := $(VENV)/.installed
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "not slow" --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" --every $(EVERY) --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
@@ -49,7 +51,7 @@ ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/view --ignor
 test-312:
 	@for python in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
 	    if "$$python" -c 'import sys, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
-	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312 PYTEST_ARGS="--every $(EVERY) $(ONCE) $(PYTEST_ARGS)"; \
+	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312 EVERY=$(EVERY_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)"; \
 	    fi; \
 	done; \
 	echo "lane python3.12/jax 0.12: skipped, no interpreter"

@@ -96,7 +96,9 @@ class Engine:
         self.relatives: weakref.WeakKeyDictionary[Engine, None]
         self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
         self.relatives[self] = None
-        self.shelf = Shelf(config.persistence, config.rules, self.name, self.tell)
+        # Not `self.tell`: without a cycle, what an executor holds goes when it does.
+        told = functools.partial(tell, listeners=config.listeners)
+        self.shelf = Shelf(config.persistence, config.rules, self.name, told)
         self.routes: list[Route] = []
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
@@ -477,8 +479,12 @@ def _stock(
         count(entry.compile_seconds)
         entry.on_compile = counters.compile
 
+    supplies: list[weakref.ref[Supply]] = []
+
     def evicted(key: Any, entry: Executable) -> None:
-        supply.evicted(key, entry)
+        supply = supplies[0]()
+        if supply is not None:
+            supply.evicted(key, entry)
 
     cache: ExecutableCache[Any, Executable] = ExecutableCache(
         config.maxsize,
@@ -496,6 +502,7 @@ def _stock(
         compiled,
         functools.partial(tell, listeners=config.listeners),
     )
+    supplies.append(weakref.ref(supply))
     return cache, supply
 
 
