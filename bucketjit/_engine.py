@@ -188,7 +188,7 @@ class Engine:
             return self._fall_back(error, signed, call, out, given)
         if self.config.check is not Check.OFF:
             return self._run_checked(entry, compiled, signed, call, out)
-        sizes = jax.device_put(sizes_argument(call, entry.leak_shapes))
+        sizes = sizes_argument(call, entry.leak_shapes)
         finish = entry.finisher(call.ordered, out)
         result = self._run(entry, sizes, signed, finish)
         line = _line(entry, call, signed)
@@ -200,7 +200,8 @@ class Engine:
         small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
         if given is not None and small and not stands_in:
             is_open = _open_leaves(call, signed)
-            self._remember(signed, given, is_open, order.key, sizes, finish, line, call.sizes)
+            on_device = jax.device_put(sizes)
+            self._remember(signed, given, is_open, order.key, on_device, finish, line, call.sizes)
         return result
 
     def refuse(self, order: Order, refusal: MaskingError) -> None:
