@@ -308,7 +308,7 @@ def masked_function(
         padding = 0 if check is not Check.POISON else None  # what `pad` writes
         try:
             outs = interpret(program.jaxpr, program.consts, arrays, at, rules(), after, padding)
-        except MaskingError:
+        except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
             raise
         except Exception as error:
             raise MaskingError(
