@@ -96,7 +96,7 @@ def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance
 
 def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> Outcome:
     stats = executor.stats()
-    families = executor._signer._families.values()
+    families = executor._engine.signer._families.values()
     programs = [p for f in families for t in f._traced.values() for p in t.programs]
     if stats.fallback_calls:
         reasons = "; ".join(stats.fallback_reasons)
