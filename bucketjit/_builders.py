@@ -19,7 +19,7 @@ from bucketjit._config import (
     Persistent,
 )
 from bucketjit._errors import SpecError, StrategyContractError
-from bucketjit._events import Listener, is_listener
+from bucketjit._events import Listener
 from bucketjit._persistence.files import Distrusted, check_directory
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
@@ -232,7 +232,7 @@ class Builders:
             >>> [(event.kind, dict(event.sizes)) for event in told]
             [('signature', {'batch': 3}), ('compile', {'batch': 4})]
         """
-        if not is_listener(callback):
+        if not callable(callback):
             raise SpecError(f"on_event: expected a function of an event, got {callback!r}")
         return self._with(listeners=(*self._config.listeners, callback))
 

@@ -226,4 +226,5 @@ def failed(name: str, problem: str, blamed: str) -> MaskingError:
     return MaskingError(
         f"{name}: {problem}{blamed}",
         "this is a defect of a masking rule; leave the axis static until it is mended",
+        is_defect=True,
     )

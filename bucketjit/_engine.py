@@ -180,9 +180,11 @@ class Engine:
         beyond = exactly(self.config, call.sizes)
         if beyond is not None and beyond.wholly:
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
-        order = self.order(signed, call, bucket)
+        key = self.masked_key(program, bucket)
         try:
-            entry, compiled, stands_in = self.supply.get(order)
+            entry, compiled, stands_in = self.supply.get(
+                key, lambda: self.order(signed, call, bucket)
+            )
         except MaskingError as error:
             self.refused[program] = error
             return self._fall_back(error, signed, call, out, given)
@@ -201,7 +203,7 @@ class Engine:
         if given is not None and small and not stands_in:
             is_open = _open_leaves(call, signed)
             on_device = jax.device_put(sizes)
-            self._remember(signed, given, is_open, order.key, on_device, finish, line, call.sizes)
+            self._remember(signed, given, is_open, key, on_device, finish, line, call.sizes)
         return result
 
     def refuse(self, order: Order, refusal: MaskingError) -> None:
@@ -330,8 +332,8 @@ class Engine:
         reason: str | None = None,
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        order = self.exact_order(signed, sizes)
-        entry, compiled, _ = self.supply.get(order)
+        key = self.exact_key(signed)
+        entry, compiled, _ = self.supply.get(key, lambda: self.exact_order(signed, sizes))
         finish = _exact_finisher(entry, program, out)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
@@ -339,7 +341,7 @@ class Engine:
         self.counters.call(line, compiled)
         if given is not None and self.config.check is Check.OFF:
             is_open = [spec is not None for spec in signed.family.specs]
-            self._remember(signed, given, is_open, order.key, None, finish, line)
+            self._remember(signed, given, is_open, key, None, finish, line)
         return result
 
     def _run_split(self, signed: Signed, call: Call, error: BucketOverflowError, out: Out) -> Any:
@@ -365,7 +367,7 @@ class Engine:
         if self.config.check is Check.POISON:
             results = [run_poisoned(entry, signed, call, i, out) for i in range(len(POISONS))]
             result, other, what = results[0], results[1], "the same call with other padding"
-            exactly = True
+            to_the_bit = True
             self.counters.call(Line(call.sizes), compiled)
         else:
             sizes = sizes_argument(call, entry.leak_shapes)
@@ -373,12 +375,12 @@ class Engine:
             self.counters.call(_line(entry, call, signed), compiled)
             if not compiled and self.config.check is not Check.EXACT_ALWAYS:
                 return result
-            other, what, exactly = (
+            other, what, to_the_bit = (
                 self._run_exact(signed, call.sizes, Out.JAX),
                 "the unpadded run",
                 False,
             )
-        if problem := compare(result, other, what, exactly):
+        if problem := compare(result, other, what, to_the_bit):
             assert call.program is not None
             blamed = blame(
                 call.program,
@@ -387,7 +389,7 @@ class Engine:
                 entry.sizes,
                 call.leaks.values,
                 lambda kind: arguments_with(entry, signed, kind),
-                not exactly,
+                not to_the_bit,
             )
             raise failed(self.name, problem, blamed)
         return result

@@ -124,10 +124,10 @@ class MaskingError(BucketJitError):
         is_defect: Whether a rule failed, perhaps in this bucket only, where others refuse.
     """
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    def __init__(self, reason: str, remedy: str = "", *, is_defect: bool = False) -> None:
         self.reason = reason
         self.remedy = remedy
-        self.is_defect = remedy.startswith("this is a defect")
+        self.is_defect = is_defect
         super().__init__(f"{reason} ({remedy})" if remedy else reason)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 logger = logging.getLogger("bucketjit")
 
@@ -44,11 +43,16 @@ class Event:
     detail: str = ""
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{v}={n}" for v, n in self.sizes.items())
+        sizes = shown(self.sizes)
         took = f" in {self.seconds:.3g} s" if self.seconds else ""
         why = f": {self.detail}" if self.detail else ""
         line = f"{self.name}: {self.kind}{' ' + sizes if sizes else ''}{took}{why}"
         return " ".join(line.split())  # one line, whatever an error or a value says
+
+
+def shown(sizes: Mapping[str, int]) -> str:
+    """Sizes by dimension variable, as messages write them: ``"b=8, s=64"``."""
+    return ", ".join(f"{v}={n}" for v, n in sizes.items())
 
 
 Listener = Callable[[Event], object]
@@ -72,8 +76,3 @@ def tell(event: Event, listeners: Sequence[Listener]) -> None:
             listener(event)
         except Exception:
             logger.exception("a listener failed for %s", event)
-
-
-def is_listener(value: Any) -> bool:
-    """Whether events can be handed to it."""
-    return callable(value)

@@ -314,6 +314,7 @@ def masked_function(
             raise MaskingError(
                 f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
                 "this is a defect of a masking rule; leave the axis static until it is mended",
+                is_defect=True,
             ) from error
         return program.out_tree.unflatten(
             _finish(out, shape, kind, at)

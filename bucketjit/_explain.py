@@ -21,6 +21,7 @@ from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._engine import Engine
 from bucketjit._errors import BucketOverflowError, MaskingError
+from bucketjit._events import shown
 from bucketjit._family import Call
 from bucketjit._interpret import interpret
 from bucketjit._overflow import chunks, exactly
@@ -87,18 +88,18 @@ class Explanation:
     splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{v}={n}" for v, n in self.sizes.items()) or "no open axes"
+        sizes = shown(self.sizes) or "no open axes"
         lines = [f"{self.name} at {sizes}: {self.kind}"]
         for variable, parts in self.splits:
-            shown = ", ".join(map(str, parts))
-            lines.append(f"  in {len(parts)} chunks along {variable}: {shown}")
+            chunks = ", ".join(map(str, parts))
+            lines.append(f"  in {len(parts)} chunks along {variable}: {chunks}")
         if self.kind == "exact":
             if self.reason:
                 lines.append(f"  reason: {self.reason}")
             if self.remedy:
                 lines.append(f"  remedy: {self.remedy}")
         else:
-            lines.append("  bucket: " + ", ".join(f"{v}={n}" for v, n in self.bucket.items()))
+            lines.append("  bucket: " + shown(self.bucket))
             lines.append(f"  program: {self.program}")
             if self.guards:
                 lines.append(f"  guards: {', '.join(self.guards)}")
@@ -127,11 +128,9 @@ def describe(program: Program) -> str:
     """How a program was made, in words."""
     if program.pairing is None:
         return "traced once, with symbolic sizes"
-    shown = "; ".join(
-        ", ".join(f"{v}={n}" for v, n in sample.items()) for sample in program.pairing.samples
-    )
+    samples = "; ".join(map(shown, program.pairing.samples))
     leaked = program.pairing.leaked
-    return f"concrete traces, at {shown}; {leaked} constants depend on the sizes"
+    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes"
 
 
 def masked_equations(

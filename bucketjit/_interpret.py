@@ -132,6 +132,7 @@ class _Walk:
                 f"{name}: its masking rule failed with {type(error).__name__}: "
                 f"{first_line(error)}{_where(eqn)}",
                 "this is a defect of the rule",
+                is_defect=True,
             ) from error
         outs = list(out) if eqn.primitive.multiple_results else [out]
         for value, aval in zip(outs, ctx.out_avals, strict=True):
@@ -141,6 +142,7 @@ class _Walk:
                     f"{name}: its rule gave shape {tuple(value.shape)}, expected {expected} "
                     f"for {aval}{_where(eqn)}",
                     "this is a defect of the rule",
+                    is_defect=True,
                 )
         self._known.follow(eqn, operands, outs)
         return outs

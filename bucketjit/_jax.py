@@ -61,14 +61,6 @@ def trace_context() -> Hashable:
     return _config.trace_context()
 
 
-def at_top_level() -> bool:
-    """True outside every ``jit``, ``grad``, ``vmap`` and the like (``core.trace_state_clean``).
-
-    Non-public: the public way, looking for tracers among all leaves, costs a flatten per call.
-    """
-    return _core.trace_state_clean()
-
-
 def only_differentiated() -> bool:
     """True inside ``grad``, ``jvp`` and the like, as many as there are, but nothing else.
 
@@ -135,7 +127,8 @@ def current_trace() -> Hashable:
     return _core.trace_ctx.trace
 
 
-# What ``THREAD_TRACE.value`` is outside every transformation: `at_top_level`, six times faster.
+# What ``THREAD_TRACE.value`` is outside every transformation: ``core.trace_state_clean``, six times
+# faster, and no tracer has to be looked for among all leaves.
 # (Since 0.4.36, None since 0.12. No transformation makes an axis environment without a trace.)
 THREAD_TRACE = _core.trace_state_strong_ref
 NO_TRACE = (_core.eval_trace, None)

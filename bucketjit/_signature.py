@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._dims import evaluate_text, solve, variables_of
 from bucketjit._errors import ArgumentError, SizeMismatchError, SpecError
 from bucketjit._padded import Padded
@@ -311,13 +310,3 @@ def _bind_expressions(
             raise SizeMismatchError(
                 f"{where} has size {size}, but {token!r} is {value} with {known}"
             )
-
-
-def has_tracer(leaves: Sequence[Any]) -> bool:
-    """True if any of these is a tracer of ``jit``, ``grad``, ``vmap`` and the like."""
-    return any(isinstance(x, jax.core.Tracer) for x in leaves)
-
-
-def trace_key() -> Any:
-    """The configuration a program depends on."""
-    return _jax.trace_context()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning
-from bucketjit._events import Event
+from bucketjit._events import Event, shown
 from bucketjit._executable import Executable
 
 _GHOSTS = 256
@@ -109,18 +109,35 @@ class Supply:
         self._lock = threading.Lock()
         self.workers = None if background is None else Workers(background)
 
-    def get(self, order: Order) -> Supplied:
-        """The executable of an order, or a stand-in.
+    def get(self, key: Hashable, order: Callable[[], Order]) -> Supplied:
+        """The executable of a key, or a stand-in.
+
+        Args:
+            key: The key of the executable.
+            order: What to ask for if it is not stored.
 
         Raises:
             CompileBudgetError: It would have to be compiled, which is not allowed.
             Exception: Whatever compiling raised.
         """
-        entry = self._cache.get(order.key)
+        entry = self._cache.get(key)
         if entry is not None:
             return Supplied(entry)
-        if (stand_in := self._stand_in(order)) is not None:
+        wanted = order()
+        if (stand_in := self._stand_in(wanted)) is not None:
             return Supplied(stand_in, stands_in=True)
+        return self._obtain(wanted)
+
+    def prepare(self, order: Order) -> bool:
+        """Compile what an order asks for, if it is not stored. Returns whether that was so.
+
+        Raises:
+            Exception: Whatever compiling raised.
+        """
+        return order.key not in self._cache and self._obtain(order).compiled
+
+    def _obtain(self, order: Order) -> Supplied:
+        """The executable of an order: from a file, or compiled; another thread may be first."""
         compiled = False
 
         def build() -> Executable:
@@ -133,28 +150,6 @@ class Supply:
             return built
 
         return Supplied(self._cache.get_or_compile(order.key, build), compiled)
-
-    def prepare(self, order: Order) -> bool:
-        """Compile what an order asks for, if it is not stored. Returns whether that was so.
-
-        Raises:
-            Exception: Whatever compiling raised.
-        """
-        if order.key in self._cache:
-            return False
-        made = False
-
-        def build() -> Executable:
-            nonlocal made
-            if (loaded := self._load(order)) is not None:
-                return loaded
-            self._spend(order)
-            built = self._build(order)
-            made = True
-            return built
-
-        self._cache.get_or_compile(order.key, build)
-        return made
 
     def evicted(self, key: Hashable, entry: Executable) -> None:
         """Take note of an executable that has left the cache."""
@@ -215,8 +210,8 @@ class Supply:
         return entry
 
     def _tell_stand_in(self, order: Order, entry: Executable) -> None:
-        shown = ", ".join(f"{v}={n}" for v, n in entry.sizes.items())
-        self._tell(Event("stand-in", self._name, order.sizes, detail=f"served by {shown}"))
+        detail = f"served by {shown(entry.sizes)}"
+        self._tell(Event("stand-in", self._name, order.sizes, detail=detail))
 
     def _keeps_out(self, key: Hashable) -> bool:
         """Whether an executable that was evicted is not worth another one's place yet."""
@@ -274,8 +269,8 @@ class Supply:
             self._spent.compiles += 1
 
     def _refusal(self, order: Order) -> str:
-        sizes = ", ".join(f"{v}={n}" for v, n in order.logical.items()) or "these arguments"
-        bucket = ", ".join(f"{v}={n}" for v, n in order.sizes.items())
+        sizes = shown(order.logical) or "these arguments"
+        bucket = shown(order.sizes)
         if self._forbidden:
             why = "compiles are forbidden (forbid_compiles)"
         else:
@@ -304,10 +299,9 @@ class Supply:
             return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
 
         nearest = min(stored, key=distance)
-        shown = ", ".join(f"{v}={n}" for v, n in nearest.sizes.items())
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
-        return f"The nearest compiled bucket is {shown}{which}."
+        return f"The nearest compiled bucket is {shown(nearest.sizes)}{which}."
 
 
 class CompileGuard:

@@ -25,6 +25,7 @@ from bucketjit._errors import (
     SpecError,
     first_line,
 )
+from bucketjit._events import shown
 from bucketjit._family import Tokens, variables_in
 from bucketjit._overflow import exactly
 from bucketjit._signing import Signed
@@ -59,8 +60,8 @@ class WarmupReport:
             f"{len(self.compiled)} compiled, {len(self.present)} present, {len(self.failed)} "
             f"failed, {len(self.exact)} exact, {len(self.left)} left, in {self.seconds:.2f} s"
         )
-        lines = [f"  failed {_shown(sizes)}: {why}" for sizes, why in self.failed]
-        lines += [f"  exact {_shown(sizes)}: {why}" for sizes, why in self.exact]
+        lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
+        lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
         return "\n".join([head, *lines])
 
 
@@ -101,9 +102,11 @@ def warm_up(
     # The largest first: it can stand in for all others.
     todo.sort(key=lambda o: -_volume(o.sizes))
     compiled: list[Order] = []
+    tried: set[Hashable] = set()
     deadline = None if time_budget is None else began + time_budget
     with _progress(engine.name, len(todo), progress) as step:
         for order, error in _compile_all(engine, todo, workers, deadline):
+            tried.add(order.key)
             if error is None:
                 compiled.append(order)
             elif isinstance(error, MaskingError) and not error.is_defect:
@@ -112,16 +115,14 @@ def warm_up(
             else:
                 failed.append((FrozenDict(order.sizes), f"{type(error).__name__}: {error}"))
             step(order, error)
-    tried = {o.key for o in compiled}
     compiled.sort(key=todo.index)
     left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
-    wrong = [sizes for sizes, _ in (*failed, *exact)]
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
         failed=tuple(failed),
         exact=tuple(exact),
-        left=tuple(FrozenDict(o.sizes) for o in left if dict(o.sizes) not in wrong),
+        left=tuple(FrozenDict(o.sizes) for o in left),
         seconds=time.monotonic() - began,
     )
 
@@ -321,10 +322,6 @@ def _volume(sizes: Mapping[str, int]) -> int:
     return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0
 
 
-def _shown(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{v}={n}" for v, n in sizes.items()) or "exact"
-
-
 @contextlib.contextmanager
 def _progress(name: str, total: int, wanted: bool) -> Iterator[Any]:
     """Tell how far a warm-up is: a bar in a terminal, lines elsewhere; on standard error."""
@@ -335,7 +332,10 @@ def _progress(name: str, total: int, wanted: bool) -> Iterator[Any]:
 
     def line(order: Order, error: Exception | None) -> None:
         what = "failed" if error is not None else "compiled"
-        print(f"{name}: {what} {_shown(order.sizes)} ({next(done)}/{total})", file=sys.stderr)
+        print(
+            f"{name}: {what} {shown(order.sizes) or 'exact'} ({next(done)}/{total})",
+            file=sys.stderr,
+        )
 
     if not sys.stderr.isatty():
         yield line
@@ -348,7 +348,7 @@ def _progress(name: str, total: int, wanted: bool) -> Iterator[Any]:
     with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket") as bar:
 
         def step(order: Order, error: Exception | None) -> None:
-            bar.set_postfix_str(_shown(order.sizes), refresh=False)
+            bar.set_postfix_str(shown(order.sizes) or "exact", refresh=False)
             bar.update()
 
         yield step

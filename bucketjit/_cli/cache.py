@@ -12,6 +12,7 @@ from typing import Any
 
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._cli.tables import print_table
+from bucketjit._events import shown
 from bucketjit._persistence import files
 from bucketjit._persistence.environment import versions
 from bucketjit._persistence.files import Distrusted, Entry
@@ -114,7 +115,7 @@ def _row(entry: Entry) -> list[str]:
     header = entry.header
     if header is None:
         return [entry.path.name[:24], "-", "-", "-", size, "-", used, entry.problem]
-    bucket = ", ".join(f"{v}={n}" for v, n in header.sizes.items())
+    bucket = shown(header.sizes)
     made = header.environment
     versions = f"{made.get('bucketjit', '?').split()[0]}, jax {made.get('jax', '?')}"
     exact = " (exact)" if header.exact else ""
