@@ -35,21 +35,29 @@ from bucketjit._executable import (
 )
 from bucketjit._family import Call
 from bucketjit._loading import Shelf
-from bucketjit._overflow import Splitter, exactly, padded_sizes
+from bucketjit._overflow import exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
-from bucketjit._route import Plan, Route, elements, give_away, host_arguments, layout_of, make_plan
+from bucketjit._route import (
+    Given,
+    Route,
+    Routes,
+    Way,
+    elements,
+    give_away,
+    host_arguments,
+    layout_of,
+    make_plan,
+)
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed, Signer
+from bucketjit._splitting import Splitter
 from bucketjit._stats import Counters, Line
 from bucketjit._supply import Order, Supply
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules
 
-_MAX_ROUTES = 64
 _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
-
-Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call as they came
 
 
 class Watcher(Protocol):
@@ -74,7 +82,8 @@ class Engine:
         signer: From arguments to families.
         cache: The executables.
         counters: What was done so far.
-        routes: The warm path: ways to read the arguments, the latest first.
+        routes: The warm path: ways to read the arguments.
+        chunk_routes: Those of chunks, whose results are padded.
         relatives: Itself and the engines of derivatives, all that share cache and counters.
         refused: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
@@ -99,7 +108,8 @@ class Engine:
         # Not `self.tell`: without a cycle, what an executor holds goes when it does.
         told = functools.partial(tell, listeners=config.listeners)
         self.shelf = Shelf(config.persistence, config.rules, self.name, told)
-        self.routes: list[Route] = []
+        self.routes = Routes()
+        self.chunk_routes = Routes()
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
@@ -114,7 +124,8 @@ class Engine:
             self.supply.clear()
             self.cache.clear()
             self.signer.clear()
-            self.routes = []
+            self.routes.clear()
+            self.chunk_routes.clear()
             self.refused.clear()
             self.relatives.clear()
             self.relatives[self] = None
@@ -176,7 +187,7 @@ class Engine:
             with self.lock:
                 bucket = self.bucket_of(program, call)
         except BucketOverflowError as error:
-            return self._run_split(signed, call, error, out)
+            return self._run_split(signed, call, error, out, given)
         beyond = exactly(self.config, call.sizes)
         if beyond is not None and beyond.wholly:
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
@@ -344,9 +355,25 @@ class Engine:
             self._remember(signed, given, is_open, key, None, finish, line)
         return result
 
-    def _run_split(self, signed: Signed, call: Call, error: BucketOverflowError, out: Out) -> Any:
-        serve = functools.partial(self.serve, out=Out.PADDED)
-        result = self.splitter.run(serve, signed, call, error, out)
+    def _run_split(
+        self,
+        signed: Signed,
+        call: Call,
+        error: BucketOverflowError,
+        out: Out,
+        given: Given | None,
+    ) -> Any:
+        def serve(chunk: Signed, chunk_given: Given | None) -> Any:
+            return self.serve(chunk, chunk_given, Out.PADDED)
+
+        given = given if self.config.check is Check.OFF else None
+        result, way = self.splitter.run(serve, signed, call, error, out, given, self.chunk_routes)
+        if way is not None and given is not None:
+            is_open = _open_leaves(call, signed)
+            layout = layout_of(signed, is_open, given.args, given.kwargs)
+            if layout is not None:
+                with self.lock:
+                    self._keep(given, *given.routes.of(layout), way)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
             other = self._run_exact(signed, call.sizes, Out.JAX, program=call.program)
             if problem := compare(result, other, "the run in one piece", False):
@@ -441,35 +468,34 @@ class Engine:
         slot = self.cache.slot(key)
         if slot is None:
             return
-        args, kwargs = given
-        layout = layout_of(signed, is_open, args, kwargs)
+        layout = layout_of(signed, is_open, given.args, given.kwargs)
         if layout is None:
             return
+        note = None
+        if self.watcher is not None and logical is not None:
+            note = functools.partial(self.watcher.note, logical)
+        hosts = host_arguments(signed, is_open, given.args, given.kwargs)
         with self.lock:
-            route = next((r for r in self.routes if r.layout == layout), None)
-            if route is None:
-                route = Route(layout)
-                dropped = self.routes[_MAX_ROUTES - 1 :]
-                self.routes = [route, *self.routes][:_MAX_ROUTES]
-                self._forget([plan for old in dropped for plan in old.plans()])
-            note = None
-            if self.watcher is not None and logical is not None:
-                note = functools.partial(self.watcher.note, logical)
             self.counters.open(line)
-            hosts = host_arguments(signed, is_open, args, kwargs)
+            route, gone = given.routes.of(layout)
             plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note, hosts)
-            self._forget(route.remember(args, kwargs, plan))
+            self._keep(given, route, gone, plan)
+
+    def _keep(self, given: Given, route: Route, gone: list[Way], way: Way) -> None:
+        gone += route.remember(given.args, given.kwargs, way)
+        if given.routes is self.chunk_routes and any(other.is_alive for other in gone):
+            gone += self.routes.clear()  # they may lead to chunks that are not counted any more
+        self._forget(gone)
 
     def forget_routes(self) -> None:
         """Let every call look for its bucket anew."""
         with self.lock:
-            routes, self.routes = self.routes, []
-            for route in routes:
-                self._forget(route.plans())
+            self._forget([*self.routes.clear(), *self.chunk_routes.clear()])
 
-    def _forget(self, plans: Sequence[Plan]) -> None:
-        for plan in plans:
-            self.counters.close(plan.line)
+    def _forget(self, ways: Sequence[Way]) -> None:
+        for way in ways:
+            for line in way.lines:
+                self.counters.close(line)
 
 
 def _stock(

@@ -26,7 +26,7 @@ from bucketjit._manifest import Manifest, manifest_of
 from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
 from bucketjit._results import Out
-from bucketjit._route import Evicted
+from bucketjit._route import Evicted, Given
 from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
 from bucketjit._view.views import Views
@@ -184,7 +184,7 @@ class BucketedExec(Builders, Views):
                     raise
         if _jax.jit_disabled():
             return self._inside(args, kwargs)
-        return engine.serve(engine.signer.sign(args, kwargs), (args, kwargs))
+        return engine.serve(engine.signer.sign(args, kwargs), Given(args, kwargs, engine.routes))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""

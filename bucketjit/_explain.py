@@ -24,9 +24,10 @@ from bucketjit._errors import BucketOverflowError, MaskingError
 from bucketjit._events import shown
 from bucketjit._family import Call
 from bucketjit._interpret import interpret
-from bucketjit._overflow import chunks, exactly
+from bucketjit._overflow import exactly
 from bucketjit._rule import Rule, RuleContext, RuleTable
 from bucketjit._signing import Signed
+from bucketjit._splitting import chunk, pieces
 from bucketjit._stats import FrozenDict
 from bucketjit._trace import Program
 
@@ -289,7 +290,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
             bucket = engine.bucket_of(call.program, call)
     except BucketOverflowError as error:
         plan = engine.splitter.plan(call, error)
-        told = explain(engine, chunks(signed, call, plan)[0])
+        told = explain(engine, chunk(signed, next(pieces(signed, call, plan))))
         splits = ((plan.variable, plan.sizes), *told.splits)
         return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
     beyond = exactly(engine.config, call.sizes)

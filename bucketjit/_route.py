@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from bucketjit._signing import Signed
 from bucketjit._stats import Line
 
 _MEMO_LIMIT = 16384
+_MAX_ROUTES = 64
 _ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
 
 Where = int | str  # position or name of an argument
@@ -66,6 +67,30 @@ class Opened(NamedTuple):
         if self.is_bare:
             return _read
         return _container_reader(self.tree, [i for i, _ in self.leaves])
+
+
+class Way(Protocol):
+    """What serves calls with one set of shapes: a `Plan`, or one plan for each chunk of a call.
+
+    Attributes:
+        following: What to try where this refuses a call.
+        is_alive: Whether its executables are in the cache.
+        slots: Where the executables are.
+        lines: Count the calls.
+    """
+
+    following: Way | None
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    @property
+    def slots(self) -> tuple[Slot[Executable], ...]: ...
+
+    @property
+    def lines(self) -> tuple[Line, ...]: ...
+
+    def serve(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any: ...
 
 
 class Plan:
@@ -118,7 +143,7 @@ class Plan:
     ) -> None:
         self._hosts = tuple(hosts)
         self.slot = slot
-        self.following: Plan | None = None
+        self.following: Way | None = None
         self._sizes = sizes
         self._pads = tuple(pads)
         self._gives = tuple(gives)
@@ -131,7 +156,22 @@ class Plan:
         self._clock = line.clock
         self.line = line
 
-    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @property
+    def is_alive(self) -> bool:
+        """Whether its executable is in the cache."""
+        return self.slot.entry is not None
+
+    @property
+    def slots(self) -> tuple[Slot[Executable], ...]:
+        """Where its executable is."""
+        return (self.slot,)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Counts the calls."""
+        return (self.line,)
+
+    def serve(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Serve a call.
 
         Raises:
@@ -170,7 +210,7 @@ class Plan:
                 self._note()
         return result if self._finish is None else self._finish(result)
 
-    def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _padded(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         values: Any = list(args)
         if kwargs:
             kwargs = dict(kwargs)
@@ -224,24 +264,24 @@ class Route:
         self.layout = layout
         self.dynamic = layout.dynamic
         self.static_names = frozenset(w for w in layout.statics if isinstance(w, str))
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, Way] = {}
         readers = [(o.where, o.read) for o in layout.opened]
         readers += [(where, _read_static) for where in layout.statics]
-        self._key: Callable[[tuple[Any, ...], Mapping[str, Any]], Hashable]
+        self._key: Callable[[Sequence[Any], Mapping[str, Any]], Hashable]
         if len(readers) == 1 and isinstance(readers[0][0], int) and not layout.names:
             self._key = _key_of_one(layout.arity, readers[0][0], readers[0][1])
         else:
             self._key = _key_of_several(layout.arity, frozenset(layout.names), readers)
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan | None:
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Way | None:
         """The plan of a call; None if there is none, or the call is another route's."""
         return self._plans.get(self._key(args, kwargs))
 
-    def plans(self) -> list[Plan]:
-        """All plans."""
+    def ways(self) -> list[Way]:
+        """All there are."""
         found = []
         for plan in list(self._plans.values()):
-            following: Plan | None = plan
+            following: Way | None = plan
             while following is not None:
                 found.append(following)
                 following = following.following
@@ -255,19 +295,17 @@ class Route:
             kwargs = {k: v for k, v in kwargs.items() if k not in self.static_names}
         return values, kwargs
 
-    def remember(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], plan: Plan
-    ) -> Sequence[Plan]:
+    def remember(self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Way) -> Sequence[Way]:
         """Serve calls like this one by a plan. Returns the plans that had to give way."""
-        gone: list[Plan] = []
+        gone: list[Way] = []
         if len(self._plans) >= _MEMO_LIMIT:
-            gone += self.plans()
+            gone += self.ways()
             self._plans = {}
         key = self._key(args, kwargs)
-        kept: list[Plan] = []
+        kept: list[Way] = []
         old = self._plans.get(key)
         while old is not None:
-            stays = old.slot.entry is not None and old.slot is not plan.slot
+            stays = old.is_alive and old.slots != plan.slots
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
             old = old.following
         plan.following = None
@@ -278,7 +316,7 @@ class Route:
 
 
 def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]:
-    def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    def key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         if kwargs or len(args) != arity:
             return None
         value = args[where]
@@ -296,7 +334,7 @@ def _key_of_several(
     positional = [(w, r) for w, r in readers if isinstance(w, int)]
     named = [(w, r) for w, r in readers if isinstance(w, str)]
 
-    def key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    def key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         if len(args) != count or (kwargs or names) and kwargs.keys() != names:
             return None
         parts = []
@@ -313,8 +351,72 @@ def _key_of_several(
     return key
 
 
+class Routes:
+    """All routes of an executor, the latest first."""
+
+    def __init__(self) -> None:
+        self._routes: list[Route] = []
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Way | None:
+        """The way to serve a call; None if none is known."""
+        for route in self._routes:
+            way = route.find(args, kwargs)
+            if way is not None:
+                return way
+        return None
+
+    def of(self, layout: Layout) -> tuple[Route, list[Way]]:
+        """The route of a layout, and what had to give way for it."""
+        for route in self._routes:
+            if route.layout == layout:
+                return route, []
+        route = Route(layout)
+        dropped = self._routes[_MAX_ROUTES - 1 :]
+        self._routes = [route, *self._routes][:_MAX_ROUTES]
+        return route, [way for old in dropped for way in old.ways()]
+
+    def clear(self) -> list[Way]:
+        """Forget all of them. Returns the ways there were."""
+        routes, self._routes = self._routes, []
+        return [way for route in routes for way in route.ways()]
+
+
+class Given(NamedTuple):
+    """The arguments of a call as they came.
+
+    Attributes:
+        args: The positional ones.
+        kwargs: Those by name.
+        routes: Where the way to serve others like it is kept.
+    """
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    routes: Routes
+
+
+def arguments_of(
+    signed: Signed, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Where, list[Any], Any, int]]:
+    """The arguments of a call that are not static.
+
+    Yields:
+        Where it is, its leaves, its tree, and the position of its first leaf in the call.
+    """
+    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
+    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
+    start = 0
+    for where, value in arguments:
+        flat, tree = jax.tree_util.tree_flatten(value)
+        yield where, flat, tree, start
+        start += len(flat)
+
+
 def layout_of(
-    signed: Signed, is_open: Sequence[bool], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    signed: Signed, is_open: Sequence[bool], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Layout | None:
     """Where the open axes of a call are, or None where the slow path must look closer.
 
@@ -327,13 +429,8 @@ def layout_of(
     Returns:
         The layout; None if an array with open axes is of a kind that is not read fast.
     """
-    names = sorted(k for k in kwargs if k not in signed.statics.keyword)
     opened: list[Opened] = []
-    start = 0
-    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
-    arguments += [(k, kwargs[k]) for k in names]
-    for where, value in arguments:
-        flat, tree = jax.tree_util.tree_flatten(value)
+    for where, flat, tree, start in arguments_of(signed, args, kwargs):
         own = is_open[start : start + len(flat)]
         for leaf, leaf_is_open in zip(flat, own, strict=True):
             if isinstance(leaf, Padded) if not leaf_is_open else _read(leaf) is None:
@@ -341,7 +438,6 @@ def layout_of(
         places = tuple((i, start + i) for i, o in enumerate(own) if o)
         if places:
             opened.append(Opened(where, tree, places))
-        start += len(flat)
     if not opened:
         return None
     dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
@@ -393,7 +489,7 @@ def make_plan(
 
 
 def host_arguments(
-    signed: Signed, is_open: Sequence[bool], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    signed: Signed, is_open: Sequence[bool], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Where]:
     """The arguments that hold NumPy arrays without open axes.
 
@@ -401,19 +497,14 @@ def host_arguments(
     byte order for the same, and reads its bytes as they are; and it does not see masks.
     """
     found: list[Where] = []
-    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
-    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
-    start = 0
-    for where, value in arguments:
-        flat = jax.tree_util.tree_leaves(value)
+    for where, flat, _, start in arguments_of(signed, args, kwargs):
         own = is_open[start : start + len(flat)]
         if any(type(x) is _ARRAY and not o for x, o in zip(flat, own, strict=True)):
             found.append(where)
-        start += len(flat)
     return found
 
 
-def _check_hosts(hosts: Sequence[Where], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     for where in hosts:
         value = args[where] if isinstance(where, int) else kwargs[where]
         for leaf in (value,) if type(value) is _ARRAY else jax.tree_util.tree_leaves(value):

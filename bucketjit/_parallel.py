@@ -1,0 +1,82 @@
+"""Several jobs on the cores of the host: who asks works on them too, and others help.
+
+XLA runs one small program on few of the cores, and on CPU it runs it in the thread that called it.
+Independent calls of such a program therefore end sooner when several threads make them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from bucketjit import _jax
+
+T = TypeVar("T")
+
+
+@functools.cache
+def _helpers(process: int) -> tuple[int, ThreadPoolExecutor | None]:
+    """How many threads can help in a process, and those: a fork has none of its parent's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = (cores or 1) - 1
+    if count < 1:
+        return 0, None
+    return count, ThreadPoolExecutor(count, thread_name_prefix="bucketjit-chunks")
+
+
+def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """Run jobs that do not depend on each other, in this thread and others.
+
+    A thread that JAX is configured for in another way (``jax.default_matmul_precision`` and the
+    like, as a context) does not help: configuration is each thread's own.
+
+    Args:
+        jobs: What to run. No job may wait for another.
+
+    Returns:
+        Their results, in order.
+
+    Raises:
+        Exception: The first error of a job. No job is begun after it, and none is running any
+            more.
+    """
+    count, pool = _helpers(os.getpid())
+    if len(jobs) == 1 or pool is None:
+        return [job() for job in jobs]
+    results: dict[int, T] = {}
+    todo = deque(enumerate(jobs))
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while True:
+            try:
+                index, job = todo.popleft()
+            except IndexError:
+                return
+            try:
+                results[index] = job()
+            except BaseException as error:
+                failures.append(error)
+                todo.clear()
+
+    context = _jax.trace_context()
+
+    def help_out() -> None:
+        if _jax.trace_context() == context:
+            work()
+
+    helping = [pool.submit(help_out) for _ in range(min(count, len(jobs) - 1))]
+    work()
+    for future in helping:
+        if not future.cancel():
+            future.result()
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # the error holds this frame
+    return [results[index] for index in range(len(jobs))]

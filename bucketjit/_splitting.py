@@ -1,0 +1,429 @@
+"""Run a call in chunks along an axis, and join their results (`Overflow.SPLIT`).
+
+Which is right where the program shows that the outputs are independent along that axis; see
+`_independence`. The first call of its shapes goes chunk by chunk through the slow path. What was
+found out is kept as a `SplitPlan`, whose chunks are run on several cores at the same time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bucketjit._config import Config, Overflow
+from bucketjit._dims import evaluate_text, variables_of
+from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
+from bucketjit._executable import SignatureChanged
+from bucketjit._family import Call
+from bucketjit._independence import split_axes
+from bucketjit._overflow import policy_of
+from bucketjit._padding import fresh, part
+from bucketjit._parallel import run_together
+from bucketjit._results import Out, joined
+from bucketjit._route import Evicted, Given, Routes, Way, Where, arguments_of
+from bucketjit._signing import Signed
+from bucketjit._stats import Line
+from bucketjit._trace import Program
+
+_ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
+_WORTH_HELP = (
+    1e6  # floating point operations of a call below which threads cost more than they save
+)
+
+Serve = Callable[[Signed, Given | None], Any]
+
+
+class Splitting(NamedTuple):
+    """How a call is cut into chunks.
+
+    Attributes:
+        variable: The dimension variable that is cut.
+        sizes: Its size in each chunk.
+        axes: For each output, the axis along which chunks are joined, or None if all are the same.
+    """
+
+    variable: str
+    sizes: tuple[int, ...]
+    axes: tuple[int | None, ...]
+
+
+class Piece(NamedTuple):
+    """What a chunk has of one leaf of the call.
+
+    Attributes:
+        leaf: Position of the leaf.
+        axis: The axis that is cut; None if the leaf is a size itself.
+        start: Where it begins.
+        stop: Where it ends; or the size.
+    """
+
+    leaf: int
+    axis: int | None
+    start: int
+    stop: int
+
+    def of(self, value: Any) -> Any:
+        """The piece of a leaf."""
+        if self.axis is not None:
+            return part(value, self.axis, self.start, self.stop)
+        return value.dtype.type(self.stop) if isinstance(value, np.integer) else self.stop
+
+
+def pieces(signed: Signed, call: Call, plan: Splitting) -> Iterator[list[Piece]]:
+    """What each chunk has of the leaves that are cut, chunk by chunk."""
+    start = 0
+    for end in itertools.accumulate(plan.sizes):
+        sizes = {**call.sizes, plan.variable: end - start}
+        found = []
+        for i, (row, kind) in enumerate(zip(call.tokens, signed.family.types, strict=True)):
+            axis = _axis_of(row, plan.variable)
+            if axis is None:
+                continue
+            if kind.dtype is None:
+                found.append(Piece(i, None, 0, evaluate_text(row[0], sizes)))
+            else:
+                block = evaluate_text(row[axis], {**sizes, plan.variable: 1})
+                found.append(Piece(i, axis, start * block, end * block))
+        yield found
+        start = end
+
+
+def _axis_of(row: Sequence[str], variable: str) -> int | None:
+    return next((i for i, t in enumerate(row) if variable in variables_of(t)), None)
+
+
+def chunk(signed: Signed, cut: Sequence[Piece]) -> Signed:
+    """The call that a chunk is. What it donates is a copy: the other chunks need the same."""
+    positional, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    donated = set(jax.tree_util.tree_leaves([positional[i] for i in signed.donate]))
+    leaves, shapes = list(signed.leaves), list(signed.shapes)
+    for piece in cut:
+        leaves[piece.leaf] = value = piece.of(leaves[piece.leaf])
+        shapes[piece.leaf] = (piece.stop,) if piece.axis is None else tuple(value.shape)
+    for i in donated:
+        leaves[i] = fresh(leaves[i])
+    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+
+
+def _as_given(signed: Signed, given: Given, routes: Routes) -> Given:
+    """The arguments of a chunk, in the form of those of the whole call."""
+    args = list(given.args)
+    positional, named = signed.tree.unflatten(signed.leaves)
+    for position, value in zip(signed.dynamic, positional, strict=True):
+        args[position] = value
+    return Given(args, {**given.kwargs, **named}, routes)
+
+
+class Splitter:
+    """Runs calls in chunks.
+
+    Args:
+        config: The configuration.
+        lock: Held while programs are traced.
+    """
+
+    def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
+        self._config = config
+        self._lock = lock
+        self._shown: dict[tuple[Program, str], tuple[int | None, ...] | MaskingError] = {}
+
+    def clear(self) -> None:
+        """Forget what was found out of programs."""
+        self._shown.clear()
+
+    def plan(self, call: Call, error: BucketOverflowError) -> Splitting:
+        """How to cut a call whose size is beyond the largest bucket.
+
+        Args:
+            call: The call; it has a program.
+            error: What told so.
+
+        Raises:
+            SplitError: The program does not show that the chunks can be told apart.
+            BucketOverflowError: ``error``, if the policy of its variable is another.
+        """
+        variable, largest = error.dim, error.largest
+        total = call.sizes.get(variable, 0) if variable is not None else 0
+        if variable is None or not 1 <= largest < total:
+            raise error
+        if policy_of(self._config, variable) is not Overflow.SPLIT:
+            raise error
+        try:
+            assert call.program is not None
+            axes = self._axes(call.program, variable)
+            sizes = self._sizes(call.program, call, variable, largest)
+        except MaskingError as why:
+            raise SplitError(total, largest, variable, why.reason, why.remedy) from None
+        return Splitting(variable, sizes, axes)
+
+    def run(
+        self,
+        serve: Serve,
+        signed: Signed,
+        call: Call,
+        error: BucketOverflowError,
+        out: Out,
+        given: Given | None,
+        routes: Routes,
+    ) -> tuple[Any, SplitPlan | None]:
+        """Run a call in chunks, each an ordinary call, and join their results.
+
+        Args:
+            serve: Runs a call, with results in the form `Out.PADDED`; takes its arguments as they
+                would have come, if others like it may go a shorter way.
+            signed: The call. What it donates is left alone.
+            call: The same call, resolved.
+            error: What told that its size is beyond the largest bucket.
+            out: The form of results.
+            given: Its arguments as they came, if others like it may go a shorter way.
+            routes: The ways to serve chunks.
+
+        Returns:
+            The result, and the shorter way if there is one.
+
+        Raises:
+            SplitError, BucketOverflowError: See `plan`.
+        """
+        plan = self.plan(call, error)
+        cuts = list(pieces(signed, call, plan))
+        assert call.program is not None
+        weak_types = [weak for _, weak in call.program.out_types]
+        join = functools.partial(_join, error, plan.axes, weak_types, out)
+        if given is None or signed.donate:
+            return join([serve(chunk(signed, cut), None) for cut in cuts]), None
+        results: dict[int, Any] = {}
+        ways: dict[int, Way] = {}  # by size of the chunk
+        for i, (size, cut) in enumerate(zip(plan.sizes, cuts, strict=True)):
+            if size in ways:
+                continue
+            own = chunk(signed, cut)
+            like = _as_given(own, given, routes)
+            way = routes.find(like.args, like.kwargs)
+            if way is None:
+                results[i] = serve(own, like)
+                way = routes.find(like.args, like.kwargs)
+            if way is not None:
+                ways[size] = way
+        chunks = [
+            Chunk(ways.get(size), _by_argument(signed, given, cut))
+            for size, cut in zip(plan.sizes, cuts, strict=True)
+        ]
+        shorter = SplitPlan(chunks, join)
+        left = [i for i in range(len(cuts)) if i not in results]
+        try:
+            found = shorter.run([chunks[i] for i in left], given.args, given.kwargs)
+        except (SignatureChanged, Evicted):
+            found = [serve(chunk(signed, cuts[i]), None) for i in left]
+        results.update(zip(left, found, strict=True))
+        whole = join([results[i] for i in range(len(cuts))])
+        return whole, shorter if ways.keys() == set(plan.sizes) else None
+
+    def _axes(self, program: Program, variable: str) -> tuple[int | None, ...]:
+        shown = self._shown.get((program, variable))
+        if shown is None:
+            try:
+                shown = split_axes(program, variable)
+            except MaskingError as refusal:
+                shown = refusal
+            self._shown[program, variable] = shown
+        if isinstance(shown, MaskingError):
+            raise shown
+        return shown
+
+    def _sizes(self, program: Program, call: Call, variable: str, largest: int) -> tuple[int, ...]:
+        """Sizes of chunks, as large as the guards of the program let them be.
+
+        Raises:
+            MaskingError: They let no sizes be, or at least none that is near the largest bucket.
+        """
+        sizes, total = call.sizes, call.sizes[variable]
+        constants = [x.tobytes() for x in call.leaks.values]
+        changed = False
+
+        def serves(n: int) -> bool:
+            nonlocal changed
+            with self._lock:
+                leaks = program.leaks({**sizes, variable: n})
+            if leaks is None:
+                return False
+            same = [x.tobytes() for x in leaks.values] == constants
+            changed |= not same
+            return same
+
+        if not serves(largest) and changed:
+            raise MaskingError(
+                f"a number that the function computes of sizes is another for chunks of {largest}",
+                f"compute it of other sizes than {variable}",
+            )
+        for size in range(largest, max(0, largest - _ATTEMPTS), -1):
+            if not serves(size):
+                continue
+            whole, rest = divmod(total, size)
+            if not rest:
+                return (size,) * whole
+            for moved in range(min(_ATTEMPTS, size - rest + 1, size)):
+                if serves(size - moved) and serves(rest + moved):
+                    return (*(size,) * (whole - 1), size - moved, rest + moved)
+        trial = {**sizes, variable: largest}
+        broken = [str(g) for g in program.guards if not g.holds(trial)]
+        what = f"where {broken[0]}" if broken else "at sizes like this"
+        raise MaskingError(
+            f"the function was traced {what}, and may do something else for chunks of {largest}",
+            "let it not decide by sizes",
+        )
+
+
+def _join(
+    error: BucketOverflowError,
+    axes: Sequence[int | None],
+    weak_types: Sequence[bool],
+    out: Out,
+    results: Sequence[Any],
+) -> Any:
+    """The result of a call, of those of its chunks."""
+    trees = {jax.tree_util.tree_structure(result) for result in results}
+    if len(trees) > 1:
+        shown = " and ".join(map(str, trees))
+        raise SplitError(
+            error.size, error.largest, error.dim, f"chunks return different trees, {shown}"
+        )
+    leaves = zip(*map(jax.tree_util.tree_leaves, results), strict=True)
+    whole = [
+        joined(parts, axis, weak, out)
+        for parts, axis, weak in zip(leaves, axes, weak_types, strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(trees.pop(), whole)
+
+
+class Cut(NamedTuple):
+    """What a chunk has of one argument.
+
+    Attributes:
+        where: Its position or name.
+        tree: Its tree; None for a bare array.
+        pieces: By leaf among those of the argument.
+    """
+
+    where: Where
+    tree: Any
+    pieces: tuple[tuple[int, Piece], ...]
+
+
+class Chunk(NamedTuple):
+    """A chunk of a call.
+
+    Attributes:
+        way: How it is served; None if that is not known.
+        cuts: What it has of the arguments that are cut.
+    """
+
+    way: Way | None
+    cuts: tuple[Cut, ...]
+
+    def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any], wait: bool) -> Any:
+        """Serve it.
+
+        Args:
+            args: The positional arguments of the whole call.
+            kwargs: Those by name.
+            wait: Whether to wait until the result is computed.
+
+        Raises:
+            Evicted: An executable has left the cache.
+            SignatureChanged: What has no open axes is not as it was; or no way is known.
+        """
+        if self.way is None:
+            raise SignatureChanged
+        values, named = list(args), dict(kwargs)
+        for where, tree, own in self.cuts:
+            place: Any = values if isinstance(where, int) else named
+            if tree is None:
+                place[where] = own[0][1].of(place[where])
+                continue
+            flat = tree.flatten_up_to(place[where])
+            for leaf, piece in own:
+                flat[leaf] = piece.of(flat[leaf])
+            place[where] = tree.unflatten(flat)
+        result = self.way.serve(values, named)
+        return jax.block_until_ready(result) if wait else result
+
+
+def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut, ...]:
+    by_leaf = {piece.leaf: piece for piece in cut}
+    found = []
+    for where, flat, tree, start in arguments_of(signed, given.args, given.kwargs):
+        own = [(i, by_leaf[start + i]) for i in range(len(flat)) if start + i in by_leaf]
+        if own:
+            bare = jax.tree_util.treedef_is_leaf(tree)
+            found.append(Cut(where, None if bare else tree, tuple(own)))
+    return tuple(found)
+
+
+class SplitPlan:
+    """How calls with one set of shapes are served in chunks; see `bucketjit._route.Plan`.
+
+    If a chunk cannot be served by its plan, the whole call takes the slow path: what has no open
+    axes may be another thing now, of which it has not been shown that it may be cut.
+
+    Args:
+        chunks: The chunks.
+        join: Joins their results.
+
+    Attributes:
+        following: The plan to try where this one is refused.
+        slots: Where the executables are.
+        lines: None of its own: its chunks are counted where they are kept.
+    """
+
+    __slots__ = ("_chunks", "_helped", "_join", "following", "slots")
+
+    lines: tuple[Line, ...] = ()
+
+    def __init__(self, chunks: Sequence[Chunk], join: Callable[[Sequence[Any]], Any]) -> None:
+        self._chunks = tuple(chunks)
+        self._join = join
+        self.following: Way | None = None
+        ways = [chunk.way for chunk in chunks if chunk.way is not None]
+        self.slots = tuple(slot for way in dict.fromkeys(ways) for slot in way.slots)
+        self._helped = _wants_help(ways)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its executables are in the cache."""
+        return all(slot.entry is not None for slot in self.slots)
+
+    def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Serve a call.
+
+        Raises:
+            Evicted: An executable has left the cache.
+            SignatureChanged: What has no open axes is not as it was.
+        """
+        return self._join(self.run(self._chunks, args, kwargs))
+
+    def run(
+        self, chunks: Sequence[Chunk], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The results of some of its chunks; see `serve`."""
+        jobs = [functools.partial(c.serve, args, kwargs, wait=self._helped) for c in chunks]
+        return run_together(jobs) if self._helped else [job() for job in jobs]
+
+
+def _wants_help(ways: Sequence[Way]) -> bool:
+    """Whether chunks end sooner when several threads run them.
+
+    On an accelerator they are queued one after the other, whoever asks; and programs of several
+    devices wait for each other.
+    """
+    entries = [slot.entry for way in ways for slot in way.slots]
+    flops = sum(entry.flops for entry in entries if entry is not None)
+    if flops < _WORTH_HELP:  # not so if it is not known
+        return False
+    return all(entry is not None and entry.on_host for entry in entries)
