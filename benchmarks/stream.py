@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from benchmarks import encoder
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES, PLANS, Entry
@@ -74,19 +76,34 @@ def write_exact(path: str, calls: int) -> None:
 
 def warm(options: Options) -> list[Row]:
     """The stream once all is compiled: contenders in turn, call by call, in one process."""
+    return _warm(options, [e for e in ENTRIES if e.name == REFERENCE or _is_ours(e)])
+
+
+def warm_plans(options: Options) -> list[Row]:
+    """The same, by ways of choosing buckets."""
+    return _warm(options, PLANS)
+
+
+def _is_ours(entry: Entry) -> bool:
+    return entry.name.startswith("bucketjit")
+
+
+def _warm(options: Options, entries: Sequence[Entry]) -> list[Row]:
+    """A row for each contender; the first is what they are compared with."""
     calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     sizes, weights = encoder.draw_sizes(calls), encoder.draw_weights()
     stream = [(tokens,) for tokens in encoder.draw_tokens(sizes)]
-    chosen = [e for e in ENTRIES if e.name == REFERENCE or e.name.startswith("bucketjit")]
-    contenders = {e.name: e.load()(weights, sizes).run for e in chosen}
+    contenders = {e.name: e.load()(weights, sizes).run for e in entries}
     in_turn(contenders, stream)  # compiles
     times = in_turn(contenders, stream)
     return [
         {
             "contender": name,
             "p50_ms": median(times[name]) * 1e3,
-            "ratio": paired_ratio(times, name, REFERENCE),
+            "p99_ms": float(np.percentile(times[name], 99)) * 1e3,
+            "ratio": paired_ratio(times, name, entries[0].name),
             "total_s": sum(times[name]),
+            "throughput": sum(times[entries[0].name]) / sum(times[name]),
         }
         for name in contenders
     ]
@@ -104,6 +121,15 @@ COLUMNS = (
     Column("off_by", "off by", ".0e"),
     Column("version", "with"),
     Column("note", "note"),
+)
+
+WARM_COLUMNS = (
+    Column("contender", "contender"),
+    Column("p50_ms", "p50, ms", ".2f"),
+    Column("p99_ms", "p99, ms", ".0f"),
+    Column("total_s", "all calls, s", ".1f"),
+    Column("ratio", "ratio", ".3f"),
+    Column("throughput", "throughput", ".2f"),
 )
 
 SECTIONS = (
@@ -137,14 +163,17 @@ SECTIONS = (
         "stream-warm",
         "The same stream, warm",
         "All buckets compiled before; the contenders take each call in turn, in one process. "
-        f"*Ratio* is the median of the paired ratios to *{REFERENCE}*.",
-        (
-            Column("contender", "contender"),
-            Column("p50_ms", "p50, ms", ".2f"),
-            Column("total_s", "all calls, s", ".1f"),
-            Column("ratio", "ratio", ".3f"),
-        ),
+        f"*Ratio* is the median of the paired ratios to *{REFERENCE}*; *throughput* is how many "
+        "calls are done in the time that it takes for one.",
+        WARM_COLUMNS,
         "benchmarks.stream:warm",
+    ),
+    Section(
+        "stream-plans-warm",
+        "The same stream, by plans, warm",
+        f"As above, beside *{PLANS[0].name}*.",
+        WARM_COLUMNS,
+        "benchmarks.stream:warm_plans",
     ),
 )
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+import numpy as np
+
 from bucketjit import strategies
 from bucketjit._cache import POLICIES
 from bucketjit._config import (
@@ -276,6 +278,7 @@ class Builders:
         k: int = 12,
         *,
         cost: Callable[..., float] | None = None,
+        split: str | Mapping[str, int] | None = None,
     ) -> Self:
         """What to use for a stream of calls whose sizes are known from a log or a data set.
 
@@ -283,40 +286,61 @@ class Builders:
         `strategies.Joint.fit` of several variables), beyond them twice the largest each time, and
         compiles in the background wherever a compiled bucket can stand in.
 
+        On CPU, ``split="b"`` on top serves a call row by row, several cores at a time: nothing is
+        padded along ``b``, and all buckets are left for the other variables. It takes a program
+        whose outputs are independent along ``b`` (`Overflow.SPLIT`).
+
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
             k: The most buckets.
-            cost: What a call in a bucket costs, of the padded sizes in the order of ``sizes``; by
-                default their product.
+            cost: What a call in a bucket costs, of the padded sizes in the order of ``sizes``
+                (the one that is split left out); by default their product.
+            split: A variable along which calls are cut into chunks of 1, or a dict of it to the
+                size of the chunks.
 
         Returns:
             A new executor.
 
         Raises:
-            SpecError: ``sizes`` is no dict of a variable to sizes.
+            SpecError: ``sizes`` is no dict of a variable to sizes, or has no variable that is to
+                be split.
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
             >>> from bucketjit import BucketedExec
             >>> rows = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s")
             >>> log = {"b": [2, 2, 7, 7], "s": [30, 31, 9, 10]}
-            >>> rows = rows.with_fitted_plan(log, k=2)
+            >>> planned = rows.with_fitted_plan(log, k=2)
             >>> for b, s in ((7, 10), (2, 30), (1, 7)):
-            ...     _ = rows(np.ones((b, s), np.float32))
-            >>> rows.wait_for_compiles()
+            ...     _ = planned(np.ones((b, s), np.float32))
+            >>> planned.wait_for_compiles()
             True
-            >>> [dict(bucket.sizes) for bucket in rows.stats().buckets]
+            >>> [dict(bucket.sizes) for bucket in planned.stats().buckets]
             [{'b': 7, 's': 31}, {'b': 2, 's': 31}]
+
+            By rows, the same calls need these buckets:
+
+            >>> by_rows = rows.with_fitted_plan(log, k=2, split="b")
+            >>> for b, s in ((2, 30), (7, 10), (1, 7)):
+            ...     _ = by_rows(np.ones((b, s), np.float32))
+            >>> by_rows.wait_for_compiles()
+            True
+            >>> [dict(bucket.sizes) for bucket in by_rows.stats().buckets]
+            [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
         """
         if not isinstance(sizes, Mapping) or not sizes:
             raise SpecError(
                 f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {type(sizes).__name__}"
             )
         planned = self.with_background_compile()
-        if len(sizes) > 1:
-            planned = planned.with_plan(strategies.Joint.fit(sizes, k, cost=cost))
-        for dim, values in sizes.items():
-            if len(sizes) == 1:
+        wanted = {dim: list(values) for dim, values in sizes.items()}
+        for dim, chunk in _chunks_of(split).items():
+            wanted = _in_chunks(wanted, dim, chunk)
+            planned = planned.with_buckets([chunk], dim, overflow=Overflow.SPLIT)
+        if len(wanted) > 1:
+            planned = planned.with_plan(strategies.Joint.fit(wanted, k, cost=cost))
+        for dim, values in wanted.items():
+            if len(wanted) == 1:
                 planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
             planned = planned.with_overflow(Overflow.EXTEND, dim)
         return planned
@@ -455,6 +479,42 @@ class Builders:
         except OSError as error:
             raise SpecError(f"with_persistence: {error}") from None
         return self._with(persistence=Persistent(str(path), max_bytes))
+
+
+def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
+    """Size of the chunks of each variable that is to be split."""
+    chunks = {split: 1} if isinstance(split, str) else {} if split is None else split
+    if not isinstance(chunks, Mapping):
+        raise SpecError(
+            f"split must be a variable such as 'b', or a dict such as {{'b': 2}}, got {split!r}"
+        )
+    for dim, chunk in chunks.items():
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+            raise SpecError(f"split[{dim!r}] must be a positive int, got {chunk!r}")
+    return chunks
+
+
+def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str, list[int]]:
+    """Sizes of the other variables, once for each chunk of a call."""
+    if dim not in sizes:
+        raise SpecError(f"split: there are no sizes of {dim!r}, only of {', '.join(sizes)}")
+    cut = sizes[dim]
+    others = {name: values for name, values in sizes.items() if name != dim}
+    for name, values in others.items():
+        if len(values) != len(cut):
+            raise SpecError(
+                f"sizes: the i-th of all belong together, but there are {len(values)} of "
+                f"{name!r} and {len(cut)} of {dim!r}"
+            )
+    for n in cut:
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+            raise SpecError(f"sizes of {dim!r} must be positive ints, got {n!r}")
+    return {
+        name: [
+            n for n, rows in zip(values, cut, strict=True) for _ in range(-(-int(rows) // chunk))
+        ]
+        for name, values in others.items()
+    }
 
 
 def _check_bound(name: str, bound: Any) -> None:

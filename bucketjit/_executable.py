@@ -26,7 +26,7 @@ from bucketjit._errors import MaskingError, first_line
 from bucketjit._family import Call, Family, Tokens
 from bucketjit._interpret import interpret
 from bucketjit._padded import Padded
-from bucketjit._padding import in_host_memory, pad
+from bucketjit._padding import pad
 from bucketjit._results import Change, Out, finisher
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
@@ -113,8 +113,8 @@ class Executable:
     @functools.cached_property
     def on_host(self) -> bool:
         """Whether it runs on one device, which is the host."""
-        placed = jax.tree_util.tree_leaves(self.compiled.output_shardings)
-        return all(len(s.device_set) == 1 and in_host_memory(s) for s in placed)
+        devices = self.compiled.runtime_executable().local_devices()
+        return len(devices) == 1 and devices[0].platform == "cpu"
 
     @functools.cached_property
     def flops(self) -> float:

@@ -61,6 +61,22 @@ def trace_context() -> Hashable:
     return _config.trace_context()
 
 
+def thread_config() -> Hashable:
+    """Every configuration state of this thread that changes what a compiled call does.
+
+    Non-public because a context such as ``jax.debug_nans(True)`` holds for the thread that entered
+    it, and JAX has no way to ask for all of them (states of ``config``, since 0.4.36).
+    """
+    return (
+        _config.trace_context(),
+        _config.debug_nans.value,
+        _config.debug_infs.value,
+        _config.transfer_guard_host_to_device.value,
+        _config.transfer_guard_device_to_device.value,
+        _config.transfer_guard_device_to_host.value,
+    )
+
+
 def only_differentiated() -> bool:
     """True inside ``grad``, ``jvp`` and the like, as many as there are, but nothing else.
 

@@ -49,7 +49,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         data = jax.random.key_data(value)
         words = pad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-    if not in_host_memory(value.sharding) and value.size and _device.can_view(value):
+    if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
         return _jax.placed_like(_device.pad(value, shape), value, False)
     padded = _pad_host(np.asarray(value), shape)
     return _jax.array_from_host(padded, False, value) if value.committed else padded
@@ -87,7 +87,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         data = jax.random.key_data(value)
         words = unpad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-    if not in_host_memory(value.sharding) and 0 not in shape and _device.can_view(value):
+    if not _in_host_memory(value.sharding) and 0 not in shape and _device.can_view(value):
         return _jax.placed_like(_device.unpad(value, shape), value, weak_type)
     part = cut(np.asarray(value), shape)
     return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)
@@ -116,7 +116,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
         words = part(jax.random.key_data(value), axis, start, stop)
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
     weak = bool(value.weak_type)
-    if not in_host_memory(value.sharding) and axis == 0 and _device.can_view_from(value, start):
+    if not _in_host_memory(value.sharding) and axis == 0 and _device.can_view_from(value, start):
         return _jax.placed_like(_device.part(value, start, stop), value, weak)
     host = np.asarray(value)[inside]
     if len(value.sharding.device_set) > 1:  # a part need not fit the mesh
@@ -154,6 +154,5 @@ def cut(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def in_host_memory(sharding: Any) -> bool:
-    """Whether arrays with this sharding are in the memory of the host."""
+def _in_host_memory(sharding: Any) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)

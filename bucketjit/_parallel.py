@@ -6,6 +6,7 @@ Independent calls of such a program therefore end sooner when several threads ma
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import deque
@@ -31,8 +32,8 @@ def _helpers(process: int) -> tuple[int, ThreadPoolExecutor | None]:
 def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """Run jobs that do not depend on each other, in this thread and others.
 
-    A thread that JAX is configured for in another way (``jax.default_matmul_precision`` and the
-    like, as a context) does not help: configuration is each thread's own.
+    Nobody helps where JAX is configured by a context (``jax.default_matmul_precision`` and the
+    like): that holds for the thread that entered it.
 
     Args:
         jobs: What to run. No job may wait for another.
@@ -63,13 +64,16 @@ def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:
                 failures.append(error)
                 todo.clear()
 
-    context = _jax.trace_context()
+    context = _jax.thread_config()
 
     def help_out() -> None:
-        if _jax.trace_context() == context:
+        if _jax.thread_config() == context:
             work()
 
-    helping = [pool.submit(help_out) for _ in range(min(count, len(jobs) - 1))]
+    helping = []
+    with contextlib.suppress(RuntimeError):  # the interpreter is about to end: nobody helps
+        for _ in range(min(count, len(jobs) - 1)):
+            helping.append(pool.submit(help_out))
     work()
     for future in helping:
         if not future.cancel():

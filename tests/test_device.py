@@ -93,7 +93,7 @@ def test_a_part_of_the_rows(dtype: str) -> None:
 
 
 def test_a_call_in_chunks_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_padding, "in_host_memory", lambda sharding: False)
+    monkeypatch.setattr(_padding, "_in_host_memory", lambda sharding: False)
 
     def fn(x: Any, y: Any) -> Any:
         return jnp.sort(x, axis=1), y * 2, x.T
@@ -109,7 +109,7 @@ def test_a_call_in_chunks_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("out", ["jax", "padded"])
 def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays stay where they are: nothing asks for their contents on the host."""
-    monkeypatch.setattr(_padding, "in_host_memory", lambda sharding: False)
+    monkeypatch.setattr(_padding, "_in_host_memory", lambda sharding: False)
 
     def fn(x: Any, y: Any) -> Any:
         return jnp.sort(x, axis=1), x.sum(), y * 2, x.T

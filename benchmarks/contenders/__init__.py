@@ -91,26 +91,20 @@ ENTRIES = (
 )
 
 
-def _by_row(executor: Any, sizes: Sizes) -> Any:
-    from bucketjit.strategies import Optimal
-
-    lengths = [s for b, s in sizes for _ in range((b + 1) // 2)]
-    fitted = Optimal.fit(lengths, 8)
-    return executor.with_buckets([2], "b", overflow="split").with_strategy(fitted, "s")
-
-
 # Plans that know the sizes of the stream, beside powers of two without floors, as they come.
 PLANS = (
     Entry("expert pow2, no floors", "with_jax:expert_without_floors"),
     Entry("expert pow2", "with_jax:expert"),
     _bucketjit("pow2, no floors", lambda e, _: e.with_pow2()),
     _bucketjit("12 fitted buckets", lambda e, sizes: e.with_plan(_joint(sizes, 12))),
-    _bucketjit("8 fitted buckets", lambda e, sizes: e.with_plan(_joint(sizes, 8))),
     _bucketjit(
         "12 fitted, in the background",
         lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 12),
     ),
-    _bucketjit("2 rows at a time, 8 fitted lengths", _by_row),
+    _bucketjit(
+        "8 fitted lengths, row by row",
+        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 8, split="b"),
+    ),
 )
 
 

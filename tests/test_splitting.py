@@ -1,0 +1,219 @@
+"""The warm path of calls in chunks: plans of their own, run on several cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Padded, SpecError, SplitError, _parallel, _splitting
+from tests.comparison import assert_like_jit, assert_same, ramp
+from tests.test_overflow import SPLITS, buckets, floats, mlp, rows
+
+
+@pytest.fixture(autouse=True)
+def helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads help whatever this machine has, and however small the chunks are."""
+    pool = ThreadPoolExecutor(2)
+    monkeypatch.setattr(_parallel, "_helpers", lambda process: (2, pool))
+    monkeypatch.setattr(_splitting, "_WORTH_HELP", 0.0)
+
+
+def forbid_the_slow_path(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sign(*_: Any) -> Any:
+        raise AssertionError("the slow path")
+
+    monkeypatch.setattr(executor._engine.signer, "sign", sign)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_the_second_call_is_warm_and_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, axes, args = SPLITS[name]
+    executor = BucketedExec(fn, dynamic_axes=axes).with_pow2(min=8).with_overflow("split", "b")
+    executor = executor.with_buckets([2, 6], "b")
+    for n in (13, 7, 12):
+        executor(*args(n))
+    calls = executor.stats().calls
+    forbid_the_slow_path(executor, monkeypatch)
+    for n in (13, 7, 12):
+        assert_same(executor(*args(n)), jax.jit(fn)(*args(n)), rtol=2e-5)
+    assert executor.stats().calls == calls + 3 + 2 + 2  # each chunk is one
+
+
+def test_every_kind_of_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(pair: Any, n: Any, scale: str, *, table: Any, shift: Any) -> Any:
+        factor = {"one": 1, "two": 2}[scale]
+        return {"x": pair["x"] * factor + jnp.ones(n), "y": pair["y"] @ table + shift[:, None]}
+
+    axes = {"pair": {"x": "b", "y": "b, _"}, "n": "b", "shift": "b"}
+    executor = BucketedExec(fn, dynamic_axes=axes, static_argnums=2).with_pow2(max=4)
+    executor = executor.with_overflow("split")
+
+    def arguments(n: int, make: Callable[..., Any]) -> tuple[Any, ...]:
+        return {"x": make(ramp(n)), "y": make(ramp(n, 3))}, n
+
+    for make in (np.asarray, jnp.asarray):
+        for scale in ("one", "two", "one"):
+            table, shift = make(ramp(3, 2)), make(ramp(9))
+            pair, n = arguments(9, make)
+            want = jax.jit(fn, static_argnums=(1, 2))(pair, n, scale, table=table, shift=shift)
+            assert_same(executor(pair, n, scale, table=table, shift=shift), want)
+    forbid_the_slow_path(executor, monkeypatch)
+    for scale in ("one", "two"):
+        pair, n = arguments(9, np.asarray)
+        want = jax.jit(fn, static_argnums=(1, 2))(pair, n, scale, table=ramp(3, 2), shift=ramp(9))
+        assert_same(executor(pair, n, scale, table=ramp(3, 2), shift=ramp(9)), want)
+
+
+def test_forms_of_results_and_arguments() -> None:
+    x = floats(9, 3)
+    want = jax.jit(rows)(x)
+    for out, kind in (("jax", jax.Array), ("numpy", np.ndarray), ("padded", Padded)):
+        executor = BucketedExec(rows, out=out).with_pow2(max=4, overflow="split")
+        for given in (x, jnp.asarray(x), Padded(jnp.pad(x, ((0, 7), (0, 0))), {0: 9})):
+            for _ in range(3):
+                got = executor(given)
+                assert isinstance(got, kind)
+                np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+
+
+def test_another_static_shape_is_looked_at_anew() -> None:
+    """Independent along the axis for weights of two axes, and not for those of one."""
+
+    def fn(x: Any, w: Any) -> Any:
+        return x @ w if w.ndim == 2 else (x * w).mean(0) + x
+
+    executor = BucketedExec(fn, dynamic_axes=("b, _", None)).with_pow2(max=4, overflow="split")
+    x, square, row = floats(9, 3), floats(3, 3), floats(3)
+    for _ in range(3):
+        assert_same(executor(x, square), jax.jit(fn)(x, square), rtol=1e-5)
+        with pytest.raises(SplitError):
+            executor(x, row)
+        wide = floats(3, 5)
+        assert_same(executor(x, wide), jax.jit(fn)(x, wide), rtol=1e-5)
+
+
+def test_what_leaves_the_cache_is_compiled_again() -> None:
+    executor = BucketedExec(rows).with_pow2(max=4, overflow="split").with_maxsize(1)
+    for n in (9, 9, 3, 9, 9, 6, 9):
+        assert_like_jit(executor, rows, ramp(n, 3) / 20)
+    assert executor.stats().evictions >= 2
+
+
+def test_all_chunks_are_counted() -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, _").with_pow2(max=4, overflow="split")
+    for _ in range(5):
+        executor(floats(9, 3))
+    stats = executor.stats()
+    assert stats.calls == 15 and dict(stats.size_counts["b"]) == {1: 5, 4: 10}
+    assert sum(b.hits for b in stats.buckets) + stats.misses == 15
+    executor.reset_stats()
+    executor(floats(9, 3))
+    assert executor.stats().calls == 3
+    executor.cache_clear()
+    executor(floats(9, 3))
+    assert executor.stats().calls == 3
+
+
+def test_from_many_threads() -> None:
+    executor = BucketedExec(mlp, dynamic_axes=("b, _", None)).with_pow2(max=4, overflow="split")
+    w = floats(4, 8)
+    want = {n: jax.jit(mlp)(floats(n, 4), w) for n in range(1, 14)}
+
+    def ask(i: int) -> None:
+        n = 1 + i % 13
+        assert_same(executor(floats(n, 4), w), want[n], rtol=2e-5)
+
+    with ThreadPoolExecutor(16) as users:
+        list(users.map(ask, range(200)))
+    assert {b["b"] for b in buckets(executor)} <= {1, 2, 4}
+
+
+def test_errors_reach_the_caller() -> None:
+    executor = BucketedExec(lambda x: jnp.log(x), dynamic_axes="b, _")
+    executor = executor.with_pow2(max=4, overflow="split")
+    x = floats(9, 3)
+    x[7, 1] = -1
+    executor(x), executor(x)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        executor(x)
+    assert np.isnan(executor(x)[7, 1])
+
+
+def test_configuration_of_the_caller_holds_for_every_chunk() -> None:
+    """Helpers are threads of their own, which know nothing of a context that was entered."""
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b").with_pow2(max=4, overflow="split")
+    x = np.arange(11, dtype=np.int64)
+    for _ in range(3):
+        with jax.enable_x64(True):
+            assert executor(x).dtype == np.int64
+        assert executor(x).dtype == np.int32
+
+
+def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(rows).with_pow2(max=4, overflow="split")
+    x = floats(12, 3)
+    executor(x), executor(x)
+    meet, threads = threading.Barrier(3), set()
+    serve = _splitting.Chunk.serve
+
+    def met(*args: Any, **kwargs: Any) -> Any:
+        meet.wait(timeout=30)
+        threads.add(threading.get_ident())
+        return serve(*args, **kwargs)
+
+    monkeypatch.setattr(_splitting.Chunk, "serve", met)
+    assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
+    assert len(threads) == 3
+
+
+# --- a plan by rows -----------------------------------------------------------------------------
+
+
+LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
+
+
+@pytest.mark.parametrize(("split", "chunk"), [("b", 1), ({"b": 2}, 2)])
+def test_a_fitted_plan_by_rows(split: Any, chunk: int) -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(LOG, 2, split=split)
+    for b, s in ((2, 30), (7, 9), (1, 31), (5, 40), (3, 10)):
+        assert_like_jit(executor, rows, floats(b, s))
+    assert executor.wait_for_compiles(60)
+    assert {b["b"] for b in buckets(executor)} == {chunk}
+    assert {b["s"] for b in buckets(executor)} <= {10, 31, 62}
+
+
+def test_plans_of_several_lengths_and_of_none() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return x.sum(1) + y.sum(1)
+
+    log = {**LOG, "t": [5, 6, 7, 8]}
+    executor = BucketedExec(both, dynamic_axes=("b, s", "b, t")).with_fitted_plan(log, 3, split="b")
+    assert_like_jit(executor, both, floats(4, 9), floats(4, 6))
+    executor = BucketedExec(rows, dynamic_axes="b, _").with_fitted_plan({"b": [3, 4]}, split="b")
+    assert_like_jit(executor, rows, floats(4, 9))
+    assert buckets(executor) == [{"b": 1}]
+
+
+@pytest.mark.parametrize(
+    ("log", "split", "message"),
+    [
+        (LOG, "c", "no sizes of 'c', only of b, s"),
+        (LOG, {"b": 0}, "positive int, got 0"),
+        (LOG, {"b": True}, "positive int, got True"),
+        (LOG, 3, "split must be a variable"),
+        ({**LOG, "s": [3]}, "b", "1 of 's' and 4 of 'b'"),
+        ({**LOG, "b": [2, 1, 0, 3]}, "b", "positive ints, got 0"),
+        ([3], "b", "sizes must be a dict"),
+    ],
+)
+def test_what_a_plan_by_rows_refuses(log: Any, split: Any, message: str) -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s")
+    with pytest.raises(SpecError, match=message):
+        executor.with_fitted_plan(log, split=split)
