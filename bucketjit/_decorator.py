@@ -7,7 +7,7 @@ from typing import Any
 
 from bucketjit import strategies
 from bucketjit._check import Check
-from bucketjit._config import DEFAULT_MAXSIZE, Fallback
+from bucketjit._config import DEFAULT_MAXSIZE, CompileBudget, Fallback, Overflow
 from bucketjit._errors import SpecError
 from bucketjit._exec import BucketedExec
 from bucketjit._signature import positions_of
@@ -34,6 +34,8 @@ def jit(
     fallback: Fallback = Fallback.EXACT,
     check: Check = Check.OFF,
     out: str = "jax",
+    overflow: Overflow | str | Mapping[str, Overflow | str] = Overflow.ERROR,
+    compile_budget: CompileBudget | int | None = None,
     maxsize: int | None = DEFAULT_MAXSIZE,
 ) -> Any:
     """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
@@ -54,6 +56,9 @@ def jit(
         fallback: What to do with calls that cannot be masked.
         check: Checked execution, for tests.
         out: The form of results: ``"jax"``, ``"numpy"`` or ``"padded"``, see `BucketedExec`.
+        overflow: What to do with sizes beyond the largest bucket, see `BucketedExec.with_overflow`;
+            or that by the name of a dimension variable.
+        compile_budget: How much may be compiled, see `CompileBudget`.
         maxsize: How many executables to keep.
 
     Returns:
@@ -87,7 +92,11 @@ def jit(
             fallback=fallback,
             check=check,
             out=out,
+            compile_budget=compile_budget,
         ).with_maxsize(maxsize)
+        by_dim = overflow if isinstance(overflow, Mapping) else {None: overflow}
+        for dim, policy in by_dim.items():
+            executor = executor.with_overflow(policy, dim)
         if not isinstance(buckets, Mapping):
             return executor.with_strategy(_strategy(buckets))
         for dim, which in buckets.items():

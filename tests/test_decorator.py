@@ -118,3 +118,27 @@ def test_partials_and_callables() -> None:
         for n in (3, 4, 5):
             assert_same(executor(ramp(n)), jax.jit(fn)(ramp(n)))
         assert executor.cache_size() == 2
+
+
+def test_sizes_beyond_the_largest_bucket() -> None:
+    def double(x: Any) -> Any:
+        return x * 2
+
+    rows = bucketjit.jit(double, buckets=[4], overflow="split")
+    assert rows(np.ones((9, 2), np.float32)).shape == (9, 2)
+    assert [dict(b.sizes) for b in rows.stats().buckets] == [{"batch": 4}]
+    both = bucketjit.jit(
+        double, dynamic_axes="b, s", buckets={"b": [4], "s": [8]}, overflow={"s": "extend"}
+    )
+    assert both(np.ones((3, 9), np.float32)).shape == (3, 9)
+    with pytest.raises(bucketjit.BucketOverflowError, match="'b'"):
+        both(np.ones((5, 8), np.float32))
+    with pytest.raises(bucketjit.SpecError, match="overflow policy"):
+        bucketjit.jit(double, overflow="grow")
+
+
+def test_a_budget_of_compiles() -> None:
+    double = bucketjit.jit(lambda x: x * 2, compile_budget=1)
+    double(np.ones(3))
+    with pytest.raises(bucketjit.CompileBudgetError):
+        double(np.ones(5))
