@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import itertools
+import operator
 
-from bucketjit._dims import Dim, Shape, is_symbolic
+from bucketjit._dims import Shape, is_symbolic
 
 Group = tuple[Shape, Shape]
 
@@ -33,19 +33,19 @@ def without_ones(shape: Shape) -> Shape:
 def _matching(before: Shape, after: Shape) -> list[Group]:
     """Groups of equal products from the front, as far as there are any."""
     found: list[Group] = []
-    while True:
-        ends = (
-            (i, j)
-            for i in range(1, len(before) + 1)
-            for j in range(1, len(after) + 1)
-            if _product(before[:i]) == _product(after[:j])
-        )
-        end = min(ends, key=sum, default=None)
-        if end is None:
-            return found
+    while end := _first_end(before, after):
         found.append((before[: end[0]], after[: end[1]]))
         before, after = before[end[0] :], after[end[1] :]
+    return found
 
 
-def _product(shape: Sequence[Dim]) -> Dim:
-    return math.prod(shape)
+def _first_end(before: Shape, after: Shape) -> tuple[int, int] | None:
+    """How many axes from the front have equal products: as few as there can be, but some."""
+    if before and after and before[0] == after[0]:
+        return 1, 1
+    products, others = (list(itertools.accumulate(s, operator.mul)) for s in (before, after))
+    for count in range(3, len(products) + len(others) + 1):
+        for i in range(max(1, count - len(others)), min(len(products), count - 1) + 1):
+            if products[i - 1] == others[count - i - 1]:
+                return i, count - i
+    return None
