@@ -165,7 +165,7 @@ class BucketedExec(Builders, Views):
         engine = self._engine
         if _jax.THREAD_TRACE.value not in _jax.NO_TRACE:
             return self._inside(args, kwargs)
-        for route in engine.routes:
+        for route in engine.routes.known:
             try:
                 plan = route.find(args, kwargs)
             except TypeError:  # a static argument that cannot be hashed

@@ -90,7 +90,7 @@ class Way(Protocol):
     @property
     def lines(self) -> tuple[Line, ...]: ...
 
-    def serve(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any: ...
+    def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
 
 
 class Plan:
@@ -171,7 +171,7 @@ class Plan:
         """Counts the calls."""
         return (self.line,)
 
-    def serve(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Serve a call.
 
         Raises:
@@ -210,7 +210,9 @@ class Plan:
                 self._note()
         return result if self._finish is None else self._finish(result)
 
-    def _padded(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _padded(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Mapping[str, Any]]:
         values: Any = list(args)
         if kwargs:
             kwargs = dict(kwargs)
@@ -287,7 +289,9 @@ class Route:
                 following = following.following
         return found
 
-    def without_statics(self, values: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def without_statics(
+        self, values: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Mapping[str, Any]]:
         """The arguments that the executable takes."""
         if self.dynamic is not None:
             values = [values[i] for i in self.dynamic]
@@ -352,17 +356,20 @@ def _key_of_several(
 
 
 class Routes:
-    """All routes of an executor, the latest first."""
+    """All routes of an executor.
+
+    Attributes:
+        known: The routes, the latest first.
+    """
+
+    __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self._routes: list[Route] = []
-
-    def __iter__(self) -> Iterator[Route]:
-        return iter(self._routes)
+        self.known: list[Route] = []
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Way | None:
         """The way to serve a call; None if none is known."""
-        for route in self._routes:
+        for route in self.known:
             way = route.find(args, kwargs)
             if way is not None:
                 return way
@@ -370,17 +377,17 @@ class Routes:
 
     def of(self, layout: Layout) -> tuple[Route, list[Way]]:
         """The route of a layout, and what had to give way for it."""
-        for route in self._routes:
+        for route in self.known:
             if route.layout == layout:
                 return route, []
         route = Route(layout)
-        dropped = self._routes[_MAX_ROUTES - 1 :]
-        self._routes = [route, *self._routes][:_MAX_ROUTES]
+        dropped = self.known[_MAX_ROUTES - 1 :]
+        self.known = [route, *self.known][:_MAX_ROUTES]
         return route, [way for old in dropped for way in old.ways()]
 
     def clear(self) -> list[Way]:
         """Forget all of them. Returns the ways there were."""
-        routes, self._routes = self._routes, []
+        routes, self.known = self.known, []
         return [way for route in routes for way in route.ways()]
 
 

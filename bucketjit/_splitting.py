@@ -198,30 +198,37 @@ class Splitter:
         join = functools.partial(_join, error, plan.axes, weak_types, out)
         if given is None or signed.donate:
             return join([serve(chunk(signed, cut), None) for cut in cuts]), None
+        parts = [_by_argument(signed, given, cut) for cut in cuts]
         results: dict[int, Any] = {}
         ways: dict[int, Way] = {}  # by size of the chunk
-        for i, (size, cut) in enumerate(zip(plan.sizes, cuts, strict=True)):
+        for i, size in enumerate(plan.sizes):
             if size in ways:
                 continue
-            own = chunk(signed, cut)
+            own = chunk(signed, cuts[i])
             like = _as_given(own, given, routes)
             way = routes.find(like.args, like.kwargs)
+            while way is not None and way.following is not None:  # one of several, if any
+                try:
+                    results[i] = way.serve(like.args, like.kwargs)
+                    break
+                except (SignatureChanged, Evicted):
+                    way = way.following
             if way is None:
                 results[i] = serve(own, like)
                 way = routes.find(like.args, like.kwargs)
             if way is not None:
                 ways[size] = way
-        chunks = [
-            Chunk(ways.get(size), _by_argument(signed, given, cut))
-            for size, cut in zip(plan.sizes, cuts, strict=True)
-        ]
-        shorter = SplitPlan(chunks, join)
         left = [i for i in range(len(cuts)) if i not in results]
+        shorter = SplitPlan(
+            [Chunk(ways.get(n), part) for n, part in zip(plan.sizes, parts, strict=True)], join
+        )
         try:
-            found = shorter.run([chunks[i] for i in left], given.args, given.kwargs)
+            results.update(zip(left, shorter.run(left, given.args, given.kwargs), strict=True))
         except (SignatureChanged, Evicted):
-            found = [serve(chunk(signed, cuts[i]), None) for i in left]
-        results.update(zip(left, found, strict=True))
+            for i in left:
+                own = chunk(signed, cuts[i])
+                results[i] = serve(own, _as_given(own, given, routes))
+            ways.clear()
         whole = join([results[i] for i in range(len(cuts))])
         return whole, shorter if ways.keys() == set(plan.sizes) else None
 
@@ -406,13 +413,14 @@ class SplitPlan:
             Evicted: An executable has left the cache.
             SignatureChanged: What has no open axes is not as it was.
         """
-        return self._join(self.run(self._chunks, args, kwargs))
+        return self._join(self.run(range(len(self._chunks)), args, kwargs))
 
     def run(
-        self, chunks: Sequence[Chunk], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, which: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """The results of some of its chunks; see `serve`."""
-        jobs = [functools.partial(c.serve, args, kwargs, wait=self._helped) for c in chunks]
+        """The results of some of its chunks, by position; see `serve`."""
+        wait = self._helped
+        jobs = [functools.partial(self._chunks[i].serve, args, kwargs, wait) for i in which]
         return run_together(jobs) if self._helped else [job() for job in jobs]
 
 

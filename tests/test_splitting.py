@@ -99,6 +99,18 @@ def test_another_static_shape_is_looked_at_anew() -> None:
         assert_same(executor(x, wide), jax.jit(fn)(x, wide), rtol=1e-5)
 
 
+def test_static_shapes_that_alternate_stay_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(mlp, dynamic_axes=("b, _", None)).with_pow2(max=4, overflow="split")
+    narrow, wide = floats(4, 8), floats(4, 6)
+    for n in (9, 13):
+        for w in (narrow, wide, narrow, wide):
+            assert_same(executor(floats(n, 4), w), jax.jit(mlp)(floats(n, 4), w), rtol=2e-5)
+    forbid_the_slow_path(executor, monkeypatch)
+    for n in (9, 13, 9):
+        for w in (narrow, wide):
+            assert_same(executor(floats(n, 4), w), jax.jit(mlp)(floats(n, 4), w), rtol=2e-5)
+
+
 def test_what_leaves_the_cache_is_compiled_again() -> None:
     executor = BucketedExec(rows).with_pow2(max=4, overflow="split").with_maxsize(1)
     for n in (9, 9, 3, 9, 9, 6, 9):
