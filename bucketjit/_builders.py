@@ -302,8 +302,9 @@ class Builders:
             A new executor.
 
         Raises:
-            SpecError: ``sizes`` is no dict of a variable to sizes, or has no variable that is to
-                be split.
+            SpecError: ``sizes`` is no dict of a variable to sizes, or they are not as many of each;
+                or ``split`` is malformed or has a variable without sizes. (Calls of a program that
+                cannot be split raise `SplitError`.)
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
@@ -489,9 +490,9 @@ def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
             f"split must be a variable such as 'b', or a dict such as {{'b': 2}}, got {split!r}"
         )
     for dim, chunk in chunks.items():
-        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        if isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1:
             raise SpecError(f"split[{dim!r}] must be a positive int, got {chunk!r}")
-    return chunks
+    return {dim: int(chunk) for dim, chunk in chunks.items()}
 
 
 def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str, list[int]]:

@@ -40,6 +40,7 @@ from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
 from bucketjit._route import (
     Given,
+    Plan,
     Route,
     Routes,
     Way,
@@ -373,7 +374,9 @@ class Engine:
             layout = layout_of(signed, is_open, given.args, given.kwargs)
             if layout is not None:
                 with self.lock:
-                    self._keep(given, *given.routes.of(layout), way)
+                    # Who cleared the routes meanwhile does not count its chunks any more.
+                    if self.counters.counts(way.lines):
+                        self._keep(given, *given.routes.of(layout), way)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
             other = self._run_exact(signed, call.sizes, Out.JAX, program=call.program)
             if problem := compare(result, other, "the run in one piece", False):
@@ -494,8 +497,8 @@ class Engine:
 
     def _forget(self, ways: Sequence[Way]) -> None:
         for way in ways:
-            for line in way.lines:
-                self.counters.close(line)
+            if isinstance(way, Plan):  # the chunks of others count for themselves
+                self.counters.close(way.line)
 
 
 def _stock(

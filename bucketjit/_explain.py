@@ -290,7 +290,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
             bucket = engine.bucket_of(call.program, call)
     except BucketOverflowError as error:
         plan = engine.splitter.plan(call, error)
-        told = explain(engine, chunk(signed, next(pieces(signed, call, plan))))
+        told = explain(engine, chunk(signed, pieces(signed, call, plan), 0, plan.sizes[0]))
         splits = ((plan.variable, plan.sizes), *told.splits)
         return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
     beyond = exactly(engine.config, call.sizes)

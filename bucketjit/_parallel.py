@@ -71,13 +71,16 @@ def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:
             work()
 
     helping = []
-    with contextlib.suppress(RuntimeError):  # the interpreter is about to end: nobody helps
-        for _ in range(min(count, len(jobs) - 1)):
-            helping.append(pool.submit(help_out))
-    work()
-    for future in helping:
-        if not future.cancel():
-            future.result()
+    try:
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end: nobody helps
+            for _ in range(min(count, len(jobs) - 1)):
+                helping.append(pool.submit(help_out))
+        work()
+        for future in helping:
+            if not future.cancel():
+                future.result()
+    finally:
+        todo.clear()  # after an interrupt, nobody goes on
     if failures:
         try:
             raise failures[0]

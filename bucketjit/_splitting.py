@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,8 @@ from bucketjit._executable import SignatureChanged
 from bucketjit._family import Call
 from bucketjit._independence import split_axes
 from bucketjit._overflow import policy_of
-from bucketjit._padding import fresh, part
+from bucketjit._padded import Padded
+from bucketjit._padding import fresh, part, plain, without_padding
 from bucketjit._parallel import run_together
 from bucketjit._results import Out, joined
 from bucketjit._route import Evicted, Given, Routes, Way, Where, arguments_of
@@ -55,61 +57,77 @@ class Splitting(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a chunk has of one leaf of the call.
+    """What chunks have of one leaf of the call.
 
     Attributes:
         leaf: Position of the leaf.
         axis: The axis that is cut; None if the leaf is a size itself.
-        start: Where it begins.
-        stop: Where it ends; or the size.
+        block: Positions along the axis for each of the variable.
+        values: The size, by the variable's size in the chunk.
     """
 
     leaf: int
     axis: int | None
-    start: int
-    stop: int
+    block: int = 1
+    values: Mapping[int, int] = MappingProxyType({})
 
-    def of(self, value: Any) -> Any:
-        """The piece of a leaf."""
+    def of(self, value: Any, start: int, stop: int) -> Any:
+        """What the chunk from ``start`` to ``stop`` of the variable has."""
         if self.axis is not None:
-            return part(value, self.axis, self.start, self.stop)
-        return value.dtype.type(self.stop) if isinstance(value, np.integer) else self.stop
+            return part(value, self.axis, start * self.block, stop * self.block)
+        size = self.values[stop - start]
+        return value.dtype.type(size) if isinstance(value, np.integer) else size
 
 
-def pieces(signed: Signed, call: Call, plan: Splitting) -> Iterator[list[Piece]]:
-    """What each chunk has of the leaves that are cut, chunk by chunk."""
-    start = 0
-    for end in itertools.accumulate(plan.sizes):
-        sizes = {**call.sizes, plan.variable: end - start}
-        found = []
-        for i, (row, kind) in enumerate(zip(call.tokens, signed.family.types, strict=True)):
-            axis = _axis_of(row, plan.variable)
-            if axis is None:
-                continue
-            if kind.dtype is None:
-                found.append(Piece(i, None, 0, evaluate_text(row[0], sizes)))
-            else:
-                block = evaluate_text(row[axis], {**sizes, plan.variable: 1})
-                found.append(Piece(i, axis, start * block, end * block))
-        yield found
-        start = end
+def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
+    """What chunks have of the leaves that are cut."""
+    found = []
+    for i, (row, kind) in enumerate(zip(call.tokens, signed.family.types, strict=True)):
+        axis = _axis_of(row, plan.variable)
+        if axis is None:
+            continue
+        token = row[axis]
+
+        def size(n: int, token: str = token) -> int:
+            return evaluate_text(token, {**call.sizes, plan.variable: n})
+
+        if kind.dtype is None:
+            found.append(Piece(i, None, values={n: size(n) for n in set(plan.sizes)}))
+        else:
+            found.append(Piece(i, axis, size(1)))
+    return found
+
+
+def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each chunk begins and ends."""
+    ends = list(itertools.accumulate(sizes))
+    return list(zip([0, *ends], ends, strict=False))
 
 
 def _axis_of(row: Sequence[str], variable: str) -> int | None:
     return next((i for i, t in enumerate(row) if variable in variables_of(t)), None)
 
 
-def chunk(signed: Signed, cut: Sequence[Piece]) -> Signed:
+def chunk(signed: Signed, cut: Sequence[Piece], start: int, stop: int) -> Signed:
     """The call that a chunk is. What it donates is a copy: the other chunks need the same."""
     positional, _ = signed.tree.unflatten(range(len(signed.leaves)))
     donated = set(jax.tree_util.tree_leaves([positional[i] for i in signed.donate]))
     leaves, shapes = list(signed.leaves), list(signed.shapes)
     for piece in cut:
-        leaves[piece.leaf] = value = piece.of(leaves[piece.leaf])
-        shapes[piece.leaf] = (piece.stop,) if piece.axis is None else tuple(value.shape)
+        value = piece.of(leaves[piece.leaf], start, stop)
+        leaves[piece.leaf] = value
+        shapes[piece.leaf] = (int(value),) if piece.axis is None else tuple(value.shape)
     for i in donated:
         leaves[i] = fresh(leaves[i])
     return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+
+
+def _without_padding(signed: Signed, cut: Sequence[Piece]) -> Signed:
+    """The call with its `Padded` arrays cut to their logical sizes once, and not for each chunk."""
+    leaves = list(signed.leaves)
+    for piece in cut:
+        leaves[piece.leaf] = plain(leaves[piece.leaf])
+    return dataclasses.replace(signed, leaves=leaves)
 
 
 def _as_given(signed: Signed, given: Given, routes: Routes) -> Given:
@@ -192,19 +210,22 @@ class Splitter:
             SplitError, BucketOverflowError: See `plan`.
         """
         plan = self.plan(call, error)
-        cuts = list(pieces(signed, call, plan))
+        cut = pieces(signed, call, plan)
+        ends = spans(plan.sizes)
+        whole = _without_padding(signed, cut)
         assert call.program is not None
         weak_types = [weak for _, weak in call.program.out_types]
-        join = functools.partial(_join, error, plan.axes, weak_types, out)
+        # Not the error itself: it holds the frames of this call, and so its arguments.
+        told = error.size, error.largest, error.dim
+        join = functools.partial(_join, told, plan.axes, weak_types, out)
         if given is None or signed.donate:
-            return join([serve(chunk(signed, cut), None) for cut in cuts]), None
-        parts = [_by_argument(signed, given, cut) for cut in cuts]
+            return join([serve(chunk(whole, cut, *at), None) for at in ends]), None
         results: dict[int, Any] = {}
         ways: dict[int, Way] = {}  # by size of the chunk
         for i, size in enumerate(plan.sizes):
             if size in ways:
                 continue
-            own = chunk(signed, cuts[i])
+            own = chunk(whole, cut, *ends[i])
             like = _as_given(own, given, routes)
             way = routes.find(like.args, like.kwargs)
             while way is not None and way.following is not None:  # one of several, if any
@@ -218,19 +239,24 @@ class Splitter:
                 way = routes.find(like.args, like.kwargs)
             if way is not None:
                 ways[size] = way
-        left = [i for i in range(len(cuts)) if i not in results]
-        shorter = SplitPlan(
-            [Chunk(ways.get(n), part) for n, part in zip(plan.sizes, parts, strict=True)], join
-        )
-        try:
-            results.update(zip(left, shorter.run(left, given.args, given.kwargs), strict=True))
-        except (SignatureChanged, Evicted):
-            for i in left:
-                own = chunk(signed, cuts[i])
+        left = [i for i in range(len(ends)) if i not in results]
+        shorter = None
+        if ways.keys() == set(plan.sizes):
+            cuts = _by_argument(signed, given, cut)
+            shorter = SplitPlan(
+                plan.sizes, ways, cuts, join, _padded_arguments(signed, given, cuts)
+            )
+            try:
+                found = shorter.run(left, given.args, given.kwargs)
+            except (SignatureChanged, Evicted):
+                shorter = None
+            else:
+                results.update(zip(left, found, strict=True))
+        for i in range(len(ends)):
+            if i not in results:
+                own = chunk(whole, cut, *ends[i])
                 results[i] = serve(own, _as_given(own, given, routes))
-            ways.clear()
-        whole = join([results[i] for i in range(len(cuts))])
-        return whole, shorter if ways.keys() == set(plan.sizes) else None
+        return join([results[i] for i in range(len(ends))]), shorter
 
     def _axes(self, program: Program, variable: str) -> tuple[int | None, ...]:
         shown = self._shown.get((program, variable))
@@ -288,7 +314,7 @@ class Splitter:
 
 
 def _join(
-    error: BucketOverflowError,
+    told: tuple[int, int, str | None],
     axes: Sequence[int | None],
     weak_types: Sequence[bool],
     out: Out,
@@ -298,9 +324,7 @@ def _join(
     trees = {jax.tree_util.tree_structure(result) for result in results}
     if len(trees) > 1:
         shown = " and ".join(map(str, trees))
-        raise SplitError(
-            error.size, error.largest, error.dim, f"chunks return different trees, {shown}"
-        )
+        raise SplitError(*told, f"chunks return different trees, {shown}")
     leaves = zip(*map(jax.tree_util.tree_leaves, results), strict=True)
     whole = [
         joined(parts, axis, weak, out)
@@ -310,7 +334,7 @@ def _join(
 
 
 class Cut(NamedTuple):
-    """What a chunk has of one argument.
+    """What chunks have of one argument.
 
     Attributes:
         where: Its position or name.
@@ -321,45 +345,6 @@ class Cut(NamedTuple):
     where: Where
     tree: Any
     pieces: tuple[tuple[int, Piece], ...]
-
-
-class Chunk(NamedTuple):
-    """A chunk of a call.
-
-    Attributes:
-        way: How it is served; None if that is not known.
-        cuts: What it has of the arguments that are cut.
-    """
-
-    way: Way | None
-    cuts: tuple[Cut, ...]
-
-    def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any], wait: bool) -> Any:
-        """Serve it.
-
-        Args:
-            args: The positional arguments of the whole call.
-            kwargs: Those by name.
-            wait: Whether to wait until the result is computed.
-
-        Raises:
-            Evicted: An executable has left the cache.
-            SignatureChanged: What has no open axes is not as it was; or no way is known.
-        """
-        if self.way is None:
-            raise SignatureChanged
-        values, named = list(args), dict(kwargs)
-        for where, tree, own in self.cuts:
-            place: Any = values if isinstance(where, int) else named
-            if tree is None:
-                place[where] = own[0][1].of(place[where])
-                continue
-            flat = tree.flatten_up_to(place[where])
-            for leaf, piece in own:
-                flat[leaf] = piece.of(flat[leaf])
-            place[where] = tree.unflatten(flat)
-        result = self.way.serve(values, named)
-        return jax.block_until_ready(result) if wait else result
 
 
 def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut, ...]:
@@ -373,6 +358,13 @@ def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cu
     return tuple(found)
 
 
+def _padded_arguments(signed: Signed, given: Given, cuts: Sequence[Cut]) -> tuple[Where, ...]:
+    """The arguments that are cut and have `Padded` arrays."""
+    among = {cut.where for cut in cuts}
+    arguments = arguments_of(signed, given.args, given.kwargs)
+    return tuple(w for w, flat, *_ in arguments if w in among and Padded in map(type, flat))
+
+
 class SplitPlan:
     """How calls with one set of shapes are served in chunks; see `bucketjit._route.Plan`.
 
@@ -380,26 +372,41 @@ class SplitPlan:
     axes may be another thing now, of which it has not been shown that it may be cut.
 
     Args:
-        chunks: The chunks.
-        join: Joins their results.
+        sizes: The variable's size in each chunk.
+        ways: How a chunk of each size is served.
+        cuts: What chunks have of the arguments that are cut.
+        join: Joins the results of all chunks.
+        padded: The arguments with `Padded` arrays.
 
     Attributes:
         following: The plan to try where this one is refused.
         slots: Where the executables are.
-        lines: None of its own: its chunks are counted where they are kept.
+        lines: Count the chunks. They belong to their own plans.
     """
 
-    __slots__ = ("_chunks", "_helped", "_join", "following", "slots")
+    __slots__ = ("_cuts", "_helped", "_join", "_padded", "_sizes", "_ways", "following", "slots")
 
-    lines: tuple[Line, ...] = ()
-
-    def __init__(self, chunks: Sequence[Chunk], join: Callable[[Sequence[Any]], Any]) -> None:
-        self._chunks = tuple(chunks)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        ways: Mapping[int, Way],
+        cuts: tuple[Cut, ...],
+        join: Callable[[Sequence[Any]], Any],
+        padded: tuple[Where, ...],
+    ) -> None:
+        self._sizes = tuple(sizes)
+        self._ways = dict(ways)
+        self._cuts = cuts
         self._join = join
+        self._padded = padded
         self.following: Way | None = None
-        ways = [chunk.way for chunk in chunks if chunk.way is not None]
-        self.slots = tuple(slot for way in dict.fromkeys(ways) for slot in way.slots)
-        self._helped = _wants_help(ways)
+        self.slots = tuple(slot for way in self._ways.values() for slot in way.slots)
+        self._helped = _wants_help([self._ways[n] for n in sizes])
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Count the chunks."""
+        return tuple(line for way in self._ways.values() for line in way.lines)
 
     @property
     def is_alive(self) -> bool:
@@ -413,15 +420,37 @@ class SplitPlan:
             Evicted: An executable has left the cache.
             SignatureChanged: What has no open axes is not as it was.
         """
-        return self._join(self.run(range(len(self._chunks)), args, kwargs))
+        return self._join(self.run(range(len(self._sizes)), args, kwargs))
 
     def run(
         self, which: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
         """The results of some of its chunks, by position; see `serve`."""
-        wait = self._helped
-        jobs = [functools.partial(self._chunks[i].serve, args, kwargs, wait) for i in which]
+        if not self.is_alive:
+            raise Evicted  # before a chunk has been served, and counted
+        if self._padded:
+            values, named = list(args), dict(kwargs)
+            for where in self._padded:
+                place: Any = values if isinstance(where, int) else named
+                place[where] = without_padding(place[where])
+            args, kwargs = values, named
+        ends = spans(self._sizes)
+        jobs = [functools.partial(self._serve, *ends[i], args, kwargs) for i in which]
         return run_together(jobs) if self._helped else [job() for job in jobs]
+
+    def _serve(self, start: int, stop: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        values, named = list(args), dict(kwargs)
+        for where, tree, own in self._cuts:
+            place: Any = values if isinstance(where, int) else named
+            if tree is None:
+                place[where] = own[0][1].of(place[where], start, stop)
+                continue
+            flat = tree.flatten_up_to(place[where])
+            for leaf, piece in own:
+                flat[leaf] = piece.of(flat[leaf], start, stop)
+            place[where] = tree.unflatten(flat)
+        result = self._ways[stop - start].serve(values, named)
+        return jax.block_until_ready(result) if self._helped else result
 
 
 def _wants_help(ways: Sequence[Way]) -> bool:
@@ -432,6 +461,6 @@ def _wants_help(ways: Sequence[Way]) -> bool:
     """
     entries = [slot.entry for way in ways for slot in way.slots]
     flops = sum(entry.flops for entry in entries if entry is not None)
-    if flops < _WORTH_HELP:  # not so if it is not known
+    if flops < _WORTH_HELP:  # where they are not known (NaN), help is wanted
         return False
     return all(entry is not None and entry.on_host for entry in entries)

@@ -328,6 +328,11 @@ class Counters:
             line.clock = self._clock
             self._lines[id(line)] = line
 
+    def counts(self, lines: Iterable[Line]) -> bool:
+        """Whether it counts what all of these lines count."""
+        with self._lock:
+            return all(id(line) in self._lines for line in lines)
+
     def close(self, line: Line) -> None:
         """Keep what a line has counted, and let go of it before long."""
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, SpecError, SplitError, _parallel, _splitting
+from bucketjit import BucketedExec, Padded, SpecError, SplitError, _padding, _parallel, _splitting
 from tests.comparison import assert_like_jit, assert_same, ramp
 from tests.test_overflow import SPLITS, buckets, floats, mlp, rows
 
@@ -118,6 +120,70 @@ def test_what_leaves_the_cache_is_compiled_again() -> None:
     assert executor.stats().evictions >= 2
 
 
+@pytest.mark.parametrize("maxsize", [1, 2])
+def test_counts_where_executables_leave_the_cache(maxsize: int) -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, _").with_pow2(max=4, overflow="split")
+    executor = executor.with_maxsize(maxsize)
+    sizes = [11, 9, 10, 9] * 6
+    for n in sizes:
+        assert_same(executor(floats(n, 3)), jax.jit(rows)(floats(n, 3)), rtol=1e-5)
+    stats = executor.stats()
+    assert stats.calls == 3 * len(sizes)
+    assert dict(stats.size_counts["b"]) == {1: 12, 2: 6, 3: 6, 4: 48}
+
+
+def test_arguments_are_let_go_of() -> None:
+    """A plan is for shapes: the arrays that it was made with are none of its business."""
+    executor = BucketedExec(lambda x, w: x @ w, dynamic_axes=("b, _", None))
+    executor = executor.with_pow2(max=4, overflow="split")
+    seen: list[Any] = []
+    for n in (9, 10, 11, 9):
+        x, w = floats(n, 3), jnp.asarray(floats(3, 2))
+        executor(x, w)
+        seen += [weakref.ref(x), weakref.ref(w)]
+        del x, w
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * 8
+
+
+def test_a_padded_array_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s").with_buckets([2], "b", overflow="split")
+    x = floats(20, 8)
+    calls: list[int] = []
+    unpad = _padding.unpad
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return unpad(*args)
+
+    monkeypatch.setattr(_padding, "unpad", counted)
+    for _ in range(3):
+        calls.clear()
+        got = executor(Padded(jnp.asarray(x), {0: 19, 1: 5}))
+        np.testing.assert_allclose(got, jax.jit(rows)(x[:19, :5]), rtol=1e-5)
+        assert len(calls) <= 2
+
+
+def test_a_plan_is_dropped_if_its_chunks_are_not_counted_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, _").with_pow2(max=4, overflow="split")
+    run = executor._engine.splitter.run
+
+    def cleared(*args: Any) -> Any:
+        found = run(*args)
+        executor._engine.forget_routes()
+        return found
+
+    monkeypatch.setattr(executor._engine.splitter, "run", cleared)
+    executor(floats(9, 3))
+    assert executor._engine.routes.known == []
+    monkeypatch.undo()
+    for _ in range(5):
+        executor(floats(9, 3))
+    assert executor.stats().calls == 18
+
+
 def test_all_chunks_are_counted() -> None:
     executor = BucketedExec(rows, dynamic_axes="b, _").with_pow2(max=4, overflow="split")
     for _ in range(5):
@@ -173,14 +239,14 @@ def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     x = floats(12, 3)
     executor(x), executor(x)
     meet, threads = threading.Barrier(3), set()
-    serve = _splitting.Chunk.serve
+    serve = _splitting.SplitPlan._serve
 
     def met(*args: Any, **kwargs: Any) -> Any:
         meet.wait(timeout=30)
         threads.add(threading.get_ident())
         return serve(*args, **kwargs)
 
-    monkeypatch.setattr(_splitting.Chunk, "serve", met)
+    monkeypatch.setattr(_splitting.SplitPlan, "_serve", met)
     assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
     assert len(threads) == 3
 
