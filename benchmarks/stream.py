@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import encoder
 from benchmarks.alone import run_alone
-from benchmarks.contenders import ENTRIES, PLANS, Entry
+from benchmarks.contenders import ENTRIES, PLANS, Entry, entry
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
 
@@ -76,16 +76,13 @@ def write_exact(path: str, calls: int) -> None:
 
 def warm(options: Options) -> list[Row]:
     """The stream once all is compiled: contenders in turn, call by call, in one process."""
-    return _warm(options, [e for e in ENTRIES if e.name == REFERENCE or _is_ours(e)])
+    ours = [e for e in ENTRIES if e.name.startswith("bucketjit")]
+    return _warm(options, [entry(REFERENCE), *ours])
 
 
 def warm_plans(options: Options) -> list[Row]:
     """The same, by ways of choosing buckets."""
     return _warm(options, PLANS)
-
-
-def _is_ours(entry: Entry) -> bool:
-    return entry.name.startswith("bucketjit")
 
 
 def _warm(options: Options, entries: Sequence[Entry]) -> list[Row]:

@@ -490,7 +490,7 @@ def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
             f"split must be a variable such as 'b', or a dict such as {{'b': 2}}, got {split!r}"
         )
     for dim, chunk in chunks.items():
-        if isinstance(chunk, bool) or not isinstance(chunk, int | np.integer) or chunk < 1:
+        if not _is_positive_int(chunk):
             raise SpecError(f"split[{dim!r}] must be a positive int, got {chunk!r}")
     return {dim: int(chunk) for dim, chunk in chunks.items()}
 
@@ -508,7 +508,7 @@ def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str
                 f"{name!r} and {len(cut)} of {dim!r}"
             )
     for n in cut:
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        if not _is_positive_int(n):
             raise SpecError(f"sizes of {dim!r} must be positive ints, got {n!r}")
     return {
         name: [
@@ -516,6 +516,11 @@ def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str
         ]
         for name, values in others.items()
     }
+
+
+def _is_positive_int(value: Any) -> bool:
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_int and bool(value >= 1)
 
 
 def _check_bound(name: str, bound: Any) -> None:

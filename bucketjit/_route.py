@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ _MEMO_LIMIT = 16384
 _MAX_ROUTES = 64
 _ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
 
+X = TypeVar("X")
 Where = int | str  # position or name of an argument
 Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; None: look closer
 
@@ -188,7 +189,7 @@ class Plan:
         given = kwargs
         if self._changes:
             if self._pads:
-                values, kwargs = self._padded(args, kwargs)
+                values, kwargs = changed(args, kwargs, self._pads, pad)
             if self._route is not None:
                 values, kwargs = self._route.without_statics(values, kwargs)
         if kwargs or self._sizes is None:
@@ -210,22 +211,35 @@ class Plan:
                 self._note()
         return result if self._finish is None else self._finish(result)
 
-    def _padded(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, Mapping[str, Any]]:
-        values: Any = list(args)
-        if kwargs:
-            kwargs = dict(kwargs)
-        for where, tree, leaves in self._pads:
-            place: Any = values if type(where) is int else kwargs
-            if tree is None:
-                place[where] = pad(place[where], leaves[0][1])
-                continue
-            flat = tree.flatten_up_to(place[where])
-            for leaf, shape in leaves:
-                flat[leaf] = pad(flat[leaf], shape)
-            place[where] = tree.unflatten(flat)
-        return values, kwargs
+
+def changed(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    arguments: Sequence[tuple[Where, Any, Sequence[tuple[int, X]]]],
+    change: Callable[[Any, X], Any],
+) -> tuple[list[Any], Mapping[str, Any]]:
+    """The arguments of a call with some leaves changed.
+
+    Args:
+        args: The positional arguments.
+        kwargs: Those by name.
+        arguments: ``(where, tree, ((leaf, what), ...))`` for each argument to change; the tree is
+            None for a bare array.
+        change: Makes a leaf of a leaf and its ``what``.
+    """
+    values = list(args)
+    if kwargs:
+        kwargs = dict(kwargs)
+    for where, tree, leaves in arguments:
+        place: Any = values if type(where) is int else kwargs
+        if tree is None:
+            place[where] = change(place[where], leaves[0][1])
+            continue
+        flat = tree.flatten_up_to(place[where])
+        for leaf, what in leaves:
+            flat[leaf] = change(flat[leaf], what)
+        place[where] = tree.unflatten(flat)
+    return values, kwargs
 
 
 def give_away(values: Sequence[Any]) -> None:

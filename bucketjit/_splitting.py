@@ -26,10 +26,10 @@ from bucketjit._family import Call
 from bucketjit._independence import split_axes
 from bucketjit._overflow import policy_of
 from bucketjit._padded import Padded
-from bucketjit._padding import fresh, part, plain, without_padding
+from bucketjit._padding import fresh, part, plain
 from bucketjit._parallel import run_together
 from bucketjit._results import Out, joined
-from bucketjit._route import Evicted, Given, Routes, Way, Where, arguments_of
+from bucketjit._route import Evicted, Given, Routes, Way, Where, arguments_of, changed
 from bucketjit._signing import Signed
 from bucketjit._stats import Line
 from bucketjit._trace import Program
@@ -243,9 +243,8 @@ class Splitter:
         shorter = None
         if ways.keys() == set(plan.sizes):
             cuts = _by_argument(signed, given, cut)
-            shorter = SplitPlan(
-                plan.sizes, ways, cuts, join, _padded_arguments(signed, given, cuts)
-            )
+            padded = any(type(signed.leaves[piece.leaf]) is Padded for piece in cut)
+            shorter = SplitPlan(plan.sizes, ways, cuts, join, padded)
             try:
                 found = shorter.run(left, given.args, given.kwargs)
             except (SignatureChanged, Evicted):
@@ -358,13 +357,6 @@ def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cu
     return tuple(found)
 
 
-def _padded_arguments(signed: Signed, given: Given, cuts: Sequence[Cut]) -> tuple[Where, ...]:
-    """The arguments that are cut and have `Padded` arrays."""
-    among = {cut.where for cut in cuts}
-    arguments = arguments_of(signed, given.args, given.kwargs)
-    return tuple(w for w, flat, *_ in arguments if w in among and Padded in map(type, flat))
-
-
 class SplitPlan:
     """How calls with one set of shapes are served in chunks; see `bucketjit._route.Plan`.
 
@@ -376,7 +368,7 @@ class SplitPlan:
         ways: How a chunk of each size is served.
         cuts: What chunks have of the arguments that are cut.
         join: Joins the results of all chunks.
-        padded: The arguments with `Padded` arrays.
+        padded: Whether there are `Padded` arrays among what is cut.
 
     Attributes:
         following: The plan to try where this one is refused.
@@ -392,7 +384,7 @@ class SplitPlan:
         ways: Mapping[int, Way],
         cuts: tuple[Cut, ...],
         join: Callable[[Sequence[Any]], Any],
-        padded: tuple[Where, ...],
+        padded: bool,
     ) -> None:
         self._sizes = tuple(sizes)
         self._ways = dict(ways)
@@ -428,27 +420,16 @@ class SplitPlan:
         """The results of some of its chunks, by position; see `serve`."""
         if not self.is_alive:
             raise Evicted  # before a chunk has been served, and counted
-        if self._padded:
-            values, named = list(args), dict(kwargs)
-            for where in self._padded:
-                place: Any = values if isinstance(where, int) else named
-                place[where] = without_padding(place[where])
-            args, kwargs = values, named
+        if self._padded:  # once, and not for each chunk
+            args, kwargs = changed(args, kwargs, self._cuts, lambda value, _: plain(value))
         ends = spans(self._sizes)
         jobs = [functools.partial(self._serve, *ends[i], args, kwargs) for i in which]
         return run_together(jobs) if self._helped else [job() for job in jobs]
 
     def _serve(self, start: int, stop: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        values, named = list(args), dict(kwargs)
-        for where, tree, own in self._cuts:
-            place: Any = values if isinstance(where, int) else named
-            if tree is None:
-                place[where] = own[0][1].of(place[where], start, stop)
-                continue
-            flat = tree.flatten_up_to(place[where])
-            for leaf, piece in own:
-                flat[leaf] = piece.of(flat[leaf], start, stop)
-            place[where] = tree.unflatten(flat)
+        values, named = changed(
+            args, kwargs, self._cuts, lambda value, piece: piece.of(value, start, stop)
+        )
         result = self._ways[stop - start].serve(values, named)
         return jax.block_until_ready(result) if self._helped else result
 
