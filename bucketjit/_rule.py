@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
@@ -136,6 +137,7 @@ class RuleContext:
         axes: Iterable[int] | None = None,
         value: Any,
         shape: Shape | None = None,
+        apart: bool = False,
     ) -> Any:
         """Write ``value`` into the padding of ``operand``.
 
@@ -147,18 +149,39 @@ class RuleContext:
             value: A scalar of (or convertible to) the operand's dtype.
             shape: The logical shape of ``operand``; needed unless it is an operand of the
                 equation exactly as the rule received it.
+            apart: Keep XLA's CPU backend from fusing the select into what reads it; for a reader
+                that is fast only where it reads a single array.
 
         Returns:
             ``operand`` with its padding replaced; itself if these axes are all static, or if its
             padding is known to hold ``value``.
         """
         shape = self.shape_of(operand) if shape is None else shape
-        mask = self._sizes.in_bounds(shape, axes, tuple(operand.shape))
-        if mask is None or self._known.holds(operand, shape, value):
+        axes = tuple(range(len(shape)) if axes is None else axes)
+        if not any(is_symbolic(shape[a]) for a in axes):
             return operand
-        if not isinstance(value, jax.Array) and not _is_key(operand):
-            value = self._sizes.constant(operand.shape, operand.dtype, value)
-        return select(mask, operand, value)
+        if self._known.holds(operand, shape, value):
+            return operand
+
+        def filled(array: Any) -> Any:
+            mask = self._sizes.in_bounds(shape, axes, tuple(array.shape))
+            if isinstance(value, jax.Array) or _is_key(array):
+                return select(mask, array, value)
+            return select(mask, array, self._sizes.constant(array.shape, array.dtype, value))
+
+        def filled_in_a_branch(array: Any) -> Any:
+            return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
+
+        if apart:
+            return lax.platform_dependent(operand, cpu=filled_in_a_branch, default=filled)
+        return filled(operand)
+
+    def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
+        """Whether an array of this logical shape has no padding along these axes, in any row."""
+        whole: Any = True
+        for dim in (shape[a] for a in axes if is_symbolic(shape[a])):
+            whole = jnp.logical_and(whole, self.logical(dim) == self.padded(dim))
+        return in_every_row(whole)
 
     # --- evaluation ---
 
@@ -223,6 +246,17 @@ def _padded_param(value: Any, sizes: BucketSizes) -> Any:
 
 
 # --- array operations that rules share --------------------------------------------------------
+
+
+@custom_vmap
+def in_every_row(condition: Any) -> Any:
+    """A scalar condition that under `vmap` holds if it does in all rows: its branch stays one."""
+    return condition
+
+
+@in_every_row.def_vmap
+def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, bool]:
+    return in_every_row(jnp.all(condition) if batched[0] else condition), False
 
 
 def select(mask: Any, array: Any, value: Any) -> Any:

@@ -241,14 +241,15 @@ def test_the_context_of_a_rule() -> None:
     ("dtype", "value"),
     [("float32", -np.inf), ("int8", -128), ("bool", True), ("bfloat16", 1), ("complex64", 2j)],
 )
-def test_fill_writes_into_padding_only(dtype: str, value: Any) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_fill_writes_into_padding_only(dtype: str, value: Any, apart: bool) -> None:
     """A select: what was there, NaN included, is gone; what is real, NaN included, stays."""
     filled: list[Any] = []
 
     def rule(ctx: RuleContext, x: Any) -> Any:
-        filled.append(ctx.fill(x, value=value))
-        filled.append(ctx.fill(x, axes=(-1,), value=value))
-        filled.append(ctx.fill(x, axes=(1,), value=value))
+        filled.append(ctx.fill(x, value=value, apart=apart))
+        filled.append(ctx.fill(x, axes=(-1,), value=value, apart=apart))
+        filled.append(ctx.fill(x, axes=(1,), value=value, apart=apart))
         return ctx.bind(x)
 
     leaf = Leaf("x", ("b", 2, "s"), jnp.dtype(dtype))
@@ -277,6 +278,34 @@ def test_fill_keeps_a_real_nan_and_drops_one_in_padding() -> None:
     assert float(run(program, [x], {"b": 5}, {"b": 3})[0]) == -6
     x = np.array([1, np.nan, 3, 5, 5], np.float32)
     assert np.isnan(run(program, [x], {"b": 5}, {"b": 3})[0])
+
+
+def test_a_fill_apart_is_a_branch_on_the_cpu_that_vmap_keeps() -> None:
+    """So that XLA does not fuse it; a whole array takes the other branch, as it is."""
+
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        return ctx.bind(ctx.fill(x, axes=(0, 1), value=0, apart=True))
+
+    program = program_of(lambda x: x.sum(), "b, s", sizes={"b": 2, "s": 3})
+
+    def filled_and_added(x: Any, b: Any, s: Any) -> Any:
+        at = BucketSizes({"b": 3, "s": 4}, program.lower, {"b": b, "s": s})
+        return interpret(program.jaxpr, [], [x], at, {lax.reduce_sum_p: rule})[0]
+
+    sizes = np.array([[2, 3], [3, 4], [1, 4], [3, 1]], np.int32)
+    arrays = np.stack([padded(ramp(b, s), 3, 4) for b, s in sizes])
+    want = [ramp(b, s).sum() for b, s in sizes]
+    one, many = jax.jit(filled_and_added), jax.jit(jax.vmap(filled_and_added))
+    got = [one(x, b, s) for x, (b, s) in zip(arrays, sizes, strict=True)]
+    np.testing.assert_allclose(got, want)
+    np.testing.assert_allclose(many(arrays, sizes[:, 0], sizes[:, 1]), want)
+    np.testing.assert_allclose(many(arrays[1:2], sizes[1:2, 0], sizes[1:2, 1]), want[1:2])
+    for lowered in (
+        one.lower(arrays[0], *sizes[0]),
+        many.lower(arrays, sizes[:, 0], sizes[:, 1]),
+    ):
+        on_cpu = jax.default_backend() == "cpu"
+        assert (" conditional(" in lowered.compile().as_text()) == on_cpu
 
 
 def test_fill_wants_to_know_the_shape_of_other_arrays() -> None:

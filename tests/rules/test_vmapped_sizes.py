@@ -29,6 +29,15 @@ NAMES = {
         *("random_bits_both", "random_bits_lead", "random_split", "random_bits_per_key"),
         *("random_total_bits_both", "random_total_split", "random_poisson", "random_gamma"),
     ),
+    "convolution": (
+        *(
+            "conv_features_and_space",
+            "conv_kernel_valid",
+            "conv_nchw",
+            "conv_per_example_gradients",
+        ),
+        *("conv_kernel_not_finite", "conv_gradient_by_kernel_not_finite"),
+    ),
     "effects": ("pure_callback", "io_callback", "debug_callback"),
 }
 CASES = {
