@@ -288,7 +288,8 @@ class Builders:
 
         On CPU, ``split="b"`` on top serves a call row by row, several cores at a time: nothing is
         padded along ``b``, and all buckets are left for the other variables. It takes a program
-        whose outputs are independent along ``b`` (`Overflow.SPLIT`).
+        whose outputs are independent along ``b`` (`Overflow.SPLIT`). Since chunks keep the cores
+        busy together, XLA is told not to spread products over cores (leaves out its library YNN).
 
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
@@ -333,9 +334,10 @@ class Builders:
             raise SpecError(
                 f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {type(sizes).__name__}"
             )
-        planned = self.with_background_compile()
+        chunks = _chunks_of(split)
+        planned = self.with_background_compile()._with(one_core=bool(chunks))
         wanted = {dim: list(values) for dim, values in sizes.items()}
-        for dim, chunk in _chunks_of(split).items():
+        for dim, chunk in chunks.items():
             wanted = _in_chunks(wanted, dim, chunk)
             planned = planned.with_buckets([chunk], dim, overflow=Overflow.SPLIT)
         if len(wanted) > 1:

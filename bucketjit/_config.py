@@ -105,6 +105,27 @@ class Persistent:
     max_bytes: int | None = None
 
 
+def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Options of XLA as ``jit`` takes them.
+
+    Raises:
+        SpecError: They are no dict of names to values. (What XLA knows it says when it compiles.)
+    """
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise SpecError(
+            "compiler_options must be a dict such as {'xla_backend_optimization_level': 1}, got "
+            f"{options!r}"
+        )
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+            raise SpecError(
+                f"compiler_options[{name!r}] must be a bool, a number or text by the name of an "
+                f"option, got {value!r}"
+            )
+    return dict(options)
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything an executor is configured with; see `BucketedExec`."""
@@ -132,6 +153,8 @@ class Config:
     overflow: Overflow = Overflow.ERROR
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one
+    compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    one_core: bool = False  # each call is cut into chunks, which keep all cores busy together
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable."""

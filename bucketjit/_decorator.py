@@ -36,6 +36,7 @@ def jit(
     out: str = "jax",
     overflow: Overflow | str | Mapping[str, Overflow | str] = Overflow.ERROR,
     compile_budget: CompileBudget | int | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
     maxsize: int | None = DEFAULT_MAXSIZE,
 ) -> Any:
     """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
@@ -59,6 +60,7 @@ def jit(
         overflow: What to do with sizes beyond the largest bucket, see `BucketedExec.with_overflow`;
             or that by the name of a dimension variable.
         compile_budget: How much may be compiled, see `CompileBudget`.
+        compiler_options: Options of XLA by name.
         maxsize: How many executables to keep.
 
     Returns:
@@ -93,6 +95,7 @@ def jit(
             check=check,
             out=out,
             compile_budget=compile_budget,
+            compiler_options=compiler_options,
         ).with_maxsize(maxsize)
         by_dim = overflow if isinstance(overflow, Mapping) else {None: overflow}
         for dim, policy in by_dim.items():

@@ -9,17 +9,24 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 
-from bucketjit import strategies
+from bucketjit import _jax, strategies
 from bucketjit._axes import STATIC
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
-from bucketjit._errors import BucketOverflowError, FallbackError, FallbackWarning, MaskingError
+from bucketjit._errors import (
+    BucketOverflowError,
+    FallbackError,
+    FallbackWarning,
+    MaskingError,
+    SpecError,
+    first_line,
+)
 from bucketjit._events import Event, tell
 from bucketjit._executable import (
     Exact,
@@ -116,6 +123,7 @@ class Engine:
         self.watcher: Watcher | None = None
         self.splitter = Splitter(config, self.lock)
         self._rules: Mapping[Any, Rule] | None = None
+        self._hints: Mapping[str, Any] = _jax.ONE_CORE if config.one_core else {}
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
 
@@ -153,6 +161,28 @@ class Engine:
         config = self.config
         every = (config.default, *config.per_dim.values())
         return config.plan is None and all(isinstance(s, strategies.Exact) for s in every)
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        """Options of XLA for executables of buckets; the user's go before ours."""
+        return {**self._hints, **self.config.compiler_options}
+
+    def _compile(self, build: Callable[[], Executable]) -> Executable:
+        """Compile; an option of ours that this XLA does not take is given up."""
+        hints = self._hints
+        try:
+            return build()
+        except jax.errors.JaxRuntimeError as error:
+            refused = _jax.refused_option(error)
+            if refused in self.config.compiler_options:
+                why = first_line(error)
+                raise SpecError(
+                    f"compiler_options: XLA does not take {refused!r}: {why}"
+                ) from error
+            if refused not in hints:
+                raise
+        self._hints = {}
+        return build()
 
     def tell(self, event: Event) -> None:
         """Log an event, and hand it to the listeners."""
@@ -290,14 +320,16 @@ class Engine:
         known = without_values(signed)
 
         def build() -> Executable:
-            return build_masked(known, call, bucket, pads, self.rules, self.config.check)
+            given = (known, call, bucket, pads, self.rules, self.config.check)
+            return self._compile(lambda: build_masked(*given, self._options))
 
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
         kept = None
         if self.config.check is Check.OFF:
-            kept = self.shelf.masked(known, call, bucket, pads, lambda: self.rules)
+            given = (known, call, bucket, pads, lambda: self.rules)
+            kept = self.shelf.masked(*given, self._options)
         return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
 
     def exact_order(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
@@ -308,14 +340,14 @@ class Engine:
 
         @functools.cache
         def made() -> Exact:
-            return exact_function(known, self.config.check)
+            return exact_function(known, self.config.check, self.config.compiler_options)
 
         def build() -> Executable:
-            return build_exact(known, shown, self.config.check, made())
+            return self._compile(lambda: build_exact(known, shown, self.config.check, made()))
 
         kept = None
         if self.config.check is Check.OFF:
-            kept = self.shelf.exact(known, shown, made)
+            kept = self.shelf.exact(known, shown, made, self.config.compiler_options)
         return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def _smallest_stored(self, program: Program, call: Call) -> Any:

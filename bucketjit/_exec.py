@@ -16,7 +16,7 @@ from bucketjit._adapting import Adapting, adaptive
 from bucketjit._builders import Builders
 from bucketjit._cache import CacheInfo
 from bucketjit._check import Check
-from bucketjit._config import CompileBudget, Config, Fallback
+from bucketjit._config import CompileBudget, Config, Fallback, checked_options
 from bucketjit._derivatives import Derivatives
 from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
@@ -66,6 +66,8 @@ class BucketedExec(Builders, Views):
         out: The form of results: ``"jax"`` for arrays of logical shape, ``"numpy"`` for host
             arrays, ``"padded"`` for `Padded` ones, which the next executor takes as they are.
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
+        compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
+            Called in another ``jit``, that one's options hold.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -93,6 +95,7 @@ class BucketedExec(Builders, Views):
         check: Check = Check.OFF,
         out: str = "jax",
         compile_budget: int | CompileBudget | None = None,
+        compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -125,6 +128,7 @@ class BucketedExec(Builders, Views):
                 check,
                 Out(out),
                 budget=compile_budget,
+                compiler_options=checked_options(compiler_options),
             )
         )
 

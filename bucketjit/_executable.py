@@ -176,6 +176,9 @@ def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:
     return (leaf.sharding if placed else None), weak
 
 
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
 class Origin(NamedTuple):
     """A call that an executable was first wanted for.
 
@@ -230,6 +233,7 @@ def build_masked(
     pads: tuple[tuple[int, tuple[int, ...]], ...],
     rules: RuleTable,
     check: Check = Check.OFF,
+    options: Mapping[str, Any] = _NO_OPTIONS,
 ) -> Executable:
     """Compile a program for a bucket.
 
@@ -244,13 +248,14 @@ def build_masked(
         check: `Check.POISON` overwrites the padding of every equation; the executable then takes
             the index of the poison behind the sizes. Checked calls run twice, so nothing that
             they are given is donated.
+        options: Options of XLA.
 
     Raises:
         MaskingError: The program cannot be masked.
         Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
     """
     began = time.perf_counter()
-    made = masked_function(signed, call, bucket, pads, lambda: rules, check)
+    made = masked_function(signed, call, bucket, pads, lambda: rules, check, options)
     lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
     compiled = lowered.compile()
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
@@ -292,6 +297,7 @@ def masked_function(
     pads: tuple[tuple[int, tuple[int, ...]], ...],
     rules: Callable[[], RuleTable],
     check: Check = Check.OFF,
+    options: Mapping[str, Any] = _NO_OPTIONS,
 ) -> Masked:
     """The function that `build_masked` compiles; takes the same arguments. Traces nothing.
 
@@ -340,7 +346,11 @@ def masked_function(
         donated, donated_leaves = _to_donate(signed, dict(pads), made)
     leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
     return Masked(
-        function=jax.jit(masked, donate_argnums=tuple(i + 1 for i in sorted(donated))),
+        function=jax.jit(
+            masked,
+            donate_argnums=tuple(i + 1 for i in sorted(donated)),
+            compiler_options=dict(options),
+        ),
         sizes=sizes_argument(call, leak_shapes, 0 if poisoned else None),
         args=args,
         kwargs=kwargs,
@@ -460,7 +470,9 @@ class Exact(NamedTuple):
     donated: tuple[int, ...]
 
 
-def exact_function(signed: Signed, check: Check = Check.OFF) -> Exact:
+def exact_function(
+    signed: Signed, check: Check = Check.OFF, options: Mapping[str, Any] = _NO_OPTIONS
+) -> Exact:
     """The function that `build_exact` compiles. Traces nothing."""
     fn = signed.family.fn
     static = {
@@ -482,7 +494,8 @@ def exact_function(signed: Signed, check: Check = Check.OFF) -> Exact:
     exact.__name__ = getattr(fn, "__name__", "exact")
     donated = tuple(signed.donate) if check is Check.OFF else ()
     args, kwargs = signed.tree.unflatten(_abstract(signed, {}))
-    return Exact(jax.jit(exact, donate_argnums=donated), args, kwargs, expected, donated)
+    function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
+    return Exact(function, args, kwargs, expected, donated)
 
 
 def without_values(signed: Signed) -> Signed:

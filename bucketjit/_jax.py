@@ -12,11 +12,12 @@ import gc
 import itertools
 import math
 import operator
+import re
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, cast
 
 import jax
@@ -1248,6 +1249,19 @@ def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
     except Exception as error:
         raise NotPlain(f"{type(error).__name__}: {error}") from error
     return bytes(raw), tuple(sorted(around.kept_var_idx))
+
+
+# For executables of which several run at the same time: XLA's CPU backend spreads products that it
+# hands to its library YNN over all cores, and such executables then wait for each other. An option
+# is experimental: whoever uses it goes on without where `refused_option` names it.
+ONE_CORE: Mapping[str, Any] = MappingProxyType({"xla_cpu_experimental_ynn_fusion_type": ""})
+_REFUSED_OPTION = re.compile(r"No such compile option: '(\w+)'|setting option (\w+)")
+
+
+def refused_option(error: Exception) -> str | None:
+    """The option that XLA did not take, if that is the error (as texts of jaxlib 0.10 to 0.12)."""
+    found = _REFUSED_OPTION.search(str(error))
+    return None if found is None else found[1] or found[2]
 
 
 def default_device() -> Any:

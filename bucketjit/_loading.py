@@ -93,19 +93,24 @@ class Shelf:
         bucket: Mapping[str, int],
         pads: tuple[tuple[int, tuple[int, ...]], ...],
         rules: Callable[[], RuleTable],
+        options: Mapping[str, Any],
     ) -> Stored | None:
         """The place of a bucket's executable; None if executables are not kept."""
         store = self.store()
         if store is None:
             return None
-        return StoredMasked(self, store, bucket, signed, call, pads, rules)
+        return StoredMasked(self, store, bucket, signed, options, call, pads, rules)
 
     def exact(
-        self, signed: Signed, sizes: Mapping[str, int], made: Callable[[], Exact]
+        self,
+        signed: Signed,
+        sizes: Mapping[str, int],
+        made: Callable[[], Exact],
+        options: Mapping[str, Any],
     ) -> Stored | None:
         """The place of the executable of an exact shape; None if executables are not kept."""
         store = self.store()
-        return None if store is None else StoredExact(self, store, sizes, signed, made)
+        return None if store is None else StoredExact(self, store, sizes, signed, options, made)
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants.
@@ -154,7 +159,15 @@ class Stored:
 
     exact: bool
 
-    def __init__(self, shelf: Shelf, store: Store, sizes: Mapping[str, int], signed: Signed):
+    def __init__(
+        self,
+        shelf: Shelf,
+        store: Store,
+        sizes: Mapping[str, int],
+        signed: Signed,
+        options: Mapping[str, Any],
+    ):
+        self._options = options
         self._shelf = shelf
         self._store = store
         self._sizes = sizes
@@ -243,6 +256,7 @@ class Stored:
             [_placement(x) for x in self._leaves()],
             list(self._sizes.items()),
             *self._details(),
+            self._options,
             _jax.context_of_keys(),
         )
         parts = {**self._digests(), "call": called.hexdigest()}
@@ -316,11 +330,12 @@ class StoredMasked(Stored):
         store: Store,
         bucket: Mapping[str, int],
         signed: Signed,
+        options: Mapping[str, Any],
         call: Call,
         pads: tuple[tuple[int, tuple[int, ...]], ...],
         rules: Callable[[], RuleTable],
     ):
-        super().__init__(shelf, store, bucket, signed)
+        super().__init__(shelf, store, bucket, signed, options)
         self._call = call
         self._pads = pads
         self._rules = rules
@@ -330,7 +345,7 @@ class StoredMasked(Stored):
     def _masked(self) -> Masked:
         if self._made is None:
             given = (self._signed, self._call, self._sizes, self._pads, self._rules)
-            self._made = masked_function(*given)
+            self._made = masked_function(*given, options=self._options)
         return self._made
 
     @property
@@ -395,9 +410,10 @@ class StoredExact(Stored):
         store: Store,
         sizes: Mapping[str, int],
         signed: Signed,
+        options: Mapping[str, Any],
         made: Callable[[], Exact],
     ):
-        super().__init__(shelf, store, sizes, signed)
+        super().__init__(shelf, store, sizes, signed, options)
         self._exact = made
         self._traced: Any = None
 

@@ -1,0 +1,121 @@
+"""Options of XLA: the user's, and those of chunks that run on all cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import BucketedExec, Fallback, SpecError, _jax
+from tests.comparison import ramp
+
+NO_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}  # seen in what is compiled
+WEIGHTS = ramp(64, 64)
+
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options of XLA's CPU backend")
+
+
+def layer(x: Any) -> Any:
+    return jnp.tanh(x @ WEIGHTS)
+
+
+def calls_the_library(executor: BucketedExec) -> list[bool]:
+    """Whether XLA's library for products is in each executable."""
+    entries = [slot.entry for _, slot in executor._engine.cache.slots()]
+    return ["__ynn_fusion" in entry.compiled.as_text() for entry in entries if entry is not None]
+
+
+@on_cpu
+@pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
+def test_they_reach_xla(make: Any) -> None:
+    x = ramp(48, 64)
+    for options, expected in ((None, True), ({}, True), (NO_LIBRARY, False)):
+        executor = make(layer, compiler_options=options).with_pow2()
+        np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
+        assert calls_the_library(executor) == [expected]
+
+
+@on_cpu
+def test_exact_shapes_have_them_too() -> None:
+    executor = BucketedExec(layer, compiler_options=NO_LIBRARY)
+    executor(ramp(48, 64))
+    assert calls_the_library(executor) == [False]
+
+
+def test_the_options_of_another_jit_hold_there() -> None:
+    executor = BucketedExec(layer, compiler_options={"xla_backend_optimization_level": 1})
+    x = ramp(5, 64)
+    executor = executor.with_pow2()
+    np.testing.assert_allclose(jax.jit(lambda x: executor(x) + 1)(x), layer(x) + 1, rtol=1e-5)
+    got = jax.grad(lambda x: executor(x).sum())(jnp.asarray(x))
+    np.testing.assert_allclose(got, jax.grad(lambda x: layer(x).sum())(x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([1], r"compiler_options must be a dict .* got \[1\]"),
+        ({1: True}, r"compiler_options\[1\] must be a bool, a number or text"),
+        ({"xla_flag": [1]}, r"compiler_options\['xla_flag'\] must be .* got \[1\]"),
+    ],
+)
+def test_malformed_ones_are_refused_at_once(options: Any, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        BucketedExec(layer, compiler_options=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"xla_no_such": 1}, "xla_no_such"), ({"xla_cpu_opt_preset": "zz"}, "xla_cpu_opt_preset")],
+)
+@pytest.mark.parametrize("bucketed", [True, False])
+def test_what_xla_does_not_take_is_named(options: Any, name: str, bucketed: bool) -> None:
+    executor = BucketedExec(layer, compiler_options=options)
+    executor = executor.with_pow2() if bucketed else executor
+    for _ in range(2):
+        with pytest.raises(SpecError, match=f"compiler_options: XLA does not take '{name}'"):
+            executor(ramp(3, 64))
+    assert executor.cache_size() == 0 == executor.stats().calls
+
+
+@on_cpu
+def test_chunks_that_share_the_cores_leave_the_library_out() -> None:
+    by_rows = BucketedExec(
+        lambda x: jnp.tanh(jnp.matmul(x, WEIGHTS)), dynamic_axes="b, s, _", fallback=Fallback.ERROR
+    )
+    log = {"b": [3, 4], "s": [48, 64]}
+    planned, whole = by_rows.with_fitted_plan(log, k=1, split="b"), by_rows.with_fitted_plan(log, 1)
+    x = ramp(3, 48, 64)
+    for executor, expected in ((planned, False), (whole, True)):
+        np.testing.assert_allclose(executor(x), np.tanh(x @ WEIGHTS), rtol=1e-5)
+        assert calls_the_library(executor) == [expected]
+    anew = planned.with_fitted_plan(log, 1)
+    anew(x)
+    assert calls_the_library(anew) == [True]
+
+
+def test_an_option_of_ours_that_xla_does_not_take_is_given_up(monkeypatch) -> None:
+    monkeypatch.setattr(_jax, "ONE_CORE", {"xla_no_such": 1})
+    executor = BucketedExec(layer, dynamic_axes="b, s, _").with_fitted_plan(
+        {"b": [3, 4], "s": [2, 8]}, k=2, split="b"
+    )
+    for b, s in ((3, 2), (2, 8), (1, 7)):
+        x = ramp(b, s, 64)
+        np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
+    executor.wait_for_compiles()
+    assert executor.stats().compiles == 2
+
+
+def test_files_of_other_options_are_not_loaded(tmp_path) -> None:
+    x = ramp(5, 64)
+    did = []
+    for options in ({}, {"xla_backend_optimization_level": 1}, {}):
+        executor = BucketedExec(layer, compiler_options=options).with_pow2()
+        executor = executor.with_persistence(tmp_path)
+        np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
+        did.append((executor.stats().compiles, executor.stats().loads))
+    assert did == [(1, 0), (1, 0), (0, 1)]
