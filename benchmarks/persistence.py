@@ -2,8 +2,9 @@
 
 Run with ``python benchmarks/persistence.py``. A 6-layer transformer is called once in each of
 several buckets, in a process of its own for every row: with an empty directory, then with what that
-left; with JAX's own compilation cache alone, likewise. The start is what it takes until all buckets
-can be called: tracing, and masking, lowering and compiling, or loading. ``--warm`` adds what a warm
+left, call by call and by a warm-up, which loads with all cores; with JAX's own compilation cache
+alone, likewise. The start is what it takes until all buckets can be called: tracing, and masking,
+lowering and compiling, or loading. ``--warm`` adds what a warm
 call costs, of a compiled executable or a loaded one.
 """
 
@@ -35,12 +36,12 @@ def _model(step: bool) -> Any:
     return make(np.random.default_rng(0))
 
 
-def child(mode: str, directory: str, step: bool, warm: bool) -> None:
+def child(mode: str, directory: str, options: argparse.Namespace) -> None:
     """Start one process, and print what that took as JSON."""
     import jax
     import numpy as np
 
-    model = _model(step)
+    model = _model(options.step)
     from bucketjit import BucketedExec
 
     executor = BucketedExec(model.plain, dynamic_axes=(None, "b, s")).with_buckets(LENGTHS)
@@ -55,6 +56,8 @@ def child(mode: str, directory: str, step: bool, warm: bool) -> None:
     calls = [(model.params, np.zeros((BATCH - 1, n - 1), np.int32)) for n in LENGTHS]
     engine = executor._engine
     began = time.perf_counter()
+    if options.warmup:
+        executor.warmup(*calls[-1], sizes={"b": [BATCH], "s": LENGTHS}, progress=False)
     for call in calls:
         signed = engine.signer.sign(call, {})
         resolved = signed.family.resolve(signed.shapes)
@@ -72,7 +75,7 @@ def child(mode: str, directory: str, step: bool, warm: bool) -> None:
         "loads": stats.loads,
         "load_seconds": stats.load_seconds,
     }
-    if warm:
+    if options.warm:
         small = BucketedExec(lambda p, x: x + p, dynamic_axes=(None, "b")).with_pow2()
         small = small.with_persistence(directory if mode == "files" else None)
         x = np.zeros(7, np.float32)
@@ -86,9 +89,9 @@ def child(mode: str, directory: str, step: bool, warm: bool) -> None:
     print(json.dumps(told))
 
 
-def _run(mode: str, directory: str, options: argparse.Namespace) -> dict[str, Any]:
+def _run(mode: str, directory: str, options: argparse.Namespace, *more: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", mode, "--directory", directory]
-    command += ["--step"] * options.step + ["--warm"] * options.warm
+    command += ["--step"] * options.step + ["--warm"] * options.warm + [*more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -101,24 +104,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step", action="store_true", help="a training step, not the forward pass")
     parser.add_argument("--warm", action="store_true", help="also time warm calls")
+    parser.add_argument("--warmup", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child, options.directory, options.step, options.warm)
+        child(options.child, options.directory, options)
         return
     print(f"{LAYERS} layers, {'step' if options.step else 'forward'}, buckets {BATCH} x {LENGTHS}")
-    print(f"{'':26} {'start':>9} {'of first':>9} {'compiles':>9} {'loads':>6} {'in files':>10}")
+    print(f"{'':34} {'start':>9} {'of first':>9} {'compiles':>9} {'loads':>6} {'in files':>10}")
     for _ in range(options.rounds):
         for mode, label in (("files", "with_persistence"), ("jax", "JAX's cache alone")):
             with tempfile.TemporaryDirectory() as directory:
                 first = _run(mode, directory, options)
                 size = sum(p.stat().st_size for p in Path(directory).rglob("*") if p.is_file())
                 second = _run(mode, directory, options)
-            for which, told in (("first", first), ("second", second)):
+                warmed = _run(mode, directory, options, "--warmup")
+            rows = {"first": first, "second": second, "second, warm-up": warmed}
+            for which, told in rows.items():
                 ratio = told["start"] / first["start"]
                 print(
-                    f"{label + ', ' + which:26} {told['start']:8.3f}s {ratio:9.1%} "
+                    f"{label + ', ' + which:34} {told['start']:8.3f}s {ratio:9.1%} "
                     f"{told['compiles']:9} {told['loads']:6} {size / 2**20:7.2f}MiB"
                     + (f"  warm {told['warm'] * 1e6:.1f} us" if options.warm else ""),
                     flush=True,
