@@ -288,8 +288,8 @@ class Builders:
 
         On CPU, ``split="b"`` on top serves a call row by row, several cores at a time: nothing is
         padded along ``b``, and all buckets are left for the other variables. It takes a program
-        whose outputs are independent along ``b`` (`Overflow.SPLIT`). Since chunks keep the cores
-        busy together, XLA is told not to spread products over cores (leaves out its library YNN).
+        whose outputs are independent along ``b`` (`Overflow.SPLIT`). XLA is told to leave out its
+        library YNN, with which executables take longer side by side.
 
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
@@ -335,7 +335,7 @@ class Builders:
                 f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {type(sizes).__name__}"
             )
         chunks = _chunks_of(split)
-        planned = self.with_background_compile()._with(one_core=bool(chunks))
+        planned = self.with_background_compile()._with(chunked=tuple(chunks))
         wanted = {dim: list(values) for dim, values in sizes.items()}
         for dim, chunk in chunks.items():
             wanted = _in_chunks(wanted, dim, chunk)

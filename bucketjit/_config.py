@@ -118,7 +118,7 @@ def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
             f"{options!r}"
         )
     for name, value in options.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str | bytes):
             raise SpecError(
                 f"compiler_options[{name!r}] must be a bool, a number or text by the name of an "
                 f"option, got {value!r}"
@@ -154,11 +154,17 @@ class Config:
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    one_core: bool = False  # each call is cut into chunks, which keep all cores busy together
+    chunked: tuple[str, ...] = ()  # variables along which a plan is for chunks that run together
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable."""
         return self.per_dim.get(dim, self.default)
+
+    @property
+    def runs_chunks(self) -> bool:
+        """Whether executables are for chunks of calls, several of which run at the same time."""
+        policies = [self.overflow_per_dim.get(dim) for dim in self.chunked]
+        return Overflow.SPLIT in policies
 
     @property
     def planned(self) -> tuple[str, ...]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 
-from bucketjit import _jax, strategies
+from bucketjit import strategies
 from bucketjit._axes import STATIC
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
@@ -24,24 +23,16 @@ from bucketjit._errors import (
     FallbackError,
     FallbackWarning,
     MaskingError,
-    SpecError,
-    first_line,
 )
 from bucketjit._events import Event, tell
 from bucketjit._executable import (
-    Exact,
     Executable,
     arguments_with,
-    build_exact,
-    build_masked,
-    exact_function,
-    padded_leaf_shapes,
     run_poisoned,
     sizes_argument,
-    without_values,
 )
 from bucketjit._family import Call
-from bucketjit._loading import Shelf
+from bucketjit._orders import Orders
 from bucketjit._overflow import exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
@@ -57,13 +48,11 @@ from bucketjit._route import (
     layout_of,
     make_plan,
 )
-from bucketjit._rule import Rule
 from bucketjit._signing import Signed, Signer
 from bucketjit._splitting import Splitter
 from bucketjit._stats import Counters, Line
 from bucketjit._supply import Order, Supply
 from bucketjit._trace import Program
-from bucketjit.rules import default_rules
 
 _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
 
@@ -90,6 +79,7 @@ class Engine:
         signer: From arguments to families.
         cache: The executables.
         counters: What was done so far.
+        orders: What to ask of the cache.
         routes: The warm path: ways to read the arguments.
         chunk_routes: Those of chunks, whose results are padded.
         relatives: Itself and the engines of derivatives, all that share cache and counters.
@@ -113,17 +103,13 @@ class Engine:
         self.relatives: weakref.WeakKeyDictionary[Engine, None]
         self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
         self.relatives[self] = None
-        # Not `self.tell`: without a cycle, what an executor holds goes when it does.
-        told = functools.partial(tell, listeners=config.listeners)
-        self.shelf = Shelf(config.persistence, config.rules, self.name, told)
+        self.orders = Orders(config, self.name, self.cache)
         self.routes = Routes()
         self.chunk_routes = Routes()
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
         self.splitter = Splitter(config, self.lock)
-        self._rules: Mapping[Any, Rule] | None = None
-        self._hints: Mapping[str, Any] = _jax.ONE_CORE if config.one_core else {}
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
 
@@ -149,40 +135,11 @@ class Engine:
         return getattr(self.config.fn, "__name__", type(self.config.fn).__name__)
 
     @property
-    def rules(self) -> Mapping[Any, Rule]:
-        """The rule table."""
-        if self._rules is None:
-            self._rules = {**default_rules(), **self.config.rules}
-        return self._rules
-
-    @property
     def always_exact(self) -> bool:
         """Whether no variable has a strategy."""
         config = self.config
         every = (config.default, *config.per_dim.values())
         return config.plan is None and all(isinstance(s, strategies.Exact) for s in every)
-
-    @property
-    def _options(self) -> Mapping[str, Any]:
-        """Options of XLA for executables of buckets; the user's go before ours."""
-        return {**self._hints, **self.config.compiler_options}
-
-    def _compile(self, build: Callable[[], Executable]) -> Executable:
-        """Compile; an option of ours that this XLA does not take is given up."""
-        hints = self._hints
-        try:
-            return build()
-        except jax.errors.JaxRuntimeError as error:
-            refused = _jax.refused_option(error)
-            if refused in self.config.compiler_options:
-                why = first_line(error)
-                raise SpecError(
-                    f"compiler_options: XLA does not take {refused!r}: {why}"
-                ) from error
-            if refused not in hints:
-                raise
-        self._hints = {}
-        return build()
 
     def tell(self, event: Event) -> None:
         """Log an event, and hand it to the listeners."""
@@ -222,10 +179,10 @@ class Engine:
         beyond = exactly(self.config, call.sizes)
         if beyond is not None and beyond.wholly:
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
-        key = self.masked_key(program, bucket)
+        key = self.orders.masked_key(program, bucket)
         try:
             entry, compiled, stands_in = self.supply.get(
-                key, lambda: self.order(signed, call, bucket)
+                key, lambda: self.orders.masked(signed, call, bucket)
             )
         except MaskingError as error:
             self.refused[program] = error
@@ -302,64 +259,6 @@ class Engine:
                     return trial
         return dict(sizes)
 
-    @staticmethod
-    def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
-        """The key of a bucket's executable."""
-        return program, tuple(bucket.values())
-
-    @staticmethod
-    def exact_key(signed: Signed) -> Any:
-        """The key of the executable of an exact shape."""
-        return signed.family, tuple(signed.shapes)
-
-    def order(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
-        """What to ask for to serve a call in a bucket."""
-        program = call.program
-        assert program is not None
-        pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
-        known = without_values(signed)
-
-        def build() -> Executable:
-            given = (known, call, bucket, pads, self.rules, self.config.check)
-            return self._compile(lambda: build_masked(*given, self._options))
-
-        def stand_in() -> Any:
-            return self._smallest_stored(program, call)
-
-        kept = None
-        if self.config.check is Check.OFF:
-            given = (known, call, bucket, pads, lambda: self.rules)
-            kept = self.shelf.masked(*given, self._options)
-        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
-
-    def exact_order(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
-        """What to ask for to run a call at its exact shape."""
-        named = zip(signed.family.paths, signed.shapes, strict=True)
-        shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
-        known = without_values(signed)
-
-        @functools.cache
-        def made() -> Exact:
-            return exact_function(known, self.config.check, self.config.compiler_options)
-
-        def build() -> Executable:
-            return self._compile(lambda: build_exact(known, shown, self.config.check, made()))
-
-        kept = None
-        if self.config.check is Check.OFF:
-            kept = self.shelf.exact(known, shown, made, self.config.compiler_options)
-        return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
-
-    def _smallest_stored(self, program: Program, call: Call) -> Any:
-        """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
-        wanted = dict(zip(call.variables, call.ordered, strict=True))
-        fitting = [
-            (math.prod(entry.sizes.values()), key)
-            for key, entry in self.cache.items()
-            if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
-        ]
-        return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
-
     def _run(self, entry: Executable, sizes: Any, signed: Signed, finish: Change | None) -> Any:
         args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
         result = entry.run(sizes, args, kwargs)
@@ -376,8 +275,8 @@ class Engine:
         reason: str | None = None,
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        key = self.exact_key(signed)
-        entry, compiled, _ = self.supply.get(key, lambda: self.exact_order(signed, sizes))
+        key = self.orders.exact_key(signed)
+        entry, compiled, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
         finish = _exact_finisher(entry, program, out)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
@@ -446,7 +345,7 @@ class Engine:
             assert call.program is not None
             blamed = blame(
                 call.program,
-                self.rules,
+                self.orders.rules,
                 dict(zip(call.variables, call.ordered, strict=True)),
                 entry.sizes,
                 call.leaks.values,

@@ -270,7 +270,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
     """What a call would do; see `BucketedExec.explain`."""
     if engine.always_exact:
         sizes = signed.family.declared_sizes(signed.shapes)
-        compiled = engine.exact_key(signed) in engine.cache
+        compiled = engine.orders.exact_key(signed) in engine.cache
         reason = "there is no strategy: every size has an executable of its own"
         return Explanation(
             engine.name, sizes, sizes, "exact", compiled, "", (), (), reason, "add .with_pow2()"
@@ -297,7 +297,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
     if beyond is not None and beyond.wholly:
         return _explained_exact(engine, signed, call, MaskingError(beyond.reason))
     try:
-        masked = masked_equations(call.program, bucket, engine.rules)
+        masked = masked_equations(call.program, bucket, engine.orders.rules)
     except MaskingError as error:
         return _explained_exact(engine, signed, call, error)
     return Explanation(
@@ -305,7 +305,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
         FrozenDict(call.sizes),
         FrozenDict(bucket),
         "masked" if call.program.pairing is None else "paired",
-        engine.masked_key(call.program, bucket) in engine.cache,
+        engine.orders.masked_key(call.program, bucket) in engine.cache,
         describe(call.program),
         tuple(map(str, call.program.guards)),
         masked,
@@ -314,7 +314,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
 
 def _explained_exact(engine: Engine, signed: Signed, call: Call, why: MaskingError) -> Explanation:
     sizes = FrozenDict(call.sizes)
-    compiled = engine.exact_key(signed) in engine.cache
+    compiled = engine.orders.exact_key(signed) in engine.cache
     return Explanation(
         engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
     )

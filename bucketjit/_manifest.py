@@ -188,7 +188,7 @@ def _signature(engine: Engine, members: Sequence[tuple[Origin, Executable, Any]]
     fingerprint = None
     if not entry.exact:
         try:
-            fingerprint = dict(engine.shelf.digests_of(program))
+            fingerprint = dict(engine.orders.shelf.digests_of(program))
         except NoDigest:
             fingerprint = None
     return {

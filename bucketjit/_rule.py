@@ -178,10 +178,8 @@ class RuleContext:
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
         """Whether an array of this logical shape has no padding along these axes, in any row."""
-        whole: Any = True
-        for dim in (shape[a] for a in axes if is_symbolic(shape[a])):
-            whole = jnp.logical_and(whole, self.logical(dim) == self.padded(dim))
-        return in_every_row(whole)
+        dims = [shape[a] for a in axes if is_symbolic(shape[a])]
+        return in_every_row(jnp.all(jnp.stack([self.logical(d) == self.padded(d) for d in dims])))
 
     # --- evaluation ---
 

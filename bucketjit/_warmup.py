@@ -176,7 +176,7 @@ def _orders(
         try:
             at = at_sizes(signed, tokens, all_sizes)
             if engine.always_exact:
-                order = engine.exact_order(at, all_sizes)
+                order = engine.orders.exact(at, all_sizes)
                 found.setdefault(order.key, order)
                 continue
             call = engine.resolve(at)
@@ -196,9 +196,9 @@ def _orders(
                 continue
             beyond_all = exactly(engine.config, call.sizes)
             if beyond_all is not None and beyond_all.wholly:
-                order = engine.exact_order(at, call.sizes)
+                order = engine.orders.exact(at, call.sizes)
             else:
-                order = engine.order(at, call, bucket)
+                order = engine.orders.masked(at, call, bucket)
         except Exception as error:  # of the function at these sizes, perhaps
             failed.append((FrozenDict(chosen), f"{type(error).__name__}: {first_line(error)}"))
             continue

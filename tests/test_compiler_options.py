@@ -46,13 +46,23 @@ def test_exact_shapes_have_them_too() -> None:
     assert calls_the_library(executor) == [False]
 
 
+@on_cpu
 def test_the_options_of_another_jit_hold_there() -> None:
+    executor = BucketedExec(layer, compiler_options=NO_LIBRARY).with_pow2()
+    x = ramp(48, 64)
+    outer = jax.jit(lambda x: executor(x) + 1)
+    np.testing.assert_allclose(outer(x), layer(x) + 1, rtol=1e-5)
+    assert "__ynn_fusion" in outer.lower(x).compile().as_text()
+
+
+def test_derivatives_have_them_too() -> None:
     executor = BucketedExec(layer, compiler_options={"xla_backend_optimization_level": 1})
-    x = ramp(5, 64)
-    executor = executor.with_pow2()
-    np.testing.assert_allclose(jax.jit(lambda x: executor(x) + 1)(x), layer(x) + 1, rtol=1e-5)
-    got = jax.grad(lambda x: executor(x).sum())(jnp.asarray(x))
+    x = jnp.asarray(ramp(5, 64))
+    got = jax.grad(lambda x: executor.with_pow2()(x).sum())(x)
     np.testing.assert_allclose(got, jax.grad(lambda x: layer(x).sum())(x), rtol=1e-4, atol=1e-6)
+    refused = BucketedExec(layer, compiler_options={"xla_no_such": 1}).with_pow2()
+    with pytest.raises(SpecError, match="'xla_no_such'"):
+        jax.grad(lambda x: refused(x).sum())(x)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +80,12 @@ def test_malformed_ones_are_refused_at_once(options: Any, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"xla_no_such": 1}, "xla_no_such"), ({"xla_cpu_opt_preset": "zz"}, "xla_cpu_opt_preset")],
+    [
+        ({"xla_no_such": 1}, "xla_no_such"),
+        ({"--xla_flag": True}, "--xla_flag"),
+        ({"": 1}, ""),
+        ({"xla_cpu_opt_preset": "zz"}, "xla_cpu_opt_preset"),
+    ],
 )
 @pytest.mark.parametrize("bucketed", [True, False])
 def test_what_xla_does_not_take_is_named(options: Any, name: str, bucketed: bool) -> None:
@@ -93,13 +108,20 @@ def test_chunks_that_share_the_cores_leave_the_library_out() -> None:
     for executor, expected in ((planned, False), (whole, True)):
         np.testing.assert_allclose(executor(x), np.tanh(x @ WEIGHTS), rtol=1e-5)
         assert calls_the_library(executor) == [expected]
-    anew = planned.with_fitted_plan(log, 1)
-    anew(x)
-    assert calls_the_library(anew) == [True]
+    for anew in (planned.with_fitted_plan(log, 1), planned.with_overflow("extend", "b")):
+        np.testing.assert_allclose(anew(x), np.tanh(x @ WEIGHTS), rtol=1e-5)
+        assert calls_the_library(anew) == [True]
+    asked = BucketedExec(
+        planned.__wrapped__,
+        dynamic_axes="b, s, _",
+        compiler_options={"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"},
+    ).with_fitted_plan(log, k=1, split="b")
+    asked(x)
+    assert calls_the_library(asked) == [True]  # what the user says goes before
 
 
 def test_an_option_of_ours_that_xla_does_not_take_is_given_up(monkeypatch) -> None:
-    monkeypatch.setattr(_jax, "ONE_CORE", {"xla_no_such": 1})
+    monkeypatch.setattr(_jax, "SIDE_BY_SIDE", {"xla_no_such": 1})
     executor = BucketedExec(layer, dynamic_axes="b, s, _").with_fitted_plan(
         {"b": [3, 4], "s": [2, 8]}, k=2, split="b"
     )
@@ -110,11 +132,13 @@ def test_an_option_of_ours_that_xla_does_not_take_is_given_up(monkeypatch) -> No
     assert executor.stats().compiles == 2
 
 
-def test_files_of_other_options_are_not_loaded(tmp_path) -> None:
+@pytest.mark.parametrize("bucketed", [True, False])
+def test_files_of_other_options_are_not_loaded(tmp_path, bucketed: bool) -> None:
     x = ramp(5, 64)
     did = []
     for options in ({}, {"xla_backend_optimization_level": 1}, {}):
-        executor = BucketedExec(layer, compiler_options=options).with_pow2()
+        executor = BucketedExec(layer, compiler_options=options)
+        executor = executor.with_pow2() if bucketed else executor
         executor = executor.with_persistence(tmp_path)
         np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
         did.append((executor.stats().compiles, executor.stats().loads))

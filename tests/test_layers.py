@@ -34,6 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "rules _interpret",
         "_check _config _signing _executable",
         "_supply _route _overflow _splitting _loading",
+        "_orders",
         "_builders _engine",
         "_derivatives _explain _warmup _manifest _view",
         "_adapting",

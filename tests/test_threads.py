@@ -213,9 +213,9 @@ def test_executors_call_executors_across_threads() -> None:
 
 def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call goes on with the axes that it was resolved with."""
-    from bucketjit import _engine
+    from bucketjit import _orders
 
-    build, waiting, release = _engine.build_masked, threading.Event(), threading.Event()
+    build, waiting, release = _orders.build_masked, threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
         if not waiting.is_set():
@@ -223,7 +223,7 @@ def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> Non
             assert release.wait(60)
         return build(*args)
 
-    monkeypatch.setattr(_engine, "build_masked", slow)
+    monkeypatch.setattr(_orders, "build_masked", slow)
     executor = BucketedExec(lambda x, y: (x.sum(), y.sum())).with_pow2()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(executor, np.ones(4, np.float32), np.ones(4, np.float32))

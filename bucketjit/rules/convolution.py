@@ -124,7 +124,7 @@ def _convolve(
 
     Along ``windows`` the data is a single window of elements that lie side by side.
     """
-    padding, dilation, strides, apart = (
+    padding, dilation, strides, spread = (
         list(ctx.params[name])
         for name in ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
     )
@@ -132,7 +132,7 @@ def _convolve(
     for axis in axes:
         slide, i = axis.slide, axis.index
         if axis in windows:
-            padding[i], dilation[i], strides[i], apart[i] = (0, 0), 1, 1, 1
+            padding[i], dilation[i], strides[i], spread[i] = (0, 0), 1, 1, 1
         elif slide.is_static:
             continue
         elif not is_symbolic(slide.low):
@@ -152,7 +152,7 @@ def _convolve(
         padding=tuple(padding),
         lhs_dilation=tuple(dilation),
         window_strides=tuple(strides),
-        rhs_dilation=tuple(apart),
+        rhs_dilation=tuple(spread),
     )
     for axis, most in shifts:
         start, size = most - ctx.logical(axis.slide.low), ctx.padded(axis.slide.out)

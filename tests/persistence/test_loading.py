@@ -22,7 +22,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
-from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _engine, _jax
+from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _jax, _orders
 from bucketjit._errors import CompileBudgetError
 from bucketjit._persistence import environment, files
 from bucketjit._persistence.files import SUFFIX
@@ -343,14 +343,14 @@ def test_a_constant_that_is_written_to(kept, monkeypatch):
         for n in (3, 9):
             kept.did(kept(fn), (rows(n, 4),))
 
-    build = _engine.build_masked
+    build = _orders.build_masked
 
     def meddled(*args):
         built = build(*args)
         table[0] = 7
         return built
 
-    monkeypatch.setattr(_engine, "build_masked", meddled)
+    monkeypatch.setattr(_orders, "build_masked", meddled)
     kept.events.clear()
     kept(lambda x: x + table)(rows(3, 4))
     assert "was changed meanwhile" in [e.detail for e in kept.events if e.kind == "unstored"][0]

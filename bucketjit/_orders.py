@@ -1,0 +1,138 @@
+"""What to ask of the cache: the key of an executable, how to build it, and where it is kept."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._cache import ExecutableCache
+from bucketjit._check import Check
+from bucketjit._config import Config
+from bucketjit._errors import SpecError, first_line
+from bucketjit._events import tell
+from bucketjit._executable import (
+    Exact,
+    Executable,
+    build_exact,
+    build_masked,
+    exact_function,
+    padded_leaf_shapes,
+    without_values,
+)
+from bucketjit._family import Call
+from bucketjit._loading import Shelf
+from bucketjit._rule import Rule
+from bucketjit._signing import Signed
+from bucketjit._supply import Order
+from bucketjit._trace import Program
+from bucketjit.rules import default_rules
+
+
+class Orders:
+    """Makes the orders of one engine.
+
+    Args:
+        config: The configuration.
+        name: Name of the function.
+        cache: What is compiled already, among which a stand-in may be.
+
+    Attributes:
+        shelf: Where executables are kept in files.
+    """
+
+    def __init__(self, config: Config, name: str, cache: ExecutableCache[Any, Executable]) -> None:
+        self._config = config
+        self._cache = cache
+        # Without a cycle, what an executor holds goes when it does.
+        told = functools.partial(tell, listeners=config.listeners)
+        self.shelf = Shelf(config.persistence, config.rules, name, told)
+        self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.runs_chunks else {}
+
+    @functools.cached_property
+    def rules(self) -> Mapping[Any, Rule]:
+        """The rule table; importing it takes 50 ms."""
+        return {**default_rules(), **self._config.rules}
+
+    @staticmethod
+    def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
+        """The key of a bucket's executable."""
+        return program, tuple(bucket.values())
+
+    @staticmethod
+    def exact_key(signed: Signed) -> Any:
+        """The key of the executable of an exact shape."""
+        return signed.family, tuple(signed.shapes)
+
+    def masked(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
+        """What to ask for to serve a call in a bucket."""
+        program, check = call.program, self._config.check
+        assert program is not None
+        pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
+        known = without_values(signed)
+
+        def build() -> Executable:
+            given = (known, call, bucket, pads, self.rules, check)
+            return self._built(lambda: build_masked(*given, self._options))
+
+        def stand_in() -> Any:
+            return self._smallest_stored(program, call)
+
+        kept = None
+        if check is Check.OFF:
+            given = (known, call, bucket, pads, lambda: self.rules)
+            kept = self.shelf.masked(*given, self._options)
+        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
+
+    def exact(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
+        """What to ask for to run a call at its exact shape."""
+        named = zip(signed.family.paths, signed.shapes, strict=True)
+        shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
+        known = without_values(signed)
+        check, options = self._config.check, self._config.compiler_options
+
+        @functools.cache
+        def made() -> Exact:
+            return exact_function(known, check, options)
+
+        def build() -> Executable:
+            return self._built(lambda: build_exact(known, shown, check, made()))
+
+        kept = self.shelf.exact(known, shown, made, options) if check is Check.OFF else None
+        return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
+
+    def _smallest_stored(self, program: Program, call: Call) -> Any:
+        """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
+        wanted = dict(zip(call.variables, call.ordered, strict=True))
+        fitting = [
+            (math.prod(entry.sizes.values()), key)
+            for key, entry in self._cache.items()
+            if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
+        ]
+        return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        """Options of XLA for executables of buckets; the user's go before ours."""
+        return {**self._hints, **self._config.compiler_options}
+
+    def _built(self, build: Callable[[], Executable]) -> Executable:
+        """Compile; an option of ours that this XLA does not take is given up."""
+        hints = self._hints
+        try:
+            return build()
+        except jax.errors.JaxRuntimeError as error:
+            refused = _jax.refused_option(error)
+            if refused in self._config.compiler_options:
+                why = first_line(error)
+                raise SpecError(
+                    f"compiler_options: XLA does not take {refused!r}: {why}"
+                ) from error
+            if refused not in hints:
+                raise
+        self._hints = {}
+        return build()
