@@ -177,7 +177,7 @@ class RuleContext:
         return filled(operand)
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
-        """Whether an array of this logical shape has no padding along these axes, in any row."""
+        """Whether an array of this logical shape has no padding along these axes, in every row."""
         dims = [shape[a] for a in axes if is_symbolic(shape[a])]
         return in_every_row(jnp.all(jnp.stack([self.logical(d) == self.padded(d) for d in dims])))
 
