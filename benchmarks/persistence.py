@@ -4,8 +4,8 @@ Run with ``python benchmarks/persistence.py``. A 6-layer transformer is called o
 several buckets, in a process of its own for every row: with an empty directory, then with what that
 left, call by call and by a warm-up, which loads with all cores; with JAX's own compilation cache
 alone, likewise. The start is what it takes until all buckets can be called: tracing, and masking,
-lowering and compiling, or loading. ``--warm`` adds what a warm
-call costs, of a compiled executable or a loaded one.
+lowering and compiling, or loading. ``--warm`` adds what a warm call costs, of a compiled executable
+or a loaded one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
 
 def _run(mode: str, directory: str, options: argparse.Namespace, *more: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", mode, "--directory", directory]
-    command += ["--step"] * options.step + ["--warm"] * options.warm + [*more]
+    command += ["--step"] * options.step + ["--warm"] * options.warm + list(more)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         raise SystemExit(done.stderr)

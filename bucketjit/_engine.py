@@ -18,19 +18,9 @@ from bucketjit._axes import STATIC
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
-from bucketjit._errors import (
-    BucketOverflowError,
-    FallbackError,
-    FallbackWarning,
-    MaskingError,
-)
+from bucketjit._errors import BucketOverflowError, FallbackError, FallbackWarning, MaskingError
 from bucketjit._events import Event, tell
-from bucketjit._executable import (
-    Executable,
-    arguments_with,
-    run_poisoned,
-    sizes_argument,
-)
+from bucketjit._executable import Executable, arguments_with, run_poisoned, sizes_argument
 from bucketjit._family import Call
 from bucketjit._orders import Orders
 from bucketjit._overflow import exactly, padded_sizes
@@ -345,7 +335,7 @@ class Engine:
             assert call.program is not None
             blamed = blame(
                 call.program,
-                self.orders.rules,
+                self.orders.rules(),
                 dict(zip(call.variables, call.ordered, strict=True)),
                 entry.sizes,
                 call.leaks.values,

@@ -176,9 +176,6 @@ def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:
     return (leaf.sharding if placed else None), weak
 
 
-_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
-
-
 class Origin(NamedTuple):
     """A call that an executable was first wanted for.
 
@@ -226,36 +223,16 @@ def padded_leaf_shapes(
     return tuple(found)
 
 
-def build_masked(
-    signed: Signed,
-    call: Call,
-    bucket: Mapping[str, int],
-    pads: tuple[tuple[int, tuple[int, ...]], ...],
-    rules: RuleTable,
-    check: Check = Check.OFF,
-    options: Mapping[str, Any] = _NO_OPTIONS,
-) -> Executable:
+def build_masked(made: Masked) -> Executable:
     """Compile a program for a bucket.
 
     Of the arguments only types and placement are looked at, so the call may be long over.
-
-    Args:
-        signed: The call that asks for it.
-        call: The same call, resolved: its sizes and its program.
-        bucket: Padded size of each variable, those of the program's own included.
-        pads: Position and padded shape of each leaf with open axes.
-        rules: The rule table.
-        check: `Check.POISON` overwrites the padding of every equation; the executable then takes
-            the index of the poison behind the sizes. Checked calls run twice, so nothing that
-            they are given is donated.
-        options: Options of XLA.
 
     Raises:
         MaskingError: The program cannot be masked.
         Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
     """
     began = time.perf_counter()
-    made = masked_function(signed, call, bucket, pads, lambda: rules, check, options)
     lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
     compiled = lowered.compile()
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
@@ -272,7 +249,8 @@ class Masked(NamedTuple):
         at: The padded sizes.
         call: The call that asks for it.
         origin: The same call, to be remembered.
-        bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `build_masked`.
+        bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `masked_function`.
+        options: Options of XLA.
     """
 
     function: Any
@@ -288,6 +266,7 @@ class Masked(NamedTuple):
     leak_shapes: tuple[tuple[int, ...], ...]
     donated: frozenset[int]
     donated_leaves: frozenset[int]
+    options: Mapping[str, Any]
 
 
 def masked_function(
@@ -296,12 +275,21 @@ def masked_function(
     bucket: Mapping[str, int],
     pads: tuple[tuple[int, tuple[int, ...]], ...],
     rules: Callable[[], RuleTable],
-    check: Check = Check.OFF,
-    options: Mapping[str, Any] = _NO_OPTIONS,
+    check: Check,
+    options: Mapping[str, Any],
 ) -> Masked:
-    """The function that `build_masked` compiles; takes the same arguments. Traces nothing.
+    """The function that `build_masked` compiles. Traces nothing.
 
-    The rule table is asked for when it is traced: importing it takes 50 ms.
+    Args:
+        signed: The call that asks for it.
+        call: The same call, resolved: its sizes and its program.
+        bucket: Padded size of each variable, those of the program's own included.
+        pads: Position and padded shape of each leaf with open axes.
+        rules: Gives the rule table when it is traced: importing it takes 50 ms.
+        check: `Check.POISON` overwrites the padding of every equation; the executable then takes
+            the index of the poison behind the sizes. Checked calls run twice, so nothing that
+            they are given is donated.
+        options: Options of XLA.
     """
     program, family = call.program, signed.family
     assert program is not None
@@ -363,6 +351,7 @@ def masked_function(
         leak_shapes=leak_shapes,
         donated=donated,
         donated_leaves=donated_leaves,
+        options=options,
     )
 
 
@@ -424,12 +413,7 @@ def sizes_argument(
     return vector, tuple(map(pad, call.leaks.values, leak_shapes))
 
 
-def build_exact(
-    signed: Signed,
-    sizes: Mapping[str, int],
-    check: Check = Check.OFF,
-    made: Exact | None = None,
-) -> Executable:
+def build_exact(signed: Signed, sizes: Mapping[str, int], made: Exact) -> Executable:
     """Compile the function itself for one exact shape.
 
     Of the arguments only types and placement are looked at.
@@ -437,14 +421,12 @@ def build_exact(
     Args:
         signed: The call that asks for it.
         sizes: Its sizes, for the statistics.
-        check: Checked calls donate nothing: they run twice.
-        made: Its function, if that was made before.
+        made: Its function.
 
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
-    made = exact_function(signed, check) if made is None else made
     lowered = made.function.lower(*made.args, **made.kwargs)
     compiled = lowered.compile()
     seconds = time.perf_counter() - began
@@ -461,6 +443,7 @@ class Exact(NamedTuple):
         args, kwargs: What to lower it for.
         expected: Refuses arguments of other types.
         donated: Positions of the arguments that are donated.
+        options: Options of XLA.
     """
 
     function: Any
@@ -468,12 +451,14 @@ class Exact(NamedTuple):
     kwargs: Any
     expected: Expected
     donated: tuple[int, ...]
+    options: Mapping[str, Any]
 
 
-def exact_function(
-    signed: Signed, check: Check = Check.OFF, options: Mapping[str, Any] = _NO_OPTIONS
-) -> Exact:
-    """The function that `build_exact` compiles. Traces nothing."""
+def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> Exact:
+    """The function that `build_exact` compiles. Traces nothing.
+
+    Checked calls donate nothing: they run twice.
+    """
     fn = signed.family.fn
     static = {
         i: shape[0]
@@ -495,7 +480,7 @@ def exact_function(
     donated = tuple(signed.donate) if check is Check.OFF else ()
     args, kwargs = signed.tree.unflatten(_abstract(signed, {}))
     function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
-    return Exact(function, args, kwargs, expected, donated)
+    return Exact(function, args, kwargs, expected, donated, options)
 
 
 def without_values(signed: Signed) -> Signed:

@@ -297,7 +297,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
     if beyond is not None and beyond.wholly:
         return _explained_exact(engine, signed, call, MaskingError(beyond.reason))
     try:
-        masked = masked_equations(call.program, bucket, engine.orders.rules)
+        masked = masked_equations(call.program, bucket, engine.orders.rules())
     except MaskingError as error:
         return _explained_exact(engine, signed, call, error)
     return Explanation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +24,11 @@ from bucketjit._executable import (
     Origin,
     SignatureChanged,
     masked_executable,
-    masked_function,
 )
-from bucketjit._family import Call
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
 from bucketjit._persistence.store import Store, Wanted
-from bucketjit._rule import RuleTable
 from bucketjit._signing import Signed
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
@@ -86,31 +84,16 @@ class Shelf:
             self._stores[known] = Store(Path(directory), bound, seconds, asked, self._tell)
         return self._stores[known]
 
-    def masked(
+    def place(
         self,
-        signed: Signed,
-        call: Call,
-        bucket: Mapping[str, int],
-        pads: tuple[tuple[int, tuple[int, ...]], ...],
-        rules: Callable[[], RuleTable],
-        options: Mapping[str, Any],
-    ) -> Stored | None:
-        """The place of a bucket's executable; None if executables are not kept."""
-        store = self.store()
-        if store is None:
-            return None
-        return StoredMasked(self, store, bucket, signed, options, call, pads, rules)
-
-    def exact(
-        self,
+        kind: type[Stored],
         signed: Signed,
         sizes: Mapping[str, int],
-        made: Callable[[], Exact],
-        options: Mapping[str, Any],
+        made: Callable[[], Masked | Exact],
     ) -> Stored | None:
-        """The place of the executable of an exact shape; None if executables are not kept."""
+        """The place of an executable; None if executables are not kept."""
         store = self.store()
-        return None if store is None else StoredExact(self, store, sizes, signed, options, made)
+        return None if store is None else kind(self, store, signed, sizes, made)
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants.
@@ -163,17 +146,22 @@ class Stored:
         self,
         shelf: Shelf,
         store: Store,
-        sizes: Mapping[str, int],
         signed: Signed,
-        options: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        made: Callable[[], Any],
     ):
-        self._options = options
         self._shelf = shelf
         self._store = store
-        self._sizes = sizes
         self._signed = signed
+        self._sizes = sizes
+        self._make = made
         self._wanted: Wanted | None = None
         self._hits = 0
+
+    @functools.cached_property
+    def _made(self) -> Any:
+        """The function that it is compiled from."""
+        return self._make()
 
     def load(self) -> Executable | None:
         """The executable; None if there is none, or none that can be used."""
@@ -256,7 +244,7 @@ class Stored:
             [_placement(x) for x in self._leaves()],
             list(self._sizes.items()),
             *self._details(),
-            self._options,
+            self._made.options,
             _jax.context_of_keys(),
         )
         parts = {**self._digests(), "call": called.hexdigest()}
@@ -323,48 +311,26 @@ class StoredMasked(Stored):
     """The place of a bucket's executable."""
 
     exact = False
-
-    def __init__(
-        self,
-        shelf: Shelf,
-        store: Store,
-        bucket: Mapping[str, int],
-        signed: Signed,
-        options: Mapping[str, Any],
-        call: Call,
-        pads: tuple[tuple[int, tuple[int, ...]], ...],
-        rules: Callable[[], RuleTable],
-    ):
-        super().__init__(shelf, store, bucket, signed, options)
-        self._call = call
-        self._pads = pads
-        self._rules = rules
-        self._made: Masked | None = None
-
-    @property
-    def _masked(self) -> Masked:
-        if self._made is None:
-            given = (self._signed, self._call, self._sizes, self._pads, self._rules)
-            self._made = masked_function(*given, options=self._options)
-        return self._made
+    _made: Masked
 
     @property
     def _program(self) -> Program:
-        assert self._call.program is not None
-        return self._call.program
+        program = self._made.call.program
+        assert program is not None
+        return program
 
     def _leaves(self) -> list[Any]:
-        made = self._masked
+        made = self._made
         return jax.tree_util.tree_leaves((made.sizes, made.args, made.kwargs))
 
     def _details(self) -> Sequence[Any]:
-        program, made = self._program, self._masked
+        program, made = self._program, self._made
         kinds = [
             None if jax.dtypes.issubdtype(d, jax.dtypes.extended) else (d.name, weak)
             for d, weak in program.out_types
         ]
         return (
-            self._call.variables,
+            made.call.variables,
             [t.dtype is None for t in self._signed.family.types],
             sorted(program.lower.items()),
             [tuple(map(str, shape)) for shape in program.out_shapes],
@@ -378,7 +344,7 @@ class StoredMasked(Stored):
         return self._shelf.digests_of(self._program)
 
     def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
-        program, made = self._program, self._masked
+        program, made = self._program, self._made
         outs = [
             _jax.shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
@@ -403,23 +369,8 @@ class StoredExact(Stored):
     """The place of the executable of an exact shape, found by tracing the function at it."""
 
     exact = True
-
-    def __init__(
-        self,
-        shelf: Shelf,
-        store: Store,
-        sizes: Mapping[str, int],
-        signed: Signed,
-        options: Mapping[str, Any],
-        made: Callable[[], Exact],
-    ):
-        super().__init__(shelf, store, sizes, signed, options)
-        self._exact = made
-        self._traced: Any = None
-
-    @property
-    def _made(self) -> Exact:
-        return self._exact()
+    _made: Exact
+    _traced: Any = None
 
     def _leaves(self) -> list[Any]:
         return jax.tree_util.tree_leaves((self._made.args, self._made.kwargs))

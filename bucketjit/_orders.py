@@ -18,14 +18,16 @@ from bucketjit._events import tell
 from bucketjit._executable import (
     Exact,
     Executable,
+    Masked,
     build_exact,
     build_masked,
     exact_function,
+    masked_function,
     padded_leaf_shapes,
     without_values,
 )
 from bucketjit._family import Call
-from bucketjit._loading import Shelf
+from bucketjit._loading import Shelf, StoredExact, StoredMasked
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed
 from bucketjit._supply import Order
@@ -42,21 +44,18 @@ class Orders:
         cache: What is compiled already, among which a stand-in may be.
 
     Attributes:
+        rules: Gives the rule table; importing it takes 50 ms.
         shelf: Where executables are kept in files.
     """
 
     def __init__(self, config: Config, name: str, cache: ExecutableCache[Any, Executable]) -> None:
         self._config = config
         self._cache = cache
-        # Without a cycle, what an executor holds goes when it does.
+        # Neither holds `self`: without a cycle, what an executor holds goes when it does.
+        self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(tell, listeners=config.listeners)
         self.shelf = Shelf(config.persistence, config.rules, name, told)
         self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.runs_chunks else {}
-
-    @functools.cached_property
-    def rules(self) -> Mapping[Any, Rule]:
-        """The rule table; importing it takes 50 ms."""
-        return {**default_rules(), **self._config.rules}
 
     @staticmethod
     def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
@@ -75,17 +74,19 @@ class Orders:
         pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
         known = without_values(signed)
 
-        def build() -> Executable:
+        def made() -> Masked:
             given = (known, call, bucket, pads, self.rules, check)
-            return self._built(lambda: build_masked(*given, self._options))
+            return masked_function(*given, self._options)
+
+        def build() -> Executable:
+            return self._built(lambda: build_masked(made()))
 
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
         kept = None
         if check is Check.OFF:
-            given = (known, call, bucket, pads, lambda: self.rules)
-            kept = self.shelf.masked(*given, self._options)
+            kept = self.shelf.place(StoredMasked, known, bucket, made)
         return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
 
     def exact(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
@@ -100,9 +101,11 @@ class Orders:
             return exact_function(known, check, options)
 
         def build() -> Executable:
-            return self._built(lambda: build_exact(known, shown, check, made()))
+            return self._built(lambda: build_exact(known, shown, made()))
 
-        kept = self.shelf.exact(known, shown, made, options) if check is Check.OFF else None
+        kept = None
+        if check is Check.OFF:
+            kept = self.shelf.place(StoredExact, known, shown, made)
         return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def _smallest_stored(self, program: Program, call: Call) -> Any:
@@ -136,3 +139,7 @@ class Orders:
                 raise
         self._hints = {}
         return build()
+
+
+def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
+    return {**default_rules(), **added}

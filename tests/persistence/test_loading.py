@@ -107,6 +107,16 @@ def test_the_second_executor_compiles_nothing(kept):
     assert entry.nbytes > 0 and entry.flops > 0
 
 
+def test_what_is_loaded_goes_with_its_executor(kept, live_executables):
+    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
+    before = live_executables()
+    second = kept()
+    assert kept.did(second, (rows(3, 2),)) == (0, 1)
+    assert live_executables() == before + 1
+    del second
+    assert live_executables() == before
+
+
 def test_exact_shapes_are_loaded_too(kept):
     fn = jax.value_and_grad(lambda w, x: ((x @ w) ** 2).mean())
     calls = [(rows(3), rows(n, 3)) for n in (5, 6)]
