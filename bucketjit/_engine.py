@@ -25,15 +25,13 @@ from bucketjit._family import Call
 from bucketjit._orders import Orders
 from bucketjit._overflow import exactly, padded_sizes
 from bucketjit._padding import pad, plain
+from bucketjit._plan import Plan, Way, give_away
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
 from bucketjit._route import (
     Given,
-    Plan,
     Route,
     Routes,
-    Way,
     elements,
-    give_away,
     host_arguments,
     layout_of,
     make_plan,
@@ -402,7 +400,7 @@ class Engine:
         with self.lock:
             self.counters.open(line)
             route, gone = given.routes.of(layout)
-            plan = make_plan(route, slot, sizes, signed.leaves, finish, line, note, hosts)
+            plan = make_plan(layout, slot, sizes, signed.leaves, finish, line, note, hosts)
             self._keep(given, route, gone, plan)
 
     def _keep(self, given: Given, route: Route, gone: list[Way], way: Way) -> None:

@@ -25,12 +25,15 @@ from bucketjit._explain import Explanation, array_like, explain
 from bucketjit._manifest import Manifest, manifest_of
 from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
+from bucketjit._plan import Evicted
 from bucketjit._results import Out
-from bucketjit._route import Evicted, Given
+from bucketjit._route import Given
 from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
 from bucketjit._view.views import Views
 from bucketjit._warmup import WarmupReport, together, warm_up
+
+_THREAD_TRACE, _NO_TRACE = _jax.THREAD_TRACE, _jax.NO_TRACE
 
 
 class BucketedExec(Builders, Views):
@@ -135,6 +138,7 @@ class BucketedExec(Builders, Views):
     def _setup(self, config: Config, kin: Engine | None = None) -> None:
         self._config = config
         self._engine = Engine(config, kin)
+        self._routes = self._engine.routes
         self._engine.watcher = adaptive(self._engine)
         make = functools.partial(self._of_kin, self._engine)
         self._derivatives = Derivatives(self._engine, make)
@@ -166,12 +170,12 @@ class BucketedExec(Builders, Views):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; see the class."""
-        engine = self._engine
-        if _jax.THREAD_TRACE.value not in _jax.NO_TRACE:
+        if _THREAD_TRACE.value not in _NO_TRACE:
             return self._inside(args, kwargs)
-        for route in engine.routes.known:
+        route = self._routes.latest
+        while route is not None:
             try:
-                plan = route.find(args, kwargs)
+                plan = route.plans.get(route.key(args, kwargs))
             except TypeError:  # a static argument that cannot be hashed
                 break
             while plan is not None:
@@ -182,13 +186,16 @@ class BucketedExec(Builders, Views):
                 except Evicted:
                     plan = None
                 except Exception:
+                    engine = self._engine
                     signed = engine.signer.sign(args, kwargs)  # it may name what is wrong
                     if any(isinstance(x, Padded) for x in signed.leaves):
                         return engine.serve(signed)
                     raise
+            route = route.following
         if _jax.jit_disabled():
             return self._inside(args, kwargs)
-        return engine.serve(engine.signer.sign(args, kwargs), Given(args, kwargs, engine.routes))
+        signed = self._engine.signer.sign(args, kwargs)
+        return self._engine.serve(signed, Given(args, kwargs, self._routes))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""

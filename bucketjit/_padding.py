@@ -8,6 +8,7 @@ NumPy; those of an accelerator stay there, see `_device`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,10 +35,12 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         ``value`` itself if it has this shape already, else a new array of this shape, on the
         device of ``value`` if that was committed to one.
     """
+    if type(value) is np.ndarray:
+        return value if value.shape == shape else _pad_host(value, shape)
     if type(value) is Padded and value.sizes == value.array.shape:
         value = value.array
     if type(value) is Padded:
-        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        is_key = _is_key(value)
         if value.array.shape == shape or not (is_key or value.sizes == shape):
             return value.repadded(shape)
         value = unpad(value.array, value.sizes)
@@ -45,7 +48,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     if not isinstance(value, jax.Array):
         return _pad_host(value, shape)
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if type(value) is not _jax.CONCRETE_ARRAY and _is_key(value):
         data = jax.random.key_data(value)
         words = pad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
@@ -55,13 +58,47 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     return _jax.array_from_host(padded, False, value) if value.committed else padded
 
 
+def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """What `pad` does, for arrays of the kind, shape and dtype of ``like``.
+
+    Args:
+        like: An array that is to be padded, or `Padded`.
+        shape: The padded shape.
+    """
+    known = type(like) is np.ndarray or type(like) is _jax.CONCRETE_ARRAY
+    if not known or not _only_rows_to_add(like, shape):
+        return lambda value: pad(value, shape)
+    rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
+
+    def add_rows(host: np.ndarray) -> np.ndarray:
+        padded = empty(shape, dtype)
+        padded[rows] = host
+        padded[more] = 0
+        return padded
+
+    def add_rows_of_jax(value: jax.Array) -> Any:
+        if not _in_host_memory(value.sharding):
+            return pad(value, shape)
+        padded = add_rows(np.asarray(value))
+        return _jax.array_from_host(padded, False, value) if value.committed else padded
+
+    return add_rows if type(like) is np.ndarray else add_rows_of_jax
+
+
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    padded = np.zeros(shape, host.dtype)
-    if host.ndim == 1 or host.shape[1:] == shape[1:]:
-        padded[: host.shape[0]] = host
-    else:
+    if not _only_rows_to_add(host, shape):
+        padded = np.zeros(shape, host.dtype)
         padded[tuple(map(slice, host.shape))] = host
+        return padded
+    rows = len(host)
+    padded = np.empty(shape, host.dtype)  # zeros would write what is real twice
+    padded[:rows] = host
+    padded[rows:] = 0
     return padded
+
+
+def _only_rows_to_add(array: Any, shape: tuple[int, ...]) -> bool:
+    return array.shape[1:] == shape[1:] and array.dtype.names is None  # float0 has one
 
 
 def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
@@ -83,7 +120,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return cut(value, shape)
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if _is_key(value):
         data = jax.random.key_data(value)
         words = unpad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
@@ -91,6 +128,41 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         return _jax.placed_like(_device.unpad(value, shape), value, weak_type)
     part = cut(np.asarray(value), shape)
     return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)
+
+
+def unpadder(
+    padded: tuple[int, ...], shape: tuple[int, ...], weak_type: bool
+) -> Callable[[Any], Any]:
+    """What `unpad` does, for the results of one executable.
+
+    How a result is cut depends on where it is, which is known before it is computed: it is looked
+    up while that goes on, and not again for results in the same place.
+
+    Args:
+        padded: Their padded shape.
+        shape: Their logical shape, another one.
+        weak_type: Whether they are weakly typed.
+    """
+    by_rows = padded[1:] == shape[1:]
+    rows = slice(shape[0])
+    known: tuple[Any, bool, Callable[[np.ndarray], jax.Array] | None] = (None, False, None)
+
+    def unpad_result(value: Any) -> Any:
+        nonlocal known
+        if type(value) is not _jax.CONCRETE_ARRAY:
+            return unpad(value, shape, weak_type)
+        sharding, committed, place = known
+        if value.sharding is not sharding or value.committed is not committed:
+            sharding, committed, place = value.sharding, value.committed, None
+            if _in_host_memory(sharding):
+                place = _jax.host_placer(shape, value.dtype, weak_type, value)
+            known = sharding, committed, place
+        if place is None:
+            return unpad(value, shape, weak_type)
+        host = np.asarray(value)
+        return place(host[rows] if by_rows else np.ascontiguousarray(cut(host, shape)))
+
+    return unpad_result
 
 
 def part(value: Any, axis: int, start: int, stop: int) -> Any:
@@ -112,7 +184,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
     inside = (slice(None),) * axis + (slice(start, stop),)
     if not isinstance(value, jax.Array):
         return value[inside]
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if _is_key(value):
         words = part(jax.random.key_data(value), axis, start, stop)
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
     weak = bool(value.weak_type)
@@ -130,7 +202,7 @@ def fresh(value: Any) -> Any:
         return Padded(fresh(value.array), value.sizes)
     if not isinstance(value, jax.Array):
         return value
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if _is_key(value):
         words = fresh(jax.random.key_data(value))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
     return _jax.array_from_host(np.array(value), bool(value.weak_type), value)
@@ -156,3 +228,7 @@ def cut(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 @functools.lru_cache(maxsize=256)
 def _in_host_memory(sharding: Any) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._padded import Padded
-from bucketjit._padding import cut, plain, unpad
+from bucketjit._padding import cut, plain, unpad, unpadder
 
 Change = Callable[[Any], Any]
 
@@ -62,7 +62,9 @@ def finisher(
         if out is Out.PADDED:
             changes[i] = _padded(shape)
         elif shape != padded[i]:
-            changes[i] = _cut_numpy(shape) if out is Out.NUMPY else _cut_jax(shape, weak[i])
+            changes[i] = (
+                _cut_numpy(shape) if out is Out.NUMPY else unpadder(padded[i], shape, weak[i])
+            )
     return at_leaves(tree, changes)
 
 
@@ -117,10 +119,6 @@ def as_padded(value: Any) -> Any:
 
 def _padded(shape: tuple[int, ...]) -> Change:
     return lambda value: Padded.of_result(value, shape)
-
-
-def _cut_jax(shape: tuple[int, ...], weak: bool) -> Change:
-    return lambda value: unpad(value, shape, weak)
 
 
 def _cut_numpy(shape: tuple[int, ...]) -> Change:

@@ -28,8 +28,9 @@ from bucketjit._overflow import policy_of
 from bucketjit._padded import Padded
 from bucketjit._padding import fresh, part, plain
 from bucketjit._parallel import run_together
+from bucketjit._plan import Evicted, Way, Where, changed
 from bucketjit._results import Out, joined
-from bucketjit._route import Evicted, Given, Routes, Way, Where, arguments_of, changed
+from bucketjit._route import Given, Routes, arguments_of
 from bucketjit._signing import Signed
 from bucketjit._stats import Line
 from bucketjit._trace import Program
@@ -358,7 +359,7 @@ def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cu
 
 
 class SplitPlan:
-    """How calls with one set of shapes are served in chunks; see `bucketjit._route.Plan`.
+    """How calls with one set of shapes are served in chunks; see `bucketjit._plan`.
 
     If a chunk cannot be served by its plan, the whole call takes the slow path: what has no open
     axes may be another thing now, of which it has not been shown that it may be cut.

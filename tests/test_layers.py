@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_family _independence",
         "rules _interpret",
         "_check _config _signing _executable",
-        "_supply _route _overflow _splitting _loading",
+        "_supply _plan _route _overflow _splitting _loading",
         "_orders",
         "_builders _engine",
         "_derivatives _explain _warmup _manifest _view",

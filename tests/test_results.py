@@ -14,6 +14,8 @@ from jax import lax
 
 import bucketjit
 from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning, Padded, SpecError
+from bucketjit._padding import pad, padder
+from bucketjit._route import _MAX_ROUTES
 from tests.comparison import assert_same, ramp, unrolled
 
 SIZES = (3, 5, 4, 8, 1, 3, 5)
@@ -399,3 +401,48 @@ def test_an_array_that_is_none_on_the_warm_path() -> None:
         with pytest.raises(ArgumentError):
             executor(wrong)
     np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5,), (5, 0)])
+def test_where_warm_results_are(shape: tuple[int, ...]) -> None:
+    """Each is committed to its device where its own argument was, whatever those before were."""
+    executor = BucketedExec(lambda x: (x + 1, x.T), dynamic_axes="n, ...").with_pow2()
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    placed = jax.device_put(x, jax.devices()[0])
+    for given in (x, placed, jnp.asarray(x), placed, x, jnp.asarray(x), placed) * 2:
+        results = executor(given)
+        assert_same(results, jax.jit(lambda x: (x + 1, x.T))(given))
+        assert [r.committed for r in results] == [given is placed] * 2
+
+
+@pytest.mark.parametrize(
+    "dtype", [bool, np.int8, np.complex64, jnp.bfloat16, jnp.int4, jax.dtypes.float0]
+)
+def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
+    host = np.ones((5, 3), bool).astype(dtype) if dtype != jax.dtypes.float0 else None
+    if host is None:
+        host = np.zeros((5, 3), dtype)
+    padded = pad(host, (8, 3))
+    assert padded.shape == (8, 3) and padded.dtype == host.dtype
+    np.testing.assert_array_equal(padded[:5], host)
+    np.testing.assert_array_equal(padded[5:], np.zeros((3, 3), host.dtype))
+    again = padder(host, (8, 3))(host)
+    np.testing.assert_array_equal(again, padded)
+    assert again.dtype == padded.dtype and not np.shares_memory(again, padded)
+
+
+def test_more_layouts_of_arguments_than_are_kept() -> None:
+    """The oldest give way; calls like them find their executable again."""
+
+    def scaled(x: Any, **factors: Any) -> Any:
+        return x * sum(factors.values())
+
+    names = [f"a{i}" for i in range(_MAX_ROUTES + 3)]
+    executor = BucketedExec(scaled, dynamic_axes={"x": "n"}).with_pow2().with_maxsize(None)
+    for name in names * 2:
+        np.testing.assert_array_equal(executor(ramp(3), **{name: 2.0}), 2 * ramp(3))
+    routes = list(executor._engine.routes)
+    assert [route.layout.names for route in routes] == [
+        (n,) for n in names[: -_MAX_ROUTES - 1 : -1]
+    ]
+    assert executor.stats().compiles == len(names)

@@ -1,0 +1,250 @@
+"""How calls with one set of shapes are served: the warm path, once the plan is found.
+
+A plan is for exact shapes, so it stays right whatever is learnt of the function later. Everything
+that has no open axes (400 parameter arrays, say) is checked by the executable's own C++ argument
+check, whose refusal (`SignatureChanged`) sends the call to the slow path.
+
+Between two calls the caches of the processor are filled with other things, and each object that is
+looked at costs more than what is done with it. So what a plan needs is decided when it is made, and
+held by one function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from bucketjit._cache import Slot
+from bucketjit._executable import Executable, SignatureChanged
+from bucketjit._padded import Padded
+from bucketjit._results import Change
+from bucketjit._stats import Line
+
+X = TypeVar("X")
+Where = int | str  # position or name of an argument
+Prepared = tuple[Sequence[Any], Mapping[str, Any]]
+Prepare = Callable[[Sequence[Any], Mapping[str, Any]], Prepared]
+After = Callable[[Sequence[Any], Mapping[str, Any]], None]
+Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
+_now = time.monotonic
+
+
+class Evicted(Exception):
+    """The executable of a plan has left the cache."""
+
+
+class Way(Protocol):
+    """What serves calls with one set of shapes: a `Plan`, or one plan for each chunk of a call.
+
+    Attributes:
+        following: What to try where this refuses a call.
+        is_alive: Whether its executables are in the cache.
+        slots: Where the executables are.
+        lines: Count the calls.
+        serve: Serves a call. Raises `Evicted` if an executable has left the cache, and
+            `SignatureChanged` if what has no open axes is not as it was.
+    """
+
+    following: Way | None
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    @property
+    def slots(self) -> tuple[Slot[Executable], ...]: ...
+
+    @property
+    def lines(self) -> tuple[Line, ...]: ...
+
+    @property
+    def serve(self) -> Serve: ...
+
+
+class Plan:
+    """A way by one executable.
+
+    Args:
+        slot: Where it is.
+        line: Counts the calls.
+        serve: Serves a call; see `serving`.
+    """
+
+    __slots__ = ("following", "line", "serve", "slot")
+
+    def __init__(self, slot: Slot[Executable], line: Line, serve: Serve) -> None:
+        self.slot = slot
+        self.line = line
+        self.serve = serve
+        self.following: Way | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its executable is in the cache."""
+        return self.slot.entry is not None
+
+    @property
+    def slots(self) -> tuple[Slot[Executable], ...]:
+        """Where its executable is."""
+        return (self.slot,)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Counts the calls."""
+        return (self.line,)
+
+
+def serving(
+    slot: Slot[Executable],
+    line: Line,
+    sizes: Any,
+    prepare: Prepare | None,
+    after: After | None,
+    finish: Change | None,
+) -> Serve:
+    """What serves the calls of a plan.
+
+    Args:
+        slot: Where the executable is. It is not held itself: it may leave the cache.
+        line: Counts the calls.
+        sizes: What it takes before the arguments, on the device; None where it runs exact.
+        prepare: Makes its arguments of those of the call; None if they are the same.
+        after: Told of the arguments when it has taken them.
+        finish: What is done to the result.
+    """
+    lead = () if sizes is None else (sizes,)
+    use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
+
+    def serve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        entry = slot.entry
+        if entry is None:
+            raise Evicted
+        values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
+        if named:
+            result = entry.function(*lead, *values, **named)
+        else:
+            result = entry.function(*lead, *values)
+        if entry.count_signatures() != entry.signatures:
+            entry.note_compiles(values, named)
+        slot.last_used = moment = now()
+        use()
+        count()
+        if moment >= clock.due:
+            clock.tick(moment)
+        if after is not None:
+            after(args, kwargs)
+        return result if finish is None else finish(result)
+
+    return serve
+
+
+def preparing(
+    pads: Sequence[tuple[Where, Any, Sequence[tuple[int, Change]]]],
+    hosts: Sequence[Where],
+    without_statics: Prepare | None,
+) -> Prepare | None:
+    """What makes the arguments of the executable of those of a call; None if they are the same.
+
+    Args:
+        pads: ``(where, tree, ((leaf, padder), ...))`` for each argument to pad; the tree is None
+            for a bare array.
+        hosts: Arguments that hold NumPy arrays without open axes. They have to be looked at: a
+            jitted function that knows a NumPy array takes one of the other byte order for the
+            same, and reads its bytes as they are; and it does not see masks.
+        without_statics: Leaves out the static arguments, if there are any.
+    """
+    if not pads and not hosts:
+        return without_statics
+    bare = [(w, leaves[0][1]) for w, tree, leaves in pads if tree is None and isinstance(w, int)]
+    if len(bare) == len(pads) and not hosts and without_statics is None:
+
+        def pad_bare(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+            values = list(args)
+            for where, padder in bare:
+                values[where] = padder(values[where])
+            return values, kwargs
+
+        return pad_bare
+
+    def prepare(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        if hosts:
+            _check_hosts(hosts, args, kwargs)
+        if pads:
+            args, kwargs = changed(args, kwargs, pads, _padded_by)
+        return (args, kwargs) if without_statics is None else without_statics(args, kwargs)
+
+    return prepare
+
+
+def _padded_by(value: Any, padder: Change) -> Any:
+    return padder(value)
+
+
+def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    for where in hosts:
+        value = args[where] if isinstance(where, int) else kwargs[where]
+        for leaf in (value,) if type(value) is np.ndarray else jax.tree_util.tree_leaves(value):
+            if isinstance(leaf, np.ndarray) and not (
+                type(leaf) is np.ndarray and leaf.dtype.isnative
+            ):
+                raise SignatureChanged
+
+
+def afterwards(gives: Sequence[Where], note: Callable[[], None] | None) -> After | None:
+    """What is done with the arguments of a call when the executable has taken them.
+
+    Args:
+        gives: Arguments to delete: they were donated, by way of a padded copy.
+        note: Told of each call.
+    """
+    if not gives and note is None:
+        return None
+
+    def after(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if gives:
+            give_away([args[w] if isinstance(w, int) else kwargs[w] for w in gives])
+        if note is not None:
+            note()
+
+    return after
+
+
+def give_away(values: Sequence[Any]) -> None:
+    """Delete the arrays of donated arguments, as a call does that takes them without padding."""
+    for value in jax.tree_util.tree_leaves(values):
+        if isinstance(value, jax.Array | Padded):
+            value.delete()
+
+
+def changed(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    arguments: Sequence[tuple[Where, Any, Sequence[tuple[int, X]]]],
+    change: Callable[[Any, X], Any],
+) -> tuple[list[Any], Mapping[str, Any]]:
+    """The arguments of a call with some leaves changed.
+
+    Args:
+        args: The positional arguments.
+        kwargs: Those by name.
+        arguments: ``(where, tree, ((leaf, what), ...))`` for each argument to change; the tree is
+            None for a bare array.
+        change: Makes a leaf of a leaf and its ``what``.
+    """
+    values = list(args)
+    if kwargs:
+        kwargs = dict(kwargs)
+    for where, tree, leaves in arguments:
+        place: Any = values if type(where) is int else kwargs
+        if tree is None:
+            place[where] = change(place[where], leaves[0][1])
+            continue
+        flat = tree.flatten_up_to(place[where])
+        for leaf, what in leaves:
+            flat[leaf] = change(flat[leaf], what)
+        place[where] = tree.unflatten(flat)
+    return values, kwargs
