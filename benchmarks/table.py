@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import building, dispatch, growth, masking, stream, training, waste
+from benchmarks import building, dispatch, growth, masking, stalls, stream, training, waste
 from benchmarks.alone import ROOT
 from benchmarks.sections import (
     RESULTS,
@@ -30,6 +30,7 @@ from benchmarks.sections import (
 SECTIONS = (
     *dispatch.SECTIONS,
     *stream.SECTIONS,
+    *stalls.SECTIONS,
     *training.SECTIONS,
     *masking.SECTIONS,
     *waste.SECTIONS,
