@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from bucketjit._building import without_values
 from bucketjit._config import Background
 from bucketjit._engine import Engine
 from bucketjit._errors import BucketJitError, BucketOverflowError
 from bucketjit._events import Event
-from bucketjit._executable import without_values
 from bucketjit._family import Call
 from bucketjit._signing import Signed
 from bucketjit._supply import Workers

@@ -14,17 +14,10 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
+from bucketjit._building import Exact, Expected, Masked, masked_executable
 from bucketjit._config import Persistent
 from bucketjit._events import Event
-from bucketjit._executable import (
-    Exact,
-    Executable,
-    Expected,
-    Masked,
-    Origin,
-    SignatureChanged,
-    masked_executable,
-)
+from bucketjit._executable import Executable, Origin, SignatureChanged
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest

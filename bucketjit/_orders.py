@@ -10,14 +10,8 @@ from typing import Any
 import jax
 
 from bucketjit import _jax
-from bucketjit._cache import ExecutableCache
-from bucketjit._check import Check
-from bucketjit._config import Config
-from bucketjit._errors import SpecError, first_line
-from bucketjit._events import tell
-from bucketjit._executable import (
+from bucketjit._building import (
     Exact,
-    Executable,
     Masked,
     build_exact,
     build_masked,
@@ -26,6 +20,12 @@ from bucketjit._executable import (
     padded_leaf_shapes,
     without_values,
 )
+from bucketjit._cache import ExecutableCache
+from bucketjit._check import Check
+from bucketjit._config import Config
+from bucketjit._errors import SpecError, first_line
+from bucketjit._events import tell
+from bucketjit._executable import Executable
 from bucketjit._family import Call
 from bucketjit._loading import Shelf, StoredExact, StoredMasked
 from bucketjit._rule import Rule

@@ -1,0 +1,401 @@
+"""Build what the cache holds: one jitted function per bucket, together with its executable.
+
+One jit object *per bucket*: executables of a shared one are not freed while it lives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._axes import STATIC
+from bucketjit._check import Check, poison_equations
+from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
+from bucketjit._errors import MaskingError, first_line
+from bucketjit._executable import (
+    Executable,
+    OpenOut,
+    Origin,
+    SignatureChanged,
+    sizes_argument,
+)
+from bucketjit._family import Call, Family
+from bucketjit._interpret import interpret
+from bucketjit._padded import Padded
+from bucketjit._rule import RuleTable, select
+from bucketjit._signing import Signed
+
+
+class Masked(NamedTuple):
+    """A program as a function of padded arguments, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        sizes, args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        at: The padded sizes.
+        call: The call that asks for it.
+        origin: The same call, to be remembered.
+        bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `masked_function`.
+        options: Options of XLA.
+    """
+
+    function: Any
+    sizes: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    at: BucketSizes
+    call: Call
+    origin: Origin
+    bucket: Mapping[str, int]
+    pads: tuple[tuple[int, tuple[int, ...]], ...]
+    leak_shapes: tuple[tuple[int, ...], ...]
+    donated: frozenset[int]
+    donated_leaves: frozenset[int]
+    options: Mapping[str, Any]
+
+
+def masked_function(
+    signed: Signed,
+    call: Call,
+    bucket: Mapping[str, int],
+    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    rules: Callable[[], RuleTable],
+    check: Check,
+    options: Mapping[str, Any],
+) -> Masked:
+    """The function that `build_masked` compiles. Traces nothing.
+
+    Args:
+        signed: The call that asks for it.
+        call: The same call, resolved: its sizes and its program.
+        bucket: Padded size of each variable, those of the program's own included.
+        pads: Position and padded shape of each leaf with open axes.
+        rules: Gives the rule table when it is traced: importing it takes 50 ms.
+        check: `Check.POISON` overwrites the padding of every equation; the executable then takes
+            the index of the poison behind the sizes. Checked calls run twice, so nothing that
+            they are given is donated.
+        options: Options of XLA.
+    """
+    program, family = call.program, signed.family
+    assert program is not None
+    variables = call.variables
+    poisoned = check is Check.POISON
+    expected = Expected({i for i, _ in pads})
+    is_size = [t.dtype is None for t in family.types]
+
+    def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = expected.check(args, kwargs)
+        arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
+        vector, leaks = sizes if isinstance(sizes, tuple) else (sizes, ())
+        values = {v: vector[i] for i, v in enumerate(variables)}
+        at = BucketSizes(bucket, program.lower, values, leaks)
+        after = poison_equations(vector[len(variables)]) if poisoned else None
+        padding = 0 if check is not Check.POISON else None  # what `pad` writes
+        try:
+            outs = interpret(program.jaxpr, program.consts, arrays, at, rules(), after, padding)
+        except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
+            raise
+        except Exception as error:
+            raise MaskingError(
+                f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
+                "this is a defect of a masking rule; leave the axis static until it is mended",
+                is_defect=True,
+            ) from error
+        return program.out_tree.unflatten(
+            _finish(out, shape, kind, at)
+            for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)
+        )
+
+    masked.__name__ = getattr(family.fn, "__name__", "masked")
+    args, kwargs = signed.tree.unflatten(_abstract(signed, dict(pads)))
+    static = BucketSizes(bucket, program.lower, {})
+    donated: frozenset[int] = frozenset()
+    donated_leaves: frozenset[int] = frozenset()
+    if signed.donate and check is Check.OFF:
+        made = Counter(
+            (static.padded_shape(shape), dtype)
+            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+        )
+        donated, donated_leaves = _to_donate(signed, dict(pads), made)
+    leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
+    return Masked(
+        function=jax.jit(
+            masked,
+            donate_argnums=tuple(i + 1 for i in sorted(donated)),
+            compiler_options=dict(options),
+        ),
+        sizes=sizes_argument(call, leak_shapes, 0 if poisoned else None),
+        args=args,
+        kwargs=kwargs,
+        expected=expected,
+        at=static,
+        call=call,
+        origin=Origin(signed, call.tokens, call.sizes),
+        bucket=bucket,
+        pads=pads,
+        leak_shapes=leak_shapes,
+        donated=donated,
+        donated_leaves=donated_leaves,
+        options=options,
+    )
+
+
+def build_masked(made: Masked) -> Executable:
+    """Compile a program for a bucket.
+
+    Of the arguments only types and placement are looked at, so the call may be long over.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+        Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
+    """
+    began = time.perf_counter()
+    lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
+    compiled = lowered.compile()
+    padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
+    return masked_executable(made, made.function, compiled, padded_outs, began)
+
+
+def masked_executable(
+    made: Masked,
+    function: Callable[..., Any],
+    compiled: Any,
+    padded_outs: Sequence[tuple[int, ...]],
+    began: float,
+    fresh: Callable[..., Any] | None = None,
+) -> Executable:
+    """What the cache holds of a masked function.
+
+    Args:
+        made: The masked function.
+        function: What is called: its jitted form, or a loaded one.
+        compiled: The executable behind it.
+        padded_outs: Padded shape of each output.
+        began: When building it began (``time.perf_counter``).
+        fresh: See `Executable`.
+    """
+    program = made.call.program
+    assert program is not None
+    outs = tuple(
+        OpenOut(i, shape_function(shape, made.call.variables), padded_outs[i], weak)
+        for i, (shape, (_, weak)) in enumerate(
+            zip(program.out_shapes, program.out_types, strict=True)
+        )
+        if any(map(is_symbolic, shape))
+    )
+    return Executable(
+        sizes=dict(made.bucket),
+        exact=False,
+        function=function,
+        compiled=compiled,
+        compile_seconds=time.perf_counter() - began,
+        out_tree=program.out_tree,
+        pads=made.pads,
+        outs=outs,
+        leak_shapes=made.leak_shapes,
+        donated_leaves=made.donated_leaves,
+        constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
+        fresh=fresh,
+        origin=made.origin,
+    )
+
+
+def padded_leaf_shapes(
+    call: Call, family: Family, bucket: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Position and padded shape of each leaf that has open axes."""
+    assert call.program is not None
+    lower = {v: call.program.lower.get(v, 1) for v in bucket}
+    found = []
+    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, family.types, strict=True)):
+        if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
+            padded = tuple(
+                n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
+                for t, n in zip(row, shape, strict=True)
+            )
+            found.append((i, padded))
+    return tuple(found)
+
+
+class Exact(NamedTuple):
+    """The function itself, for one exact shape, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        donated: Positions of the arguments that are donated.
+        options: Options of XLA.
+    """
+
+    function: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+
+
+def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> Exact:
+    """The function that `build_exact` compiles. Traces nothing.
+
+    Checked calls donate nothing: they run twice.
+    """
+    fn = signed.family.fn
+    static = {
+        i: shape[0]
+        for i, (shape, t) in enumerate(zip(signed.shapes, signed.family.types, strict=True))
+        if t.dtype is None
+    }
+
+    expected = Expected(set())
+
+    def exact(*args: Any, **kwargs: Any) -> Any:
+        leaves = expected.check(args, kwargs)
+        tree: Any = jax.tree_util.tree_structure((args, kwargs))
+        for i, value in static.items():
+            leaves[i] = value
+        args, kwargs = tree.unflatten(leaves)
+        return fn(*args, **kwargs)
+
+    exact.__name__ = getattr(fn, "__name__", "exact")
+    donated = tuple(signed.donate) if check is Check.OFF else ()
+    args, kwargs = signed.tree.unflatten(_abstract(signed, {}))
+    function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
+    return Exact(function, args, kwargs, expected, donated, options)
+
+
+def build_exact(signed: Signed, sizes: Mapping[str, int], made: Exact) -> Executable:
+    """Compile the function itself for one exact shape.
+
+    Of the arguments only types and placement are looked at.
+
+    Args:
+        signed: The call that asks for it.
+        sizes: Its sizes, for the statistics.
+        made: Its function.
+
+    Raises:
+        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+    """
+    began = time.perf_counter()
+    lowered = made.function.lower(*made.args, **made.kwargs)
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - began
+    tree = jax.tree_util.tree_structure(lowered.out_info)
+    origin = Origin(signed, None, {})
+    return Executable(dict(sizes), True, made.function, compiled, seconds, tree, origin=origin)
+
+
+def without_values(signed: Signed) -> Signed:
+    """A call that keeps none of its arrays alive."""
+    return dataclasses.replace(signed, leaves=_abstract(signed, {}))
+
+
+def _abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
+    """The leaves of a call as ``jit`` lowers for them: types and placement, no contents."""
+    leaves: list[Any] = []
+    for i, (x, kind) in enumerate(zip(signed.leaves, signed.family.types, strict=True)):
+        if kind.dtype is None or isinstance(x, bool | int | float | complex):
+            leaves.append(x)
+            continue
+        shape = padded.get(i, signed.shapes[i])
+        array = x.array if isinstance(x, Padded) else x
+        # Padding makes an array strongly typed, and the program was traced with its own type.
+        weak = kind.weak_type and i not in padded
+        sharding = getattr(array, "sharding", None)
+        if isinstance(array, jax.Array) and not array.committed:
+            sharding = None
+        leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
+    return leaves
+
+
+class Expected:
+    """The argument types an executable was first traced with; a retrace must see them again.
+
+    Weak types of padded arguments are left out: padding makes them strong, and the program was
+    traced with the types of the signature.
+    """
+
+    def __init__(self, padded: set[int]) -> None:
+        self._padded = padded
+        self._first: Any = None
+
+    def check(self, args: Any, kwargs: Any) -> list[Any]:
+        """Take the types of the first arguments, and hold later ones to them.
+
+        Args:
+            args: Positional arguments: arrays, tracers, or ``ShapeDtypeStruct``s.
+            kwargs: Keyword arguments.
+
+        Returns:
+            The leaves.
+
+        Raises:
+            SignatureChanged: They are others.
+        """
+        if _jax.jit_disabled():
+            raise SignatureChanged
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        types = map(jax.typeof, leaves)
+        now = (
+            tree,
+            _jax.trace_context(),
+            tuple(
+                (x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False))
+                for i, x in enumerate(types)
+            ),
+        )
+        if self._first is None:
+            self._first = now
+        elif self._first != now:
+            raise SignatureChanged
+        return leaves
+
+
+def _to_donate(
+    signed: Signed, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Which arguments to donate, and which leaves of them have open axes.
+
+    JAX warns of a donated buffer that no output can reuse. The user has donated arguments without
+    open axes and is told; whether the padded copy of another can be reused is found out here.
+
+    Args:
+        signed: The call.
+        pads: Padded shape of each leaf with open axes.
+        made: How many outputs there are of each padded shape and dtype.
+    """
+    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    spare = Counter(made)
+    donated, donated_leaves = set(), set()
+    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in signed.donate}
+    # Those that are donated whatever the others do have the first choice.
+    for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
+        wanted = Counter(
+            (pads.get(leaf, signed.shapes[leaf]), signed.family.types[leaf].dtype)
+            for leaf in leaves_of[i]
+        )
+        opened = [leaf for leaf in leaves_of[i] if leaf in pads]
+        if not opened or wanted <= spare:
+            spare -= wanted
+            donated.add(i)
+            donated_leaves.update(opened)
+    return frozenset(donated), frozenset(donated_leaves)
+
+
+def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
+    """Zeros into padding that leaves the executable; the weak type as traced."""
+    dtype, weak = kind
+    mask = sizes.in_bounds(shape)
+    if mask is not None:
+        out = select(mask, out, 0)
+    return _jax.with_type(out, dtype, weak)
