@@ -214,6 +214,7 @@ def _single_device(sharding: Any) -> tuple[Any, list[Any]] | None:
 
 
 CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays: `type(x) is` takes no call
+KEY_ARRAY = _random.prng.PRNGKeyArray  # that of typed random keys, which wrap one
 
 
 def is_concrete_array(x: Any) -> bool:

@@ -40,6 +40,7 @@ Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; Non
 
 _ARRAY = np.ndarray
 _DEVICE_ARRAY = _jax.CONCRETE_ARRAY
+_KEY_ARRAY = _jax.KEY_ARRAY
 
 
 class Opened(NamedTuple):
@@ -374,6 +375,8 @@ def _read(value: Any) -> Hashable:
     if kind is Padded:
         array = value.array
         return value.sizes, array.shape, array.dtype, value.weak_type, type(array)
+    if kind is _KEY_ARRAY:
+        return value.shape, value.dtype
     return value if kind is int else None
 
 

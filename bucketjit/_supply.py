@@ -144,8 +144,7 @@ class Supply:
             nonlocal compiled
             if (loaded := self._load(order)) is not None:
                 return loaded
-            self._spend(order)
-            built = self._build(order)
+            built = self._build(order, self._spend(order))
             compiled = True
             return built
 
@@ -180,11 +179,17 @@ class Supply:
             self._tell(Event("load", self._name, loaded.sizes, loaded.compile_seconds))
         return loaded
 
-    def _build(self, order: Order) -> Executable:
+    def _build(self, order: Order, spent: _Spent) -> Executable:
         began = time.perf_counter()
-        built = order.build()
-        with self._spent.lock:
-            self._spent.seconds += time.perf_counter() - began
+        try:
+            built = order.build()
+        except BaseException:
+            with spent.lock:
+                spent.compiles -= 1  # nothing came of it; its time is not given back
+            raise
+        finally:
+            with spent.lock:
+                spent.seconds += time.perf_counter() - began
         self._compiled(built)
         self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
         if order.kept is not None:
@@ -252,8 +257,11 @@ class Supply:
                 or (budget.seconds is not None and spent.seconds >= budget.seconds)
             )
 
-    def _spend(self, order: Order) -> None:
+    def _spend(self, order: Order) -> _Spent:
         """Count a compile that is about to begin.
+
+        Returns:
+            Where it is counted.
 
         Raises:
             CompileBudgetError: It is not allowed.
@@ -265,8 +273,10 @@ class Supply:
             if self._forbidden or self._budget.action == "error":
                 raise CompileBudgetError(message)
             warnings.warn(message, CompileBudgetWarning, stacklevel=2)
-        with self._spent.lock:
-            self._spent.compiles += 1
+        spent = self._spent
+        with spent.lock:
+            spent.compiles += 1
+        return spent
 
     def _refusal(self, order: Order) -> str:
         sizes = shown(order.logical) or "these arguments"

@@ -14,7 +14,7 @@ from jax import lax
 
 import bucketjit
 from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning, Padded, SpecError
-from bucketjit._padding import pad, padder
+from bucketjit._padding import pad, padder, plain
 from bucketjit._route import _MAX_ROUTES
 from tests.comparison import assert_same, ramp, unrolled
 
@@ -446,3 +446,23 @@ def test_more_layouts_of_arguments_than_are_kept() -> None:
         (n,) for n in names[: -_MAX_ROUTES - 1 : -1]
     ]
     assert executor.stats().compiles == len(names)
+
+
+@pytest.mark.parametrize("out", ["jax", "numpy", "padded"])
+def test_typed_keys_take_the_short_way(out: str) -> None:
+    """Also those of two generators, and raw ones, one after the other."""
+
+    def fold(keys: Any) -> Any:
+        return jax.vmap(lambda key: jax.random.fold_in(key, 7))(keys), keys
+
+    executor = BucketedExec(fold, out=out).with_pow2()
+    for n in (3, 5, 3, 4, 5):
+        for impl in ("threefry2x32", "rbg"):
+            keys = jax.random.split(jax.random.key(n, impl=impl), n)
+            for _ in range(2):
+                for got, want in zip(map(plain, executor(keys)), jax.jit(fold)(keys), strict=True):
+                    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+                    words = map(jax.random.key_data, (got, want))
+                    np.testing.assert_array_equal(*words)
+    assert len({key[1] for route in executor._engine.routes for key in route.plans}) == 2
+    assert executor.stats().compiles == 4

@@ -451,6 +451,21 @@ def test_a_budget_of_compiles() -> None:
     executor(ramp(9))
 
 
+def test_a_compile_that_fails_is_not_counted() -> None:
+    def picky(x: Any) -> Any:
+        if x.shape[0] == 7:
+            raise ValueError("seven")
+        return x * 2
+
+    executor = BucketedExec(picky, compile_budget=1)  # at exact shapes
+    for _ in range(2):
+        with pytest.raises(ValueError, match="seven"):
+            executor(ramp(7))
+    np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+    with pytest.raises(CompileBudgetError):
+        executor(ramp(4))
+
+
 def test_a_budget_that_warns_or_counts_seconds() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
     executor(ramp(3))
