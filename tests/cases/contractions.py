@@ -69,6 +69,36 @@ CASES = [
         ("dot_general",),
         grad=True,
     ),
+    *(
+        Case(
+            f"dot_side_by_side_{name}",
+            lambda x, y, numbers=numbers: lax.dot_general(x, y, numbers),
+            specs,
+            ("dot_general",),
+            grad=True,
+            domains=("mixed", "special"),
+        )
+        for name, specs, numbers in [
+            ("first", ("b, s, 3", "b, s, 2"), (((0, 1), (0, 1)), ((), ()))),
+            ("backwards", ("b, s, 3", "b, s, 2"), (((1, 0), (1, 0)), ((), ()))),
+            ("crossed", ("b, s, 3", "s, b, 2"), (((0, 1), (1, 0)), ((), ()))),
+            ("one_static", ("2, b, 4", "b, 4, 3"), (((1, 2), (0, 1)), ((), ()))),
+            ("all_three", ("b, s, 3", "b, s, 3"), (((0, 1, 2), (0, 1, 2)), ((), ()))),
+            (
+                "two_runs",
+                ("b, s, 2, s, 3", "s, 3, 2, b, s"),
+                (((0, 1, 3, 4), (3, 4, 0, 1)), ((2,), (2,))),
+            ),
+            ("in_a_batch", ("2, b, s, t", "b, s, t, 2"), (((1, 2), (0, 1)), ((0, 3), (3, 2)))),
+        ]
+    ),
+    Case(
+        "dot_dense_layer",
+        lambda w, x: jnp.tanh(x @ w),
+        ("3, 2", "b, s, 3"),
+        ("dot_general",),
+        grad=True,
+    ),
     Case(
         "dot_size_expression",
         lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]),
