@@ -431,6 +431,19 @@ def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
     assert again.dtype == padded.dtype and not np.shares_memory(again, padded)
 
 
+def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are forgotten at once; calls are counted all the same."""
+    monkeypatch.setattr("bucketjit._route._MEMO_LIMIT", 4)
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for n in (*range(1, 17), *range(1, 17)):
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+        [route] = executor._engine.routes
+        assert len(route.plans) <= 4
+    stats = executor.stats()
+    assert (stats.calls, stats.compiles) == (32, 5)
+    assert stats.size_counts == {"batch": dict.fromkeys(range(1, 17), 2)}
+
+
 def test_more_layouts_of_arguments_than_are_kept() -> None:
     """The oldest give way; calls like them find their executable again."""
 
