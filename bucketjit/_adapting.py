@@ -91,7 +91,7 @@ class Adapting:
         with engine.lock:
             chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
         if wanted.program.fits(chosen):
-            engine.supply.prepare(engine.orders.masked(at, wanted, chosen))
+            engine.supply.prepare(engine.orders.masked(at, wanted, chosen), first_run=True)
 
     def _of(self, variable: str) -> Any:
         if variable in self._engine.config.per_dim:

@@ -390,9 +390,10 @@ class Builders:
 
         A call whose bucket is not compiled is served at once by the smallest compiled one that
         holds it, with the same result. Its own compiles in a thread of its own and takes over when
-        it is ready. Where no compiled bucket is large enough, the call waits for its own.
-        A compile that fails in the background is logged; the next call that needs it compiles in
-        the foreground and gets the error.
+        it is ready: compiled, and on CPU run once on zeros, as by `warmup` with ``first_run``.
+        Where no compiled bucket is large enough, the call waits for its own. A compile that fails
+        in the background is logged; the next call that needs it compiles in the foreground and
+        gets the error.
 
         Args:
             workers: Threads that compile. XLA uses several cores for one compile already.

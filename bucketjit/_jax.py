@@ -1261,6 +1261,29 @@ def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
     return bytes(raw), tuple(sorted(around.kept_var_idx))
 
 
+def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
+    """Run an executable, wait until it is done, and drop what it returns.
+
+    A jitted function must be given arguments of the placement that it will have later, or it
+    compiles twice. What is behind it (``MeshExecutable.unsafe_call``, since 0.4) takes any.
+
+    Args:
+        compiled: What ``lower().compile()`` returns, or what is behind it.
+        argument: Makes an argument, of its position among all and its type.
+
+    Raises:
+        NotPlain: It holds arguments of its own.
+        Exception: Whatever running it raises.
+    """
+    if getattr(getattr(compiled, "_params", None), "const_args", None):
+        raise NotPlain("it holds objects of this process")
+    executable = getattr(compiled, "_executable", compiled)
+    args: list[Any] = [None] * (1 + max(executable._kept_var_idx, default=-1))
+    for i, aval in zip(sorted(executable._kept_var_idx), executable.in_avals, strict=True):
+        args[i] = argument(i, aval)
+    jax.block_until_ready(executable.unsafe_call(*args))
+
+
 # For executables of which several run at the same time: XLA's CPU backend without its library YNN,
 # which is as fast for one of them and took 1.3 times as long for two side by side (small
 # transformers, jaxlib 0.10 and 0.12). The option is experimental: whoever uses it goes on without

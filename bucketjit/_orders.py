@@ -87,7 +87,8 @@ class Orders:
         kept = None
         if check is Check.OFF:
             kept = self.shelf.place(StoredMasked, known, bucket, made)
-        return Order(self.masked_key(program, bucket), bucket, call.sizes, build, stand_in, kept)
+        key = self.masked_key(program, bucket)
+        return Order(key, bucket, call.sizes, build, stand_in, kept, program)
 
     def exact(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
         """What to ask for to run a call at its exact shape."""

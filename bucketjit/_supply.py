@@ -24,6 +24,8 @@ from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning
 from bucketjit._events import Event, shown
 from bucketjit._executable import Executable
+from bucketjit._first_run import run_first
+from bucketjit._trace import Program
 
 _GHOSTS = 256
 
@@ -48,6 +50,7 @@ class Order(NamedTuple):
         build: Compiles it.
         stand_in: The key of a stored executable that would do, or None.
         kept: Its place among files, if executables are kept in files.
+        program: What it is compiled from; None at an exact shape.
     """
 
     key: tuple[Any, ...]
@@ -56,6 +59,7 @@ class Order(NamedTuple):
     build: Callable[[], Executable]
     stand_in: Callable[[], Hashable | None]
     kept: Kept | None = None
+    program: Program | None = None
 
 
 class Supplied(NamedTuple):
@@ -128,25 +132,31 @@ class Supply:
             return Supplied(stand_in, stands_in=True)
         return self._obtain(wanted)
 
-    def prepare(self, order: Order) -> bool:
+    def prepare(self, order: Order, first_run: bool) -> bool:
         """Compile what an order asks for, if it is not stored. Returns whether that was so.
+
+        Args:
+            order: What is wanted.
+            first_run: Whether to run it once before anybody gets it; see `run_first`.
 
         Raises:
             Exception: Whatever compiling raised.
         """
-        return order.key not in self._cache and self._obtain(order).compiled
+        return order.key not in self._cache and self._obtain(order, first_run).compiled
 
-    def _obtain(self, order: Order) -> Supplied:
+    def _obtain(self, order: Order, first_run: bool = False) -> Supplied:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         compiled = False
 
         def build() -> Executable:
             nonlocal compiled
-            if (loaded := self._load(order)) is not None:
-                return loaded
-            built = self._build(order, self._spend(order))
-            compiled = True
-            return built
+            entry = self._load(order)
+            if entry is None:
+                entry = self._build(order, self._spend(order))
+                compiled = True
+            if first_run and order.program is not None:
+                run_first(entry, order.program)
+            return entry
 
         return Supplied(self._cache.get_or_compile(order.key, build), compiled)
 
@@ -239,7 +249,7 @@ class Supply:
 
         def work() -> None:
             try:
-                self.prepare(order)
+                self.prepare(order, first_run=True)
             except Exception as error:
                 self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
                 raise

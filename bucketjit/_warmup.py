@@ -84,6 +84,7 @@ def warm_up(
     workers: int | None,
     time_budget: float | None,
     progress: bool,
+    first_run: bool,
 ) -> WarmupReport:
     """See `BucketedExec.warmup`.
 
@@ -94,6 +95,7 @@ def warm_up(
         workers: Threads that compile.
         time_budget: Seconds after which no compile begins.
         progress: Whether to tell how far it is.
+        first_run: Whether to run each executable once.
     """
     began = time.monotonic()
     orders, exact, failed = _orders(engine, signed, sizes)
@@ -105,7 +107,7 @@ def warm_up(
     tried: set[Hashable] = set()
     deadline = None if time_budget is None else began + time_budget
     with _progress(engine.name, len(todo), progress) as step:
-        for order, error in _compile_all(engine, todo, workers, deadline):
+        for order, error in _compile_all(engine, todo, workers, deadline, first_run):
             tried.add(order.key)
             if error is None:
                 compiled.append(order)
@@ -128,7 +130,11 @@ def warm_up(
 
 
 def _compile_all(
-    engine: Engine, orders: Sequence[Order], workers: int | None, deadline: float | None
+    engine: Engine,
+    orders: Sequence[Order],
+    workers: int | None,
+    deadline: float | None,
+    first_run: bool,
 ) -> Iterator[tuple[Order, Exception | None]]:
     """Compile several executables at the same time; XLA does so without Python's lock.
 
@@ -145,7 +151,7 @@ def _compile_all(
                 order = next(waiting, None)
                 if order is None:
                     break
-                running[pool.submit(engine.supply.prepare, order)] = order
+                running[pool.submit(engine.supply.prepare, order, first_run)] = order
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

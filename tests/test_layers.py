@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_family _independence",
         "rules _interpret",
         "_check _config _signing _executable",
-        "_building",
+        "_building _first_run",
         "_supply _plan _route _overflow _splitting _loading",
         "_orders",
         "_builders _engine",
