@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from bucketjit import _jax
 from bucketjit._building import without_values
 from bucketjit._config import Background
 from bucketjit._engine import Engine
-from bucketjit._errors import BucketJitError, BucketOverflowError
+from bucketjit._errors import BucketOverflowError
 from bucketjit._events import Event
 from bucketjit._family import Call
 from bucketjit._signing import Signed
@@ -36,12 +37,12 @@ class Adapting:
         self._engine = engine
         self._strategies = dict(strategies)
         self._calls = itertools.count(1).__next__
-        self._latest: tuple[Signed, Call] | None = None
+        self._latest: tuple[Signed, Call, _jax.ThreadConfig] | None = None
         self.workers = Workers(Background(1, 1))
 
     def learn(self, signed: Signed, call: Call) -> None:
         """Take note of how calls look, to compile for others like it."""
-        self._latest = without_values(signed), call
+        self._latest = without_values(signed), call, _jax.ThreadConfig()
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Count a call, and look for a better plan once in a while."""
@@ -57,7 +58,7 @@ class Adapting:
         """Look for better plans, compile their buckets, and go by them."""
         if self._latest is None:
             return
-        signed, call = self._latest
+        signed, call, config = self._latest
         for variable in call.sizes:
             strategy = self._of(variable)
             if strategy is None:
@@ -73,8 +74,8 @@ class Adapting:
             engine = self._engine
             try:
                 for bucket in proposal.new_buckets:
-                    self._compile(signed, call, variable, bucket)
-            except BucketJitError as error:
+                    config.run(self._compile, signed, call, variable, bucket)
+            except Exception as error:  # nobody waits for this thread
                 engine.tell(Event("error", engine.name, {variable: bucket}, detail=str(error)))
                 return
             if strategy.adopt(proposal):

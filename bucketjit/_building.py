@@ -350,7 +350,10 @@ class Expected:
             tree,
             _jax.trace_context(),
             tuple(
-                (x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False))
+                (
+                    *(x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False)),
+                    _jax.explicit_sharding(x),
+                )
                 for i, x in enumerate(types)
             ),
         )

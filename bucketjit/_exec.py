@@ -181,7 +181,7 @@ class BucketedExec(Builders, Views):
             while plan is not None:
                 try:
                     return plan.serve(args, kwargs)
-                except SignatureChanged:
+                except (SignatureChanged, _jax.NotPlaced):
                     plan = plan.following
                 except Evicted:
                     plan = None

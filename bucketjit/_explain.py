@@ -111,7 +111,11 @@ class Explanation:
 
 
 def array_like(value: Any) -> Any:
-    """An argument with arrays that take no memory for each ``jax.ShapeDtypeStruct`` in it."""
+    """An argument with arrays for each ``jax.ShapeDtypeStruct`` in it.
+
+    They take no memory, unless they say what only a ``jax.Array`` can: keys, weak types, and what
+    is sharded.
+    """
     if not isinstance(value, jax.ShapeDtypeStruct):
         leaves, tree = jax.tree_util.tree_flatten(value)
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
@@ -122,6 +126,8 @@ def array_like(value: Any) -> Any:
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
     if value.weak_type:
         return _jax.with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
+    if value.sharding is not None and len(value.sharding.device_set) > 1:
+        return jnp.zeros(value.shape, value.dtype, device=value.sharding)
     return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 

@@ -23,6 +23,7 @@ from bucketjit._paired import Tracer, pair
 from bucketjit._signature import LeafType, bind_sizes, check_declared
 from bucketjit._trace import (
     NO_LEAKS,
+    Guard,
     Leaf,
     Leaks,
     Program,
@@ -464,16 +465,29 @@ class Family:
                 ),
                 kind.dtype,
                 kind.weak_type,
+                kind.sharding,
             )
             for path, row, shape, kind in zip(self.paths, tokens, shapes, self.types, strict=True)
         ]
 
+    def _even(self, tokens: Tokens) -> list[Guard]:
+        """What sharding holds sizes to: an axis is cut into equal parts."""
+        return [
+            Guard(f"mod({token}, {count})", "==", "0")
+            for row, kind in zip(tokens, self.types, strict=True)
+            for token, count in zip(row, kind.partitions or (), strict=False)
+            if count > 1 and token != STATIC and not token.isdigit()
+        ]
+
+    def _constraints(self, tokens: Tokens) -> list[str]:
+        """The user's, and what sharding holds sizes to."""
+        return list(dict.fromkeys([*self.constraints, *map(str, self._even(tokens))]))
+
     def _attempt(self, tokens: Tokens, shapes: Shapes) -> Call:
         sizes = bind_sizes(tokens, shapes, self.paths)
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         try:
-            program = trace(
-                self.fn, self.in_tree, self._leaves(tokens, shapes), sizes, self.constraints
-            )
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
         except TraceRefused as refusal:
             return self._pair(tokens, shapes, sizes, refusal)
         if any(g.pins for g in program.guards):  # good for one size; traces may serve more
@@ -498,7 +512,7 @@ class Family:
             traced.tracer.at(sizes)  # what it raises by itself, the exact run raises too
             if len(known) >= _MAX_PAIRED:
                 return Call(tokens, sizes, None, refusal)
-            program = pair(traced.tracer, sizes, self.constraints, known)
+            program = pair(traced.tracer, sizes, self._constraints(tokens), known)
         except TraceRefused as second:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
@@ -512,6 +526,9 @@ class Family:
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Call:
         sizes = bind_sizes(tokens, shapes, self.paths)
         self._check_constraints(sizes)
+        for guard in self._even(tokens):
+            if not guard.holds(sizes):
+                raise ArgumentError(f"sizes {sizes} cannot be sharded as given: {guard} is wanted")
         if not sizes:
             return Call(tokens, sizes, None, self._refusal)
         if min(sizes.values()) < 1:

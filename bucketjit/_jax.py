@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType, MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jaxlib
@@ -51,6 +51,7 @@ from jax._src.random import core as _random
 from jax.extend import core as jex_core
 
 Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
+_T = TypeVar("_T")
 
 
 def trace_context() -> Hashable:
@@ -76,6 +77,59 @@ def thread_config() -> Hashable:
         _config.transfer_guard_device_to_device.value,
         _config.transfer_guard_device_to_host.value,
     )
+
+
+class ThreadConfig:
+    """What contexts such as ``jax.enable_x64`` and ``jax.set_mesh`` have set for this thread.
+
+    Another thread has none of it, and would trace and compile something else there. JAX has no
+    way to hand it over (the local values of ``config`` and ``mesh``, since 0.4.36).
+    """
+
+    def __init__(self) -> None:
+        self._context = _config.trace_context()
+        self._local = [(config, config.get_local()) for config in _configs()]
+
+    def run(self, work: Callable[..., _T], *args: Any) -> _T:
+        """Call ``work`` in this thread as it would be in the one that made this.
+
+        Raises:
+            RuntimeError: Something was set that cannot be handed over.
+            Exception: Whatever ``work`` raises.
+        """
+        with ExitStack() as before:
+            for config, value in self._local:
+                if (now := config.get_local()) is not value:
+                    before.callback(_set_local, config, now)
+                    _set_local(config, value)
+            if _config.trace_context() != self._context:
+                raise RuntimeError(
+                    "a context of jax.make_user_context holds for the thread that entered it; "
+                    "compile outside of it, or in the call"
+                )
+            return work(*args)
+
+
+_UNSET = _config.config_ext.unset
+
+
+@functools.cache
+def _configs() -> tuple[Any, ...]:
+    """Everything that a context can set, transformations aside."""
+    contexts = [
+        value
+        for module in (_config, _mesh)
+        for value in vars(module).values()
+        if isinstance(value, _config.config_ext.Config)
+    ]
+    return tuple({id(c): c for c in [*_config.config_states.values(), *contexts]}.values())
+
+
+def _set_local(config: Any, value: Any) -> None:
+    config.set_local(value)
+    hook = getattr(config, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(None if value is _UNSET else value)
 
 
 def only_differentiated() -> bool:
@@ -172,6 +226,24 @@ def array_from_host(host: np.ndarray, weak_type: bool, like: jax.Array) -> jax.A
     return host_placer(host.shape, host.dtype, weak_type, like)(host)
 
 
+class NotPlaced(ValueError):
+    """An array of another size cannot be cut over several devices as this one is."""
+
+
+def padded_like(padded: np.ndarray, array: jax.Array) -> jax.Array:
+    """A ``jax.Array`` with the contents of ``padded``, placed exactly as ``array`` is.
+
+    Raises:
+        NotPlaced: It cannot be cut into equal parts.
+    """
+    if _single_device(array.sharding) is not None:
+        return array_from_host(padded, False, array)
+    try:
+        return jax.device_put(padded, array.sharding)
+    except ValueError as error:
+        raise NotPlaced(str(error)) from error
+
+
 def host_placer(
     shape: tuple[int, ...], dtype: Any, weak_type: bool, like: jax.Array
 ) -> Callable[[np.ndarray], jax.Array]:
@@ -180,15 +252,30 @@ def host_placer(
     ``jnp.asarray`` copies (21 us for 16 KiB) and ``device_put`` takes 32 us; this is the call
     they end in (3 us), and it takes an aligned view without a copy
     (``xla_client.batched_device_put``, since 0.4.9). The view keeps its base alive.
+
+    On several devices, what ``like`` is cut along is cut likewise if that gives equal parts, as
+    JAX demands of its arrays; otherwise each device has all of it.
     """
     single = _single_device(like.sharding)
     if single is None:
-        sharding = like.sharding
-        return lambda host: jax.device_put(host, sharding)
+        placed = _for_shape(like.sharding, shape)
+        return lambda host: jax.device_put(host, placed)
     sharding, devices = single
     aval, committed = _aval(shape, dtype, weak_type), like.committed
     put = _xla_client.batched_device_put
     return lambda host: put(aval, sharding, [host], devices, committed)
+
+
+def _for_shape(sharding: Any, shape: tuple[int, ...]) -> Any:
+    """A sharding over several devices, or a copy for each where it would cut unequal parts."""
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        mesh = getattr(sharding, "mesh", None)
+        if mesh is None:
+            mesh = jax.sharding.Mesh(np.array(sorted(sharding.device_set, key=id)), ("devices",))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return sharding
 
 
 def placed_like(array: jax.Array, like: jax.Array, weak_type: bool) -> jax.Array:
@@ -210,6 +297,8 @@ def _single_device(sharding: Any) -> tuple[Any, list[Any]] | None:
     devices = list(sharding.device_set)
     if len(devices) != 1:
         return None
+    if isinstance(sharding, jax.sharding.NamedSharding):  # over a mesh of one
+        return sharding, devices
     return jax.sharding.SingleDeviceSharding(devices[0]), devices
 
 
@@ -280,6 +369,27 @@ def primitive(name: str) -> Any | None:
 def primitives(*names: str) -> list[Any]:
     """The primitives of these names that this version of JAX has."""
     return [p for p in map(primitive, names) if p is not None]
+
+
+def explicit_sharding(array: Any) -> Any | None:
+    """How an array, or a type, is sharded over explicit axes of a mesh; None if it is not.
+
+    Such axes are part of types, and what is put together must be sharded alike (since 0.7).
+    """
+    is_type = isinstance(array, jax.core.ShapedArray | jax.ShapeDtypeStruct)
+    sharding = getattr(array if is_type else jax.typeof(array), "sharding", None)
+    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+    return sharding if jax.sharding.AxisType.Explicit in kinds else None
+
+
+def partitions(array: Any) -> tuple[int, ...] | None:
+    """Into how many parts of one size each axis is cut over several devices; None if none is."""
+    sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
+    if sharding is None or len(sharding.device_set) == 1:
+        return None
+    shard = sharding.shard_shape(array.shape)
+    counts = tuple(n // part if part else 1 for n, part in zip(array.shape, shard, strict=True))
+    return counts if any(count > 1 for count in counts) else None
 
 
 # --- jaxprs -------------------------------------------------------------------------------

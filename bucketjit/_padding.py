@@ -34,6 +34,9 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     Returns:
         ``value`` itself if it has this shape already, else a new array of this shape, on the
         device of ``value`` if that was committed to one.
+
+    Raises:
+        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
     """
     if type(value) is np.ndarray:
         return value if value.shape == shape else _pad_host(value, shape)
@@ -55,7 +58,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
         return _jax.placed_like(_device.pad(value, shape), value, False)
     padded = _pad_host(np.asarray(value), shape)
-    return _jax.array_from_host(padded, False, value) if value.committed else padded
+    return _jax.padded_like(padded, value) if value.committed else padded
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -80,7 +83,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
         if not _in_host_memory(value.sharding):
             return pad(value, shape)
         padded = add_rows(np.asarray(value))
-        return _jax.array_from_host(padded, False, value) if value.committed else padded
+        return _jax.padded_like(padded, value) if value.committed else padded
 
     return add_rows if type(like) is np.ndarray else add_rows_of_jax
 
@@ -191,8 +194,11 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
     if not _in_host_memory(value.sharding) and axis == 0 and _device.can_view_from(value, start):
         return _jax.placed_like(_device.part(value, start, stop), value, weak)
     host = np.asarray(value)[inside]
-    if len(value.sharding.device_set) > 1:  # a part need not fit the mesh
-        return host
+    if len(value.sharding.device_set) > 1:
+        try:
+            return _jax.padded_like(host, value)
+        except _jax.NotPlaced:  # a part need not fit the mesh
+            return host
     return _jax.array_from_host(np.ascontiguousarray(host), weak, value)
 
 

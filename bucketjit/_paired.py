@@ -126,7 +126,8 @@ class Tracer:
         shape = tuple(d if isinstance(d, int) else evaluate_text(d, sizes) for d in leaf.shape)
         if leaf.is_size:
             return shape[0]
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak_type)
+        given = {"weak_type": leaf.weak_type, "sharding": leaf.sharding}
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, **given)
 
 
 class Pairing:

@@ -64,7 +64,15 @@ def _change(path: str, old: LeafType, now: LeafType) -> str:
         return f"{path} has {now.rank} {'axis' if now.rank == 1 else 'axes'}, not {old.rank}"
     if old.dtype != now.dtype:
         return f"{path} is {_type(now)}, not {_type(old)}"
+    if (old.sharding, old.partitions) != (now.sharding, now.partitions):
+        return f"{path} is {_sharded(now)}, not {_sharded(old)}"
     return f"{path} is {'weakly' if now.weak_type else 'no longer weakly'} typed"
+
+
+def _sharded(kind: LeafType) -> str:
+    if kind.sharding is not None:
+        return f"sharded {kind.sharding.spec}"
+    return "not sharded" if kind.partitions is None else f"cut into {kind.partitions} parts"
 
 
 def _type(kind: LeafType) -> str:

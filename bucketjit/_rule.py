@@ -263,24 +263,33 @@ def select(mask: Any, array: Any, value: Any) -> Any:
         data = jax.random.key_data(array)
         wide = mask.reshape(*mask.shape, *(1,) * (data.ndim - mask.ndim))
         return jax.random.wrap_key_data(select(wide, data, value), impl=_jax.key_impl(array.dtype))
+    sharding = _jax.explicit_sharding(array)
     if not hasattr(value, "dtype") or value.ndim == 0:
-        value = lax.full(array.shape, value, array.dtype)
+        value = lax.full(array.shape, value, array.dtype, sharding=sharding)
     if value.dtype != array.dtype:
         value = lax.convert_element_type(value, array.dtype)
-    return lax.select_n(_broadcast(mask, array.shape), _broadcast(value, array.shape), array)
+    like = array.shape, sharding
+    return lax.select_n(_broadcast(mask, *like), _broadcast(value, *like), array)
 
 
 def _is_key(array: Any) -> bool:
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def _broadcast(array: Any, shape: tuple[int, ...]) -> Any:
-    return array if array.shape == shape else jnp.broadcast_to(array, shape)
+def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
+    """An array of this shape, sharded like what it is put together with, if that says how."""
+    if array.shape != shape:
+        array = jnp.broadcast_to(array, shape)
+    return array if sharding is None else jax.sharding.reshard(array, sharding)
 
 
 def take(array: Any, index: Any, axis: int) -> Any:
     """Positions ``index`` (a vector) along ``axis``; indices out of range are clamped."""
-    return jnp.take(array, index, axis=axis, mode="clip")
+    sharding = _jax.explicit_sharding(array)
+    if sharding is None:
+        return jnp.take(array, index, axis=axis, mode="clip")
+    at = array.at[(*(slice(None),) * (axis % array.ndim), index)]
+    return at.get(mode="clip", out_sharding=sharding)
 
 
 def crop(array: Any, axis: int, size: int) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bucketjit import _jax
 from bucketjit._dims import evaluate_text, solve, variables_of
 from bucketjit._errors import ArgumentError, SizeMismatchError, SpecError
 from bucketjit._padded import Padded
@@ -23,11 +24,17 @@ class LeafType:
         dtype: JAX dtype; None for a Python int that is itself a size.
         weak_type: JAX's weak type (True for Python scalars).
         rank: Number of axes.
+        sharding: How it is sharded over explicit axes of a mesh, which are part of JAX's types;
+            None elsewhere.
+        partitions: Into how many equal parts each axis is cut over several devices, which has to
+            go for padded sizes too; None if none is.
     """
 
     dtype: Any
     weak_type: bool
     rank: int
+    sharding: Any = None
+    partitions: tuple[int, ...] | None = None
 
 
 _SCALARS = {
@@ -46,9 +53,14 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
     """
     if isinstance(value, jax.Array):
         weak = bool(getattr(value.aval if hasattr(value, "aval") else value, "weak_type", False))
-        return LeafType(value.dtype, weak, value.ndim), value.shape
+        placed = _jax.explicit_sharding(value), _jax.partitions(value)
+        return LeafType(value.dtype, weak, value.ndim, *placed), value.shape
     if isinstance(value, Padded):
-        return LeafType(_canonical(value.dtype, path), value.weak_type, value.ndim), value.sizes
+        counts = _jax.partitions(value.array)
+        if counts and any(n % count for n, count in zip(value.sizes, counts, strict=True)):
+            counts = None
+        known = value.weak_type, value.ndim, _jax.explicit_sharding(value.array), counts
+        return LeafType(_canonical(value.dtype, path), *known), value.sizes
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
             raise ArgumentError(

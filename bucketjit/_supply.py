@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from bucketjit import _jax
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning
@@ -364,12 +366,15 @@ class Workers:
         weakref.finalize(self, _stop, self._jobs, self._stop)
 
     def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Have something done, unless it waits already or too much does."""
+        """Have something done, unless it waits already or too much does.
+
+        It is done under the configuration of JAX that is in force here.
+        """
         with self._lock:
             if key in self._pending:
                 return True
             try:
-                self._jobs.put_nowait((key, work))
+                self._jobs.put_nowait((key, functools.partial(_jax.ThreadConfig().run, work)))
             except queue.Full:
                 return False
             self._pending.add(key)

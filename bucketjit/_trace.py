@@ -80,12 +80,14 @@ class Leaf:
         shape: Sizes: ints, or text of an expression (``"2*b + 1"``).
         dtype: Its dtype; None for a Python int that is itself a size.
         weak_type: JAX's weak type.
+        sharding: How it is sharded over explicit axes of a mesh, if it is.
     """
 
     path: str
     shape: tuple[int | str, ...]
     dtype: Any
     weak_type: bool = False
+    sharding: Any = None
 
     @property
     def is_size(self) -> bool:
@@ -324,7 +326,8 @@ def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     dims = export.symbolic_shape(text, scope=scope) if leaf.shape else ()
     if leaf.is_size:
         return dims[0]
-    return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak_type)
+    given = {"weak_type": leaf.weak_type, "sharding": leaf.sharding}
+    return jax.ShapeDtypeStruct(dims, leaf.dtype, **given)
 
 
 class _WrongBranch(Exception):

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bucketjit import _jax
 from bucketjit._axes import STATIC
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
@@ -144,6 +145,7 @@ def _compile_all(
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(orders)
     running: dict[Future[bool], Order] = {}
+    config = _jax.ThreadConfig()  # contexts that are entered here hold there too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
             late = deadline is not None and time.monotonic() >= deadline
@@ -151,7 +153,7 @@ def _compile_all(
                 order = next(waiting, None)
                 if order is None:
                     break
-                running[pool.submit(engine.supply.prepare, order, first_run)] = order
+                running[pool.submit(config.run, engine.supply.prepare, order, first_run)] = order
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

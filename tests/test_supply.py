@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -289,6 +290,64 @@ def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
             "split": {(4, 16), (8, 16)},
         }[policy]
     )
+
+
+# --- contexts of JAX, which hold for one thread -------------------------------------------------
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "enable_x64": lambda: jax.enable_x64(True),
+    "default_matmul_precision": lambda: jax.default_matmul_precision("highest"),
+    "numpy_rank_promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "default_device": lambda: jax.default_device(jax.devices()[0]),
+    "debug_nans": lambda: jax.debug_nans(True),
+}
+
+
+def row_sums(x: Any) -> Any:
+    return (x @ x.T).sum(1)
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_warm_up_compiles_for_the_context_it_is_asked_in(name: str) -> None:
+    executor = BucketedExec(row_sums, dynamic_axes="b, _").with_pow2()
+    with CONTEXTS[name]():
+        x = np.arange(9.0).reshape(3, 3)
+        assert not executor.warmup(x, progress=False).failed
+        with executor.forbid_compiles():
+            assert_like_jit(executor, row_sums, x)
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_the_background_compiles_for_the_context_of_the_call(name: str) -> None:
+    executor = BucketedExec(row_sums, dynamic_axes="b, _").with_pow2().with_background_compile()
+    with CONTEXTS[name]():
+        for n in (9, 3):
+            assert_like_jit(executor, row_sums, np.arange(3.0 * n).reshape(n, 3))
+        executor.wait_for_compiles()
+        with executor.forbid_compiles():
+            assert_like_jit(executor, row_sums, np.arange(9.0).reshape(3, 3))
+    before = executor.stats().compiles
+    assert before == 2
+    with CONTEXTS[name]():  # nothing of it stays with the thread
+        executor(np.ones((5, 3)))
+        executor.wait_for_compiles()
+    for n in (9, 3):
+        assert_like_jit(executor, row_sums, np.arange(3.0 * n).reshape(n, 3))
+
+
+def test_a_context_that_cannot_be_handed_over() -> None:
+    """Nothing tells which contexts users have made."""
+    context = jax.make_user_context(None)
+    executor = BucketedExec(row_sums, dynamic_axes="b, _").with_pow2().with_background_compile()
+    x = np.arange(9.0).reshape(3, 3)
+    with context("mine"):
+        report = executor.warmup(x, progress=False)
+        assert [why for _, why in report.failed if "make_user_context" in why]
+        executor(np.ones((9, 3)))
+        for _ in range(2):
+            assert_like_jit(executor, row_sums, x)
+            executor.wait_for_compiles()
+        assert executor.cache_size() == 2  # the second call has compiled its own
 
 
 # --- in the background -------------------------------------------------------------------------
@@ -608,7 +667,13 @@ def test_joint_plans_are_held_to_the_contract() -> None:
         BucketedExec(jnp.exp).with_plan(Small)
 
 
-def test_an_adaptive_strategy_follows_the_sizes() -> None:
+@pytest.mark.parametrize("name", [None, "default_matmul_precision"])
+def test_an_adaptive_strategy_follows_the_sizes(name: str | None) -> None:
+    with CONTEXTS[name]() if name else contextlib.nullcontext():
+        adapts_to_three_sizes()
+
+
+def adapts_to_three_sizes() -> None:
     strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
     executor = BucketedExec(jnp.cumsum).with_strategy(strategy)
     sizes = (17, 40, 70)

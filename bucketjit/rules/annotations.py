@@ -16,7 +16,7 @@ def annotation(ctx: RuleContext, *operands: Any) -> Any:
 _NAMES = (
     *("name", "tie", "dce_sink"),
     *("device_put", "with_memory_space_constraint"),
-    *("sharding_constraint", "layout_constraint", "inspect_sharding"),
+    *("sharding_constraint", "reshard", "layout_constraint", "inspect_sharding"),
 )
 
 TABLE: dict[Any, Rule] = {

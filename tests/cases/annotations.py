@@ -14,6 +14,7 @@ from tests.harness import Case
 
 MIXED = ("mixed",)
 _SHARDING = NamedSharding(Mesh(jax.devices()[:1], ("i",)), PartitionSpec("i"))
+_ON_EACH = NamedSharding(_SHARDING.mesh, PartitionSpec())
 
 
 def _on_scope(x):
@@ -36,6 +37,14 @@ CASES = [
         lambda x: lax.with_sharding_constraint(x, _SHARDING).mean(0),
         ("b, s",),
         ("sharding_constraint",),
+        grad=True,
+        domains=MIXED,
+    ),
+    Case(
+        "reshard",
+        lambda x: jax.sharding.reshard(x, _ON_EACH).mean(0),
+        ("b, s",),
+        ("reshard",),
         grad=True,
         domains=MIXED,
     ),

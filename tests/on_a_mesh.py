@@ -1,0 +1,276 @@
+"""Calls with arrays that are sharded over four devices; run as a process by tests/test_mesh.py.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.on_a_mesh explicit
+
+Each case compares with ``jax.jit``: values, types, and where results are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from bucketjit import BucketedExec, Fallback
+
+CASES: dict[str, Callable[[Any], None]] = {}
+SIZES = (4, 8, 12, 20)
+
+
+def case(run: Callable[[Any], None]) -> Callable[[Any], None]:
+    CASES[run.__name__] = run
+    return run
+
+
+def put(mesh: Any, array: Any, *spec: Any) -> Any:
+    placed = NamedSharding(mesh, PartitionSpec(*spec))
+    return jax.device_put(np.asarray(array, np.float32), placed)
+
+
+def rows(mesh: Any, n: int, width: int = 6) -> Any:
+    return put(mesh, np.random.default_rng(n).normal(size=(n, width)), "data")
+
+
+def weights(mesh: Any) -> Any:
+    return put(mesh, np.random.default_rng(0).normal(size=(6, 5)))
+
+
+def assert_same(mine: Any, exact: Any) -> None:
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(exact), strict=True):
+        assert jax.typeof(a) == jax.typeof(b), (jax.typeof(a), jax.typeof(b))
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim), (a.sharding, b.sharding)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
+
+
+def check(mesh: Any, fn: Callable[..., Any]) -> BucketedExec:
+    """Buckets 4, 8, 16 and 32, no fallback, the same as under ``jit``."""
+    executor = BucketedExec(fn, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    w = weights(mesh)
+    for n in SIZES:
+        x = rows(mesh, n)
+        assert_same(executor(w, x), jax.jit(fn)(w, x))
+    assert executor.cache_size() == len(SIZES)
+    return executor
+
+
+def loss(w: Any, x: Any) -> Any:
+    return (jnp.tanh(x @ w) ** 2).mean()
+
+
+def step(w: Any, x: Any) -> Any:
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return w - 0.1 * gradient, value
+
+
+def step_by_row(w: Any, x: Any) -> Any:
+    return jax.nn.softmax(x @ w)
+
+
+@case
+def a_dense_layer(mesh: Any) -> None:
+    check(mesh, lambda w, x: (jax.nn.softmax(x @ w), x.mean(0)))
+
+
+@case
+def a_training_step(mesh: Any) -> None:
+    check(mesh, step)
+
+
+@case
+def normalised_over_the_batch(mesh: Any) -> None:
+    check(mesh, lambda w, x: (x - x.mean(0)) / x.std(0))
+
+
+@case
+def a_softmax_over_the_batch(mesh: Any) -> None:
+    check(mesh, lambda w, x: jax.nn.softmax(x @ w, axis=0))
+
+
+@case
+def where(mesh: Any) -> None:
+    check(mesh, lambda w, x: jnp.where(x > 0, x, 0).sum())
+
+
+@case
+def extremes(mesh: Any) -> None:
+    check(mesh, lambda w, x: (x.max(0), x.argmin(0)))
+
+
+@case
+def dropout(mesh: Any) -> None:
+    check(mesh, lambda w, x: jax.random.bernoulli(jax.random.key(0), 0.5, x.shape) * x)
+
+
+@case
+def attention(mesh: Any) -> None:
+    def attend(w: Any, x: Any) -> Any:
+        y = x[:, :, None] * w[None]
+        return jax.nn.softmax(jnp.einsum("bij,bkj->bik", y, y)) @ y
+
+    check(mesh, attend)
+
+
+@case
+def a_gradient_outside_of_jit(mesh: Any) -> None:
+    executor = BucketedExec(loss, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    w = weights(mesh)
+    for n in SIZES:
+        x = rows(mesh, n)
+        exact = jax.value_and_grad(jax.jit(loss))(w, x)
+        assert_same(jax.value_and_grad(executor)(w, x), exact)
+
+
+@case
+def other_shardings_between(mesh: Any) -> None:
+    """Sharded by rows, not at all, in host memory, and by rows again."""
+    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    w = weights(mesh)
+    for n in (8, 12, 8):
+        x = rows(mesh, n)
+        whole = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+        for args in ((w, x), (w, whole), (np.asarray(w), np.asarray(x)), (w, x)):
+            assert_same(executor(*args), jax.jit(step)(*args))
+
+
+@case
+def buckets_that_the_mesh_divides(mesh: Any) -> None:
+    executor = BucketedExec(jnp.tanh, dynamic_axes="b, _", fallback=Fallback.ERROR)
+    executor = executor.with_linear(6)
+    for n in (4, 8, 12):
+        assert_same(executor(rows(mesh, n)), jax.jit(jnp.tanh)(rows(mesh, n)))
+    assert all(b.sizes["b"] % 4 == 0 for b in executor.stats().buckets)
+
+
+@case
+def other_placements_in_odd_buckets(mesh: Any) -> None:
+    """Warm calls with arrays that are sharded otherwise, and buckets that cannot be cut so."""
+    executor = BucketedExec(lambda x: x - x.mean(0), fallback=Fallback.ERROR).with_linear(9)
+    exact = jax.jit(lambda x: x - x.mean(0))
+    for _ in range(2):
+        for n in (4, 8, 12):
+            x = rows(mesh, n)
+            np.testing.assert_allclose(executor(np.asarray(x)), exact(np.asarray(x)), atol=1e-6)
+            assert_same(executor(x), exact(x))
+            whole = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+            assert_same(executor(whole), exact(whole))
+
+
+@case
+def results_that_the_mesh_does_not_divide(mesh: Any) -> None:
+    def later(x: Any) -> Any:
+        return jnp.where(x[1:] > 0, 1, x[1:])
+
+    executor = BucketedExec(later, dynamic_axes="b, _").with_pow2()
+    for n in (4, 12):
+        try:
+            exact = jax.jit(later)(rows(mesh, n))
+        except Exception as error:  # explicit axes must be cut evenly
+            try:
+                executor(rows(mesh, n))
+            except type(error):
+                continue
+            raise
+        np.testing.assert_allclose(executor(rows(mesh, n)), exact)
+
+
+@case
+def chunks(mesh: Any) -> None:
+    executor = BucketedExec(step_by_row, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR)
+    executor = executor.with_buckets([6], "b", overflow="split")  # in chunks of 4
+    w = weights(mesh)
+    for n in (4, 12, 20, 12):
+        assert_same(executor(w, rows(mesh, n)), jax.jit(step_by_row)(w, rows(mesh, n)))
+
+
+@case
+def warm_up(mesh: Any) -> None:
+    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    by_rows = NamedSharding(mesh, PartitionSpec("data"))
+    like = jax.ShapeDtypeStruct((4, 6), np.float32, sharding=by_rows)
+    report = executor.warmup(weights(mesh), like, sizes={"b": [4, 6, 8]}, progress=False)
+    assert [dict(sizes) for sizes, _ in report.failed] == [{"b": 6}], str(report)
+    assert "mod(b, 4) == 0" in report.failed[0][1]
+    assert len(report.compiled) == 2
+    with executor.forbid_compiles():
+        for n in (4, 8):
+            x = rows(mesh, n)
+            assert_same(executor(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+
+
+@case
+def the_background(mesh: Any) -> None:
+    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    executor = executor.with_background_compile()
+    for _ in range(2):
+        for n in (32, 4, 12):
+            x = rows(mesh, n)
+            assert_same(executor(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+        executor.wait_for_compiles()
+    assert executor.cache_size() == 3
+
+
+@case
+def donated(mesh: Any) -> None:
+    executor = BucketedExec(
+        step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR, donate_argnums=0
+    ).with_pow2()
+    w, x = weights(mesh), rows(mesh, 12)
+    assert_same(executor(w, x), jax.jit(step)(weights(mesh), x))
+    assert w.is_deleted()
+
+
+@case
+def padded_results(mesh: Any) -> None:
+    first = BucketedExec(lambda x: x * 2, dynamic_axes="b, _", out="padded").with_pow2()
+    second = BucketedExec(
+        lambda y: y.mean(0), dynamic_axes="b, _", fallback=Fallback.ERROR
+    ).with_pow2()
+    x = rows(mesh, 12)
+    np.testing.assert_allclose(second(first(x)), 2 * np.asarray(x).mean(0), rtol=1e-5, atol=1e-6)
+
+
+@case
+def what_exact_refuses(mesh: Any) -> None:
+    """Along a sharded axis nothing is accumulated, where axes are explicit."""
+    executor = BucketedExec(lambda x: jnp.cumsum(x, 0), dynamic_axes="b, _").with_pow2()
+    try:
+        exact = jax.jit(lambda x: jnp.cumsum(x, 0))(rows(mesh, 8))
+    except Exception as error:
+        expected: Any = error
+    else:
+        assert_same(executor(rows(mesh, 8)), exact)
+        return
+    try:
+        executor(rows(mesh, 8))
+    except type(expected) as error:
+        assert str(error).splitlines()[0] == str(expected).splitlines()[0]
+    else:
+        raise AssertionError(f"did not raise {expected!r}")
+
+
+def main() -> None:
+    """Run every case, and print what became of it as JSON."""
+    kind = AxisType[sys.argv[1].capitalize()]
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+    warnings.simplefilter("error")
+    found = {}
+    for name, run in CASES.items():
+        try:
+            with jax.set_mesh(mesh):
+                run(mesh)
+            found[name] = "ok"
+        except Exception:
+            found[name] = traceback.format_exc()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

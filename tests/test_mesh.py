@@ -1,0 +1,38 @@
+"""Arrays that are sharded over a mesh, of explicit axes (those of ``jax.make_mesh``) or not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.on_a_mesh import CASES
+
+
+@functools.cache
+def outcomes(kind: str) -> dict[str, str]:
+    """What became of each case: one process for all of them."""
+    flags = "--xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.on_a_mesh", kind],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.xdist_group("mesh")
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_calls(name: str, kind: str) -> None:
+    assert outcomes(kind)[name] == "ok", outcomes(kind)[name]
