@@ -314,6 +314,8 @@ def _abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any
         sharding = getattr(array, "sharding", None)
         if isinstance(array, jax.Array) and not array.committed:
             sharding = None
+        elif isinstance(x, Padded) and sharding is not None:  # it goes into another bucket, perhaps
+            sharding = _jax.sharding_for(sharding, shape)
         leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
     return leaves
 

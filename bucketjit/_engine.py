@@ -20,7 +20,13 @@ from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
 from bucketjit._errors import BucketOverflowError, FallbackError, FallbackWarning, MaskingError
 from bucketjit._events import Event, tell
-from bucketjit._executable import Executable, arguments_with, run_poisoned, sizes_argument
+from bucketjit._executable import (
+    Executable,
+    SignatureChanged,
+    arguments_with,
+    run_poisoned,
+    sizes_argument,
+)
 from bucketjit._family import Call
 from bucketjit._orders import Orders
 from bucketjit._overflow import exactly, padded_sizes
@@ -53,6 +59,12 @@ class Watcher(Protocol):
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Take note of a call."""
+
+
+_NOT_AS_TRACED = MaskingError(
+    "once padded, its arguments are sharded in another way than its program was traced for",
+    "give arrays that the mesh cuts into equal parts, padded or not",
+)
 
 
 class Engine:
@@ -179,7 +191,10 @@ class Engine:
             return self._run_checked(entry, compiled, signed, call, out)
         sizes = sizes_argument(call, entry.leak_shapes)
         finish = entry.finisher(call.ordered, out)
-        result = self._run(entry, sizes, signed, finish)
+        try:
+            result = self._run(entry, sizes, signed, finish)
+        except SignatureChanged:
+            return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         line = _line(entry, call, signed)
         line.reason = None if beyond is None else beyond.reason
         self.counters.call(line, compiled)

@@ -286,7 +286,8 @@ class BucketedExec(Builders, Views):
             first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
                 On CPU, the first run of one with many matrix multiplications takes longer, by
                 45 ms for a 6-layer encoder. Nothing runs that has effects, callbacks or a
-                ``while_loop``, takes over 10 GFLOP, or is for another device than the host.
+                ``while_loop``, takes over 10 GFLOP or 1 GiB, or is for another device than the
+                host.
             **kwargs: Keyword arguments like those of the calls to come.
 
         Returns:

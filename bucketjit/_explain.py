@@ -20,7 +20,7 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._engine import Engine
-from bucketjit._errors import BucketOverflowError, MaskingError
+from bucketjit._errors import ArgumentError, BucketOverflowError, MaskingError, first_line
 from bucketjit._events import shown
 from bucketjit._family import Call
 from bucketjit._interpret import interpret
@@ -126,8 +126,11 @@ def array_like(value: Any) -> Any:
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
     if value.weak_type:
         return _jax.with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
-    if value.sharding is not None and len(value.sharding.device_set) > 1:
-        return jnp.zeros(value.shape, value.dtype, device=value.sharding)
+    if _jax.is_on_several_devices(value.sharding):
+        try:
+            return jnp.zeros(value.shape, value.dtype, device=value.sharding)
+        except ValueError as error:
+            raise ArgumentError(f"{value}: {first_line(error)}") from error
     return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 

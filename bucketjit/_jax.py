@@ -230,18 +230,16 @@ class NotPlaced(ValueError):
     """An array of another size cannot be cut over several devices as this one is."""
 
 
-def padded_like(padded: np.ndarray, array: jax.Array) -> jax.Array:
-    """A ``jax.Array`` with the contents of ``padded``, placed exactly as ``array`` is.
+def placed_exactly_like(host: np.ndarray, weak_type: bool, array: jax.Array) -> jax.Array:
+    """`array_from_host`, but cut over several devices as ``array`` is or not at all.
 
     Raises:
         NotPlaced: It cannot be cut into equal parts.
     """
-    if _single_device(array.sharding) is not None:
-        return array_from_host(padded, False, array)
-    try:
-        return jax.device_put(padded, array.sharding)
-    except ValueError as error:
-        raise NotPlaced(str(error)) from error
+    several = _single_device(array.sharding) is None
+    if several and sharding_for(array.sharding, host.shape) is not array.sharding:
+        raise NotPlaced(f"shape {host.shape} cannot be cut as {array.sharding} tells")
+    return array_from_host(host, weak_type, array)
 
 
 def host_placer(
@@ -258,22 +256,28 @@ def host_placer(
     """
     single = _single_device(like.sharding)
     if single is None:
-        placed = _for_shape(like.sharding, shape)
-        return lambda host: jax.device_put(host, placed)
+        placed = sharding_for(like.sharding, shape)
+        if not weak_type:
+            return lambda host: jax.device_put(host, placed)
+        weak = _aval(shape, dtype, True)
+        return lambda host: _array.ArrayImpl(
+            weak, placed, jax.device_put(host, placed)._arrays, committed=True
+        )
     sharding, devices = single
     aval, committed = _aval(shape, dtype, weak_type), like.committed
     put = _xla_client.batched_device_put
     return lambda host: put(aval, sharding, [host], devices, committed)
 
 
-def _for_shape(sharding: Any, shape: tuple[int, ...]) -> Any:
+def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
     """A sharding over several devices, or a copy for each where it would cut unequal parts."""
     try:
         sharding.shard_shape(shape)
     except ValueError:
         mesh = getattr(sharding, "mesh", None)
         if mesh is None:
-            mesh = jax.sharding.Mesh(np.array(sorted(sharding.device_set, key=id)), ("devices",))
+            devices = sorted(sharding.device_set, key=lambda device: device.id)
+            mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return sharding
 
@@ -382,10 +386,25 @@ def explicit_sharding(array: Any) -> Any | None:
     return sharding if jax.sharding.AxisType.Explicit in kinds else None
 
 
+def is_on_several_devices(sharding: Any) -> bool:
+    """Whether a sharding names devices, more than one."""
+    try:
+        return sharding is not None and len(sharding.device_set) > 1
+    except ValueError:  # that of an abstract mesh
+        return False
+
+
 def partitions(array: Any) -> tuple[int, ...] | None:
-    """Into how many parts of one size each axis is cut over several devices; None if none is."""
-    sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
-    if sharding is None or len(sharding.device_set) == 1:
+    """Into how many parts of one size each axis is cut over several devices; None if none is.
+
+    Of an array that is differentiated, outside of ``jit``, that is what its value tells.
+    """
+    while isinstance(array, _ad.JVPTracer | _ad.LinearizeTracer):
+        array = array.primal
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+        return None
+    sharding = array.sharding
+    if not is_on_several_devices(sharding):
         return None
     shard = sharding.shard_shape(array.shape)
     counts = tuple(n // part if part else 1 for n, part in zip(array.shape, shard, strict=True))
@@ -429,9 +448,15 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of an open jaxpr, and of the programs among their parameters."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
-            if is_jaxpr(value):
-                yield from all_equations(open_jaxpr(value)[0])
+        for body in bodies(eqn):
+            yield from all_equations(body)
+
+
+def bodies(eqn: Any) -> Iterator[Any]:
+    """The programs among the parameters of an equation, as open jaxprs."""
+    for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+        if is_jaxpr(value):
+            yield open_jaxpr(value)[0]
 
 
 def variables_read(jaxpr: Any) -> Set[Any]:

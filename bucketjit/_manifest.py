@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bucketjit import _jax
 from bucketjit._axes import STATIC
@@ -54,8 +55,8 @@ class Manifest:
         function: Name of the function.
         environment: Versions, device and flags of the process that made it.
         signatures: What was compiled, as JSON values: ``args`` and ``kwargs`` (trees of arrays by
-            dtype and shape), ``variables``, ``buckets`` (each with the ``sizes`` that asked for
-            it), ``fingerprint``, and whether it is ``exact``.
+            dtype, shape, and how they are sharded), ``variables``, ``buckets`` (each with the
+            ``sizes`` that asked for it), ``fingerprint``, and whether it is ``exact``.
         left_out: What cannot be written down, and why.
 
     Examples:
@@ -227,7 +228,29 @@ def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str
         if not isinstance(impl, str):
             raise _CannotWrite(f"{origin.signed.family.paths[leaf]}: keys of {dtype}")
         return {"key": impl, "shape": sizes}
-    return {"dtype": dtype.name, "weak": weak, "shape": sizes}
+    written = {"dtype": dtype.name, "weak": weak, "shape": sizes}
+    sharding = getattr(origin.signed.leaves[leaf], "sharding", None)
+    if _jax.is_on_several_devices(sharding):
+        written["sharding"] = _written_sharding(sharding, origin.signed.family.paths[leaf])
+    return written
+
+
+def _written_sharding(sharding: Any, path: str) -> dict[str, Any]:
+    """A sharding over a mesh, whose devices are written by their numbers."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        raise _CannotWrite(f"{path}: a {type(sharding).__name__} is not written down")
+    mesh = sharding.mesh
+    spec = [list(x) if isinstance(x, tuple) else x for x in sharding.spec]
+    if any(type(x) not in (str, list, type(None)) for x in spec):
+        raise _CannotWrite(f"{path}: the sharding {sharding.spec} is not written down")
+    return {
+        "mesh": [
+            [name, size, kind.name]
+            for (name, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)
+        ],
+        "devices": [device.id for device in mesh.devices.flat],
+        "spec": spec,
+    }
 
 
 def _written(value: Any, path: str) -> Any:
@@ -292,8 +315,27 @@ def _read(value: Any, sizes: Mapping[str, int]) -> Any:
             dtype = jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
             return jax.ShapeDtypeStruct(_shape(shape, sizes), dtype)
         case {"dtype": str(name), "weak": bool(weak), "shape": list(shape)}:
-            return jax.ShapeDtypeStruct(_shape(shape, sizes), jnp.dtype(name), weak_type=weak)
+            sharding = _sharding(value["sharding"]) if "sharding" in value else None
+            given = {"weak_type": weak, "sharding": sharding}
+            return jax.ShapeDtypeStruct(_shape(shape, sizes), jnp.dtype(name), **given)
     raise SpecError(f"expected an array, a container or a static value, got {value!r}")
+
+
+def _sharding(written: Any) -> jax.sharding.NamedSharding:
+    match written:
+        case {"mesh": list(axes), "devices": list(ids), "spec": list(spec)}:
+            here = {device.id: device for device in jax.devices()}
+            if missing := [i for i in ids if i not in here]:
+                raise SpecError(f"an array was on the device {missing[0]}, which is not here")
+            names, shape, kinds = zip(*axes, strict=True)
+            mesh = jax.sharding.Mesh(
+                np.array([here[i] for i in ids]).reshape([_whole(n) for n in shape]),
+                names,
+                axis_types=tuple(jax.sharding.AxisType[kind] for kind in kinds),
+            )
+            entries = [tuple(x) if isinstance(x, list) else x for x in spec]
+            return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
+    raise SpecError(f"expected a sharding, got {written!r}")
 
 
 def _shape(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if type(value) is Padded and value.sizes == value.array.shape:
         value = value.array
     if type(value) is Padded:
-        is_key = _is_key(value)
-        if value.array.shape == shape or not (is_key or value.sizes == shape):
+        by_host = _is_key(value) or value.sizes == shape or _is_cut_by_type(value.array)
+        if value.array.shape == shape or not by_host:
             return value.repadded(shape)
         value = unpad(value.array, value.sizes)
     if value.shape == shape:
@@ -58,7 +58,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
         return _jax.placed_like(_device.pad(value, shape), value, False)
     padded = _pad_host(np.asarray(value), shape)
-    return _jax.padded_like(padded, value) if value.committed else padded
+    return _jax.placed_exactly_like(padded, False, value) if value.committed else padded
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -83,9 +83,16 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
         if not _in_host_memory(value.sharding):
             return pad(value, shape)
         padded = add_rows(np.asarray(value))
-        return _jax.padded_like(padded, value) if value.committed else padded
+        return _jax.placed_exactly_like(padded, False, value) if value.committed else padded
 
     return add_rows if type(like) is np.ndarray else add_rows_of_jax
+
+
+def _is_cut_by_type(array: Any) -> bool:
+    """Whether a mesh with explicit axes cuts an array, which another size may not allow."""
+    sharding = getattr(array, "sharding", None)
+    several = _jax.is_on_several_devices(sharding)
+    return several and _jax.explicit_sharding(array) is not None
 
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -194,12 +201,10 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
     if not _in_host_memory(value.sharding) and axis == 0 and _device.can_view_from(value, start):
         return _jax.placed_like(_device.part(value, start, stop), value, weak)
     host = np.asarray(value)[inside]
-    if len(value.sharding.device_set) > 1:
-        try:
-            return _jax.padded_like(host, value)
-        except _jax.NotPlaced:  # a part need not fit the mesh
-            return host
-    return _jax.array_from_host(np.ascontiguousarray(host), weak, value)
+    try:
+        return _jax.placed_exactly_like(np.ascontiguousarray(host), weak, value)
+    except _jax.NotPlaced:  # a part need not fit the mesh
+        return host
 
 
 def fresh(value: Any) -> Any:

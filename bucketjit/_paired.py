@@ -30,6 +30,7 @@ from jax import export
 
 from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
+from bucketjit._errors import first_line
 from bucketjit._fit import fit
 from bucketjit._hosts import Hosts
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
@@ -39,6 +40,7 @@ from bucketjit._trace import (
     Leaks,
     Program,
     TraceRefused,
+    decide_even,
     parse_constraint,
     refuse_tracers,
 )
@@ -281,7 +283,22 @@ def pair(
             f"different sizes ({difference or 'it fails at others'})",
             "compute on the size with jax.numpy, or leave that axis static",
         )
-    return _merged(tracer, traces, samples, constraints)
+    held = list(constraints)
+    while True:
+        try:
+            return _merged(tracer, traces, samples, held)
+        except TraceRefused:
+            raise
+        except Exception as error:  # of JAX, about symbolic sizes
+            known = [parse_constraint(c) for c in held]
+            evens = [decide_even(str(error), s, known) for s in samples]
+            if None in evens:
+                raise TraceRefused(
+                    "traces at several sizes do not make one program: "
+                    f"{type(error).__name__}: {first_line(error)}",
+                    "leave that axis static",
+                ) from error
+            held.append(str(evens[0]))
 
 
 def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int]]:

@@ -40,6 +40,7 @@ Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; Non
 
 _ARRAY = np.ndarray
 _DEVICE_ARRAY = _jax.CONCRETE_ARRAY
+_NAMED = jax.sharding.NamedSharding
 _KEY_ARRAY = _jax.KEY_ARRAY
 
 
@@ -168,6 +169,9 @@ def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]
                 return value.shape, value.dtype
             if kind is _DEVICE_ARRAY:
                 aval = value.aval
+                placed = value.sharding
+                if type(placed) is _NAMED:
+                    return aval.shape, aval.dtype, aval.weak_type, placed
                 return aval.shape, aval.dtype, aval.weak_type
         return read(value)
 
@@ -368,7 +372,9 @@ def _read_static(value: Any) -> Hashable:
 def _read(value: Any) -> Hashable:
     kind = type(value)
     if kind is _DEVICE_ARRAY:
-        aval = value.aval
+        aval, placed = value.aval, value.sharding
+        if type(placed) is _NAMED:  # it may be cut, and be of another type therefore
+            return aval.shape, aval.dtype, aval.weak_type, placed
         return aval.shape, aval.dtype, aval.weak_type
     if kind is _ARRAY:
         return value.shape, value.dtype

@@ -57,9 +57,10 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
         return LeafType(value.dtype, weak, value.ndim, *placed), value.shape
     if isinstance(value, Padded):
         counts = _jax.partitions(value.array)
+        sharding = _jax.explicit_sharding(value.array)
         if counts and any(n % count for n, count in zip(value.sizes, counts, strict=True)):
-            counts = None
-        known = value.weak_type, value.ndim, _jax.explicit_sharding(value.array), counts
+            counts = sharding = None  # without its padding it is not cut
+        known = value.weak_type, value.ndim, sharding, counts
         return LeafType(_canonical(value.dtype, path), *known), value.sizes
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):

@@ -228,6 +228,7 @@ class TraceRefused(MaskingError):
 
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
+_UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
 _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
@@ -280,6 +281,21 @@ def _decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guar
         if guard not in known:
             return guard
     return None
+
+
+def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
+    """A guard by which a mesh cuts an axis into equal parts, where JAX complains that it may not.
+
+    Explicit axes of a mesh are part of types, and ``concatenate([x, x])`` has ``2*b`` rows.
+    """
+    found = _UNEVEN.search(message)
+    if found is None:
+        return None
+    guard = Guard(f"mod({found[2]}, {found[1]})", "==", "0")
+    try:
+        return guard if guard not in known and guard.holds(sizes) else None
+    except (SyntaxError, KeyError, ValueError):
+        return None  # not an expression of sizes
 
 
 def _decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
@@ -414,6 +430,9 @@ def trace(
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
         except (ValueError, NotImplementedError) as error:
+            if even := decide_even(str(error), sizes, guards):
+                guards.append(even)
+                continue
             if guards and (pinned := _pinned(guards[-1], sizes)) and pinned != guards[-1:]:
                 guards[-1:] = pinned
                 continue
@@ -449,6 +468,7 @@ def trace(
         else:
             guard = _decide_min_max(str(failure), sizes, guards)
             guard = guard or _decide_equal(str(failure), sizes, guards)
+            guard = guard or decide_even(str(failure), sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)

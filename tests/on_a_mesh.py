@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bucketjit import BucketedExec, Fallback
+from bucketjit import BucketedExec, Fallback, FallbackWarning, Manifest, Padded
 
 CASES: dict[str, Callable[[Any], None]] = {}
 SIZES = (4, 8, 12, 20)
@@ -203,6 +203,78 @@ def warm_up(mesh: Any) -> None:
         for n in (4, 8):
             x = rows(mesh, n)
             assert_same(executor(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+
+
+@case
+def a_manifest(mesh: Any) -> None:
+    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    for n in (4, 12):
+        executor(weights(mesh), rows(mesh, n))
+    manifest = Manifest.parse(executor.manifest().text())
+    assert not manifest.left_out
+    again = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    assert not again.warmup(manifest, progress=False).failed
+    with again.forbid_compiles():
+        for n in (4, 12):
+            x = rows(mesh, n)
+            assert_same(again(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+
+
+@case
+def over_two_axes_of_a_mesh(mesh: Any) -> None:
+    """One of which is not explicit."""
+    kinds = (mesh.axis_types[0], AxisType.Auto)
+    two = jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds)
+    for spec in (("a",), ("b",), (("a", "b"),), (None, "a"), ("a", "b")):
+        executor = BucketedExec(jnp.tanh, dynamic_axes="b, _", fallback=Fallback.ERROR).with_pow2()
+        with jax.set_mesh(two):
+            for n in (4, 12):
+                x = put(two, np.random.default_rng(n).normal(size=(n, 6)), *spec)
+                assert_same(executor(x), jax.jit(jnp.tanh)(x))
+
+
+@case
+def sizes_made_of_others(mesh: Any) -> None:
+    for fn in (
+        lambda w, x: jnp.concatenate([x, x]),
+        lambda w, x: x.reshape(x.shape[0] // 2, 2, 6).sum(1),
+    ):
+        executor = BucketedExec(fn, dynamic_axes=(None, "b, _")).with_pow2()
+        for n in (8, 16):
+            x = rows(mesh, n)
+            assert_same(executor(weights(mesh), x), jax.jit(fn)(weights(mesh), x))
+        assert executor.stats().fallback_calls == 0
+
+
+@case
+def weak_types(mesh: Any) -> None:
+    check(mesh, lambda w, x: jnp.where(x > 0, 1, 2))
+
+
+@case
+def derivatives_by_what_is_sharded(mesh: Any) -> None:
+    def scalar(x: Any) -> Any:
+        return (jnp.tanh(x) ** 2).mean()
+
+    executor = BucketedExec(scalar, dynamic_axes="b, _", fallback=Fallback.ERROR).with_linear(6)
+    for n in (4, 12):
+        x = rows(mesh, n)
+        assert_same(jax.grad(executor)(x), jax.grad(jax.jit(scalar))(x))
+        assert_same(jax.jvp(executor, (x,), (x,)), jax.jvp(jax.jit(scalar), (x,), (x,)))
+    each = BucketedExec(jnp.tanh, dynamic_axes="b, _", fallback=Fallback.ERROR).with_linear(6)
+    x = rows(mesh, 4)
+    assert_same(jax.vjp(each, x)[1](x), jax.vjp(jax.jit(jnp.tanh), x)[1](x))
+
+
+@case
+def padding_that_the_mesh_does_not_divide(mesh: Any) -> None:
+    x = rows(mesh, 8)
+    for n in (1, 3, 5, 8):
+        executor = BucketedExec(jnp.tanh, dynamic_axes="b, _").with_linear(6)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)  # explicit axes, cut unevenly
+            result = executor(Padded(x, {0: n}))
+        np.testing.assert_allclose(result, np.tanh(np.asarray(x)[:n]), rtol=1e-6)
 
 
 @case

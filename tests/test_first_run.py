@@ -41,6 +41,19 @@ def recurrent(w: Any, x: Any) -> Any:
     return jax.lax.scan(lambda h, row: (jnp.tanh(h + row @ w), h), jnp.zeros(5), x)
 
 
+def long_loop(w: Any, x: Any) -> Any:
+    """A billion steps on zeros, none on what it is for: XLA counts one."""
+
+    def loop(y: Any) -> Any:
+        return jax.lax.fori_loop(0, 10**9, lambda _, z: jnp.tanh(z @ w.T @ w), y)
+
+    return jax.lax.cond(x[0, 0] == 0, loop, lambda y: y, x @ w)
+
+
+def inverse(w: Any, x: Any) -> Any:
+    return x @ jnp.linalg.inv(w @ w.T + jnp.eye(3))
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], Any]]:
     """The arguments of each first run, and its error."""
@@ -100,7 +113,7 @@ def test_without_being_asked_a_warm_up_runs_nothing(runs: list[Any]) -> None:
     assert not runs and executor.cache_size() == 2
 
 
-@pytest.mark.parametrize("fn", [newton, calls_back, prints])
+@pytest.mark.parametrize("fn", [newton, calls_back, prints, long_loop, inverse])
 def test_what_must_not_run_on_zeros(
     fn: Callable[..., Any], runs: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +127,13 @@ def test_what_takes_long_does_not_run(runs: list[Any]) -> None:
     like = jax.ShapeDtypeStruct((1, 4096), np.float32)
     executor.warmup(like, sizes={"b": [16, 2048]}, progress=False, first_run=True)
     assert [x.shape for args, _ in runs for x in args if x.ndim == 2] == [(16, 4096)]
+
+
+def test_what_takes_much_memory_does_not_run(runs: list[Any]) -> None:
+    executor = BucketedExec(lambda x: x[:, None] * x, dynamic_axes="b").with_pow2()
+    like = jax.ShapeDtypeStruct((1,), np.float32)
+    executor.warmup(like, sizes={"b": [16, 2**15]}, progress=False, first_run=True)
+    assert [x.shape for (_, x), _ in runs] == [(16,)]
 
 
 def test_at_an_exact_shape_nothing_runs(runs: list[Any]) -> None:
