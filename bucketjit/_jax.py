@@ -251,8 +251,8 @@ def host_placer(
     they end in (3 us), and it takes an aligned view without a copy
     (``xla_client.batched_device_put``, since 0.4.9). The view keeps its base alive.
 
-    On several devices, what ``like`` is cut along is cut likewise if that gives equal parts, as
-    JAX demands of its arrays; otherwise each device has all of it.
+    On several devices, what ``like`` is cut along is cut likewise as far as that gives equal parts,
+    which JAX demands of its arrays.
     """
     single = _single_device(like.sharding)
     if single is None:
@@ -270,15 +270,23 @@ def host_placer(
 
 
 def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
-    """A sharding over several devices, or a copy for each where it would cut unequal parts."""
+    """A sharding over several devices, less the axes of its mesh that would cut unequal parts."""
     try:
         sharding.shard_shape(shape)
     except ValueError:
-        mesh = getattr(sharding, "mesh", None)
-        if mesh is None:
+        if not isinstance(sharding, jax.sharding.NamedSharding):
             devices = sorted(sharding.device_set, key=lambda device: device.id)
             mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        kept = []
+        for n, entry in zip(shape, sharding.spec, strict=False):
+            names = (
+                entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+            )
+            while n % math.prod(sharding.mesh.shape[name] for name in names):
+                names = names[:-1]
+            kept.append(names or None)
+        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*kept))
     return sharding
 
 

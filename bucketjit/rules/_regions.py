@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bucketjit._dims import Dim, Shape, is_symbolic
-from bucketjit._rule import RuleContext, crop, extend, shift_right
+from bucketjit._rule import RuleContext, crop, extend, select, shift_right
 
 INT32_MAX = 2**31 - 1
 
@@ -127,5 +127,5 @@ def write_window(
         old = lax.dynamic_slice(operand, begin, update.shape, allow_negative_indices=False)
         update = update if combine is None else combine(old, update)
         if mask is not None:
-            update = lax.select_n(jnp.broadcast_to(mask, old.shape), old, update)
+            update = select(mask, update, old)
     return lax.dynamic_update_slice(operand, update, begin, allow_negative_indices=False)
