@@ -32,6 +32,7 @@ from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import tree_util as _tree_util
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
@@ -1439,6 +1440,15 @@ def refused_option(error: Exception) -> str | None:
     """The option that XLA did not take, if that is the error (as texts of jaxlib 0.10 to 0.12)."""
     found = _REFUSED_OPTION.search(str(error))
     return None if found is None else found[found.lastindex or 0]
+
+
+@functools.cache
+def only_on_cpu() -> bool:
+    """Whether this process can run programs on CPU only, so that none is lowered for another.
+
+    Tracing a program for each platform takes time (``xla_bridge.backends``, since 0.2).
+    """
+    return set(_xla_bridge.backends()) == {"cpu"}
 
 
 def default_device() -> Any:

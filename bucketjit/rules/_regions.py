@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bucketjit._dims import Dim, Shape, is_symbolic
@@ -42,7 +43,8 @@ def as_index(index: Any) -> Any:
 
 def clamp(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
     """Starts (int32) of a window of ``size`` moved inside an axis of logical size ``dim``."""
-    return jnp.minimum(jnp.maximum(start, 0), ctx.logical(dim - size))
+    end = lax.convert_element_type(ctx.logical(dim - size), start.dtype)
+    return lax.clamp(np.zeros((), start.dtype), start, end)
 
 
 def inside(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:

@@ -47,6 +47,8 @@ def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
         )
         return ctx.bind(_merge(lhs, left), _merge(rhs, right), dimension_numbers=numbers)
 
+    if _jax.only_on_cpu():
+        return as_one(lhs, rhs)
     return lax.platform_dependent(lhs, rhs, cpu=as_one, default=ctx.bind)
 
 
