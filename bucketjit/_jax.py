@@ -222,29 +222,19 @@ def with_type(x: Any, dtype: Any, weak_type: bool) -> Any:
     return _lax._convert_element_type(x, dtype, weak_type=weak_type)
 
 
-def array_from_host(host: np.ndarray, weak_type: bool, like: jax.Array) -> jax.Array:
-    """A ``jax.Array`` on the device of ``like`` with the contents of ``host``."""
-    return host_placer(host.shape, host.dtype, weak_type, like)(host)
-
-
 class NotPlaced(ValueError):
     """An array of another size cannot be cut over several devices as this one is."""
 
 
-def placed_exactly_like(host: np.ndarray, weak_type: bool, array: jax.Array) -> jax.Array:
-    """`array_from_host`, but cut over several devices as ``array`` is or not at all.
-
-    Raises:
-        NotPlaced: It cannot be cut into equal parts.
-    """
-    several = _single_device(array.sharding) is None
-    if several and sharding_for(array.sharding, host.shape) is not array.sharding:
-        raise NotPlaced(f"shape {host.shape} cannot be cut as {array.sharding} tells")
-    return array_from_host(host, weak_type, array)
+def array_from_host(
+    host: np.ndarray, weak_type: bool, like: jax.Array, exactly: bool = False
+) -> jax.Array:
+    """A ``jax.Array`` with the contents of ``host`` on the device of ``like``: `host_placer`."""
+    return host_placer(host.shape, host.dtype, weak_type, like, exactly)(host)
 
 
 def host_placer(
-    shape: tuple[int, ...], dtype: Any, weak_type: bool, like: jax.Array
+    shape: tuple[int, ...], dtype: Any, weak_type: bool, like: jax.Array, exactly: bool = False
 ) -> Callable[[np.ndarray], jax.Array]:
     """A function from host arrays of one type to ``jax.Array``s on the device of ``like``.
 
@@ -254,10 +244,15 @@ def host_placer(
 
     On several devices, what ``like`` is cut along is cut likewise as far as that gives equal parts,
     which JAX demands of its arrays.
+
+    Raises:
+        NotPlaced: It does not, and ``exactly`` asks for nothing else.
     """
     single = _single_device(like.sharding)
     if single is None:
         placed = sharding_for(like.sharding, shape)
+        if exactly and placed is not like.sharding:
+            raise NotPlaced(f"shape {shape} cannot be cut as {like.sharding} tells")
         if not weak_type:
             return lambda host: jax.device_put(host, placed)
         weak = _aval(shape, dtype, True)
@@ -1449,6 +1444,13 @@ def only_on_cpu() -> bool:
     Tracing a program for each platform takes time (``xla_bridge.backends``, since 0.2).
     """
     return set(_xla_bridge.backends()) == {"cpu"}
+
+
+def by_platform(*operands: Any, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
+    """``lax.platform_dependent``; only one of both is traced where there is nothing but the CPU."""
+    if only_on_cpu():
+        return cpu(*operands)
+    return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
 
 
 def default_device() -> Any:

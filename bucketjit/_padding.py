@@ -58,7 +58,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
         return _jax.placed_like(_device.pad(value, shape), value, False)
     padded = _pad_host(np.asarray(value), shape)
-    return _jax.placed_exactly_like(padded, False, value) if value.committed else padded
+    return _jax.array_from_host(padded, False, value, exactly=True) if value.committed else padded
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -83,7 +83,9 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
         if not _in_host_memory(value.sharding):
             return pad(value, shape)
         padded = add_rows(np.asarray(value))
-        return _jax.placed_exactly_like(padded, False, value) if value.committed else padded
+        return (
+            _jax.array_from_host(padded, False, value, exactly=True) if value.committed else padded
+        )
 
     return add_rows if type(like) is np.ndarray else add_rows_of_jax
 
@@ -202,7 +204,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
         return _jax.placed_like(_device.part(value, start, stop), value, weak)
     host = np.asarray(value)[inside]
     try:
-        return _jax.placed_exactly_like(np.ascontiguousarray(host), weak, value)
+        return _jax.array_from_host(np.ascontiguousarray(host), weak, value, exactly=True)
     except _jax.NotPlaced:  # a part need not fit the mesh
         return host
 

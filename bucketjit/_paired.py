@@ -126,10 +126,7 @@ class Tracer:
     @staticmethod
     def _input(leaf: Leaf, sizes: Sizes) -> Any:
         shape = tuple(d if isinstance(d, int) else evaluate_text(d, sizes) for d in leaf.shape)
-        if leaf.is_size:
-            return shape[0]
-        given = {"weak_type": leaf.weak_type, "sharding": leaf.sharding}
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, **given)
+        return shape[0] if leaf.is_size else leaf.struct(shape)
 
 
 class Pairing:

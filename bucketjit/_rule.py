@@ -173,7 +173,7 @@ class RuleContext:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
         if apart:
-            return lax.platform_dependent(operand, cpu=filled_in_a_branch, default=filled)
+            return _jax.by_platform(operand, cpu=filled_in_a_branch, default=filled)
         return filled(operand)
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:

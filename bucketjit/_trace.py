@@ -94,6 +94,11 @@ class Leaf:
         """True if the leaf is a Python int that is a size itself."""
         return self.dtype is None
 
+    def struct(self, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
+        """An abstract array of its type, of sizes that are known or symbolic."""
+        given = {"weak_type": self.weak_type, "sharding": self.sharding}
+        return jax.ShapeDtypeStruct(shape, self.dtype, **given)
+
 
 @dataclass(frozen=True)
 class Leaks:
@@ -342,8 +347,7 @@ def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     dims = export.symbolic_shape(text, scope=scope) if leaf.shape else ()
     if leaf.is_size:
         return dims[0]
-    given = {"weak_type": leaf.weak_type, "sharding": leaf.sharding}
-    return jax.ShapeDtypeStruct(dims, leaf.dtype, **given)
+    return leaf.struct(dims)
 
 
 class _WrongBranch(Exception):

@@ -11,7 +11,7 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -68,6 +68,12 @@ def loss(w: Any, x: Any) -> Any:
 def step(w: Any, x: Any) -> Any:
     value, gradient = jax.value_and_grad(loss)(w, x)
     return w - 0.1 * gradient, value
+
+
+def assert_steps(mesh: Any, executor: BucketedExec, sizes: Sequence[int]) -> None:
+    for n in sizes:
+        w, x = weights(mesh), rows(mesh, n)
+        assert_same(executor(w, x), jax.jit(step)(w, x))
 
 
 def step_by_row(w: Any, x: Any) -> Any:
@@ -200,9 +206,7 @@ def warm_up(mesh: Any) -> None:
     assert "mod(b, 4) == 0" in report.failed[0][1]
     assert len(report.compiled) == 2
     with executor.forbid_compiles():
-        for n in (4, 8):
-            x = rows(mesh, n)
-            assert_same(executor(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+        assert_steps(mesh, executor, (4, 8))
 
 
 @case
@@ -215,9 +219,7 @@ def a_manifest(mesh: Any) -> None:
     again = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
     assert not again.warmup(manifest, progress=False).failed
     with again.forbid_compiles():
-        for n in (4, 12):
-            x = rows(mesh, n)
-            assert_same(again(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+        assert_steps(mesh, again, (4, 12))
 
 
 @case
@@ -282,9 +284,7 @@ def the_background(mesh: Any) -> None:
     executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
     executor = executor.with_background_compile()
     for _ in range(2):
-        for n in (32, 4, 12):
-            x = rows(mesh, n)
-            assert_same(executor(weights(mesh), x), jax.jit(step)(weights(mesh), x))
+        assert_steps(mesh, executor, (32, 4, 12))
         executor.wait_for_compiles()
     assert executor.cache_size() == 3
 

@@ -47,9 +47,7 @@ def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
         )
         return ctx.bind(_merge(lhs, left), _merge(rhs, right), dimension_numbers=numbers)
 
-    if _jax.only_on_cpu():
-        return as_one(lhs, rhs)
-    return lax.platform_dependent(lhs, rhs, cpu=as_one, default=ctx.bind)
+    return _jax.by_platform(lhs, rhs, cpu=as_one, default=ctx.bind)
 
 
 def _runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[range, range]]:

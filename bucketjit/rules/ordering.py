@@ -45,7 +45,7 @@ def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
     if not is_symbolic(ctx.in_shapes[0][axis]):
         return list(ctx.bind(operand))
     dtype = operand.dtype
-    least = lax.platform_dependent(
+    least = _jax.by_platform(
         cpu=lambda: jnp.asarray(_first_in_total_order(dtype)),
         default=lambda: jnp.asarray(lowest(dtype)),
     )
