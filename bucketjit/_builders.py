@@ -14,6 +14,7 @@ from bucketjit import strategies
 from bucketjit._cache import POLICIES
 from bucketjit._config import (
     DEFAULT_MAXSIZE,
+    AheadOfCalls,
     Background,
     CompileBudget,
     Config,
@@ -279,6 +280,7 @@ class Builders:
         *,
         cost: Callable[..., float] | None = None,
         split: str | Mapping[str, int] | None = None,
+        ahead: bool = False,
     ) -> Self:
         """What to use for a stream of calls whose sizes are known from a log or a data set.
 
@@ -288,8 +290,11 @@ class Builders:
 
         On CPU, ``split="b"`` on top serves a call row by row, several cores at a time: nothing is
         padded along ``b``, and all buckets are left for the other variables. It takes a program
-        whose outputs are independent along ``b`` (`Overflow.SPLIT`). XLA is told to leave out its
-        library YNN, with which executables take longer side by side.
+        whose outputs are independent along ``b`` (`Overflow.SPLIT`). XLA is told to use its
+        library YNN for reductions only, not for matrix products, which take longer side by side.
+
+        With ``ahead``, the first call compiles the whole plan (`with_ahead_compile`): it takes
+        longer, the calls after it find their buckets, and the stream as a whole ends sooner.
 
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
@@ -298,6 +303,7 @@ class Builders:
                 (the one that is split left out); by default their product.
             split: A variable along which calls are cut into chunks of 1, or a dict of it to the
                 size of the chunks.
+            ahead: Whether the first call compiles all buckets.
 
         Returns:
             A new executor.
@@ -336,6 +342,8 @@ class Builders:
             )
         chunks = _chunks_of(split)
         planned = self.with_background_compile()._with(chunked=tuple(chunks))
+        if ahead:
+            planned = planned.with_ahead_compile()
         wanted = {dim: list(values) for dim, values in sizes.items()}
         for dim, chunk in chunks.items():
             wanted = _in_chunks(wanted, dim, chunk)
@@ -409,6 +417,41 @@ class Builders:
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise SpecError(f"{name} must be a positive int, got {number!r}")
         return self._with(background=Background(workers, queue))
+
+    def with_ahead_compile(self, workers: int | None = None) -> Self:
+        """Compile all that the strategies list when the first call of a signature comes.
+
+        All buckets of strategies with a list of them (`with_buckets`, `strategies.Optimal`,
+        `strategies.Joint`, ...) are compiled, several at the same time, in every combination;
+        variables of other strategies have the bucket of that first call. This is `warmup` with
+        the example that the first call is, ``first_run`` included: it takes as long as the plan,
+        and the calls after it wait for nothing. Of derivatives the same holds.
+
+        Calls of other threads do not wait for the plan, only for their own bucket. A bucket that
+        does not compile is logged, and raises for the call that needs it. A plan of more buckets
+        than the cache holds is not compiled ahead; that is logged too.
+
+        Args:
+            workers: Threads that compile; by default as many as there are cores, up to four.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: ``workers`` is not a positive int.
+
+        Examples:
+            >>> import jax.numpy as jnp, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_buckets([8, 64])
+            >>> eager = total.with_ahead_compile()
+            >>> _ = eager(np.ones(5, np.float32))
+            >>> sorted(bucket.sizes["n"] for bucket in eager.stats().buckets)
+            [8, 64]
+        """
+        if workers is not None and not _is_positive_int(workers):
+            raise SpecError(f"workers must be a positive int or None, got {workers!r}")
+        return self._with(ahead=AheadOfCalls(workers))
 
     def with_compile_budget(
         self,

@@ -93,6 +93,17 @@ class Background:
 
 
 @dataclasses.dataclass(frozen=True)
+class AheadOfCalls:
+    """Compile every bucket that the strategies list when the first call of a signature comes.
+
+    Attributes:
+        workers: Threads that compile; None for as many as there are cores, up to four.
+    """
+
+    workers: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Persistent:
     """Where executables are kept in files.
 
@@ -148,6 +159,7 @@ class Config:
     hysteresis: int = 0
     budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
     background: Background | None = None
+    ahead: AheadOfCalls | None = None
     listeners: tuple[Listener, ...] = ()
     plan: Any = None
     overflow: Overflow = Overflow.ERROR

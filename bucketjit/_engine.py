@@ -61,6 +61,13 @@ class Watcher(Protocol):
         """Take note of a call."""
 
 
+class Preparer(Protocol):
+    """Who is told of each call that is new before it runs; see `bucketjit._ahead`."""
+
+    def prepare(self, signed: Signed, call: Call) -> None:
+        """Compile what calls like this one will need."""
+
+
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
     "give arrays that the mesh cuts into equal parts, padded or not",
@@ -86,6 +93,7 @@ class Engine:
         refused: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
         watcher: Who is told of each call, or None.
+        preparer: Who compiles what later calls will need, or None.
         splitter: Runs calls in chunks that are beyond the largest bucket.
     """
 
@@ -109,6 +117,7 @@ class Engine:
         self.refused: dict[Program, MaskingError] = {}
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
+        self.preparer: Preparer | None = None
         self.splitter = Splitter(config, self.lock)
         self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
         self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
@@ -169,6 +178,8 @@ class Engine:
                 signed.family.remember_refusal(call, signed.shapes)
             return result
         program.check_reshapes(call.sizes)
+        if self.preparer is not None:
+            self.preparer.prepare(signed, call)
         if (refusal := self.refused.get(program)) is not None:
             return self._fall_back(refusal, signed, call, out, given)
         try:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from bucketjit import _jax
 from bucketjit._adapting import Adapting, adaptive
+from bucketjit._ahead import ahead
 from bucketjit._builders import Builders
 from bucketjit._cache import CacheInfo
 from bucketjit._check import Check
@@ -140,6 +141,7 @@ class BucketedExec(Builders, Views):
         self._engine = Engine(config, kin)
         self._routes = self._engine.routes
         self._engine.watcher = adaptive(self._engine)
+        self._engine.preparer = ahead(self._engine)
         make = functools.partial(self._of_kin, self._engine)
         self._derivatives = Derivatives(self._engine, make)
         # The attributes of a callable object are its own: it may have one named like one here.

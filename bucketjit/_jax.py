@@ -1423,11 +1423,14 @@ def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
     jax.block_until_ready(executable.unsafe_call(*args))
 
 
-# For executables of which several run at the same time: XLA's CPU backend without its library YNN,
-# which is as fast for one of them and took 1.3 times as long for two side by side (small
-# transformers, jaxlib 0.10 and 0.12). The option is experimental: whoever uses it goes on without
-# where `refused_option` names it.
-SIDE_BY_SIDE: Mapping[str, Any] = MappingProxyType({"xla_cpu_experimental_ynn_fusion_type": ""})
+# For executables of which several run at the same time: of XLA's CPU backend's library YNN only the
+# reductions. Its matrix products took up to 1.3 times as long for two executables side by side
+# (transformers, jaxlib 0.10 and 0.12). Without its reductions XLA compiles kernels for them, which
+# takes 1.1 to 1.5 times as long, and they run no faster. The option is experimental: whoever uses
+# it goes on without where `refused_option` names it.
+SIDE_BY_SIDE: Mapping[str, Any] = MappingProxyType(
+    {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+)
 _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option ([^\s,]+)")
 
 

@@ -23,10 +23,15 @@ def layer(x: Any) -> Any:
     return jnp.tanh(x @ WEIGHTS)
 
 
-def calls_the_library(executor: BucketedExec) -> list[bool]:
-    """Whether XLA's library for products is in each executable."""
+def texts(executor: BucketedExec) -> list[str]:
+    """What XLA made of each bucket."""
     entries = [slot.entry for _, slot in executor._engine.cache.slots()]
-    return ["__ynn_fusion" in entry.compiled.as_text() for entry in entries if entry is not None]
+    return [entry.compiled.as_text() for entry in entries if entry is not None]
+
+
+def calls_the_library(executor: BucketedExec) -> list[bool]:
+    """Whether XLA's library YNN is in each executable."""
+    return ["__ynn_fusion" in text for text in texts(executor)]
 
 
 @on_cpu
@@ -98,7 +103,7 @@ def test_what_xla_does_not_take_is_named(options: Any, name: str, bucketed: bool
 
 
 @on_cpu
-def test_chunks_that_share_the_cores_leave_the_library_out() -> None:
+def test_chunks_that_share_the_cores_leave_products_out_of_the_library() -> None:
     by_rows = BucketedExec(
         lambda x: jnp.tanh(jnp.matmul(x, WEIGHTS)), dynamic_axes="b, s, _", fallback=Fallback.ERROR
     )
@@ -118,6 +123,18 @@ def test_chunks_that_share_the_cores_leave_the_library_out() -> None:
     ).with_fitted_plan(log, k=1, split="b")
     asked(x)
     assert calls_the_library(asked) == [True]  # what the user says goes before
+
+
+@on_cpu
+def test_chunks_leave_reductions_to_the_library() -> None:
+    executor = BucketedExec(
+        lambda x: jax.nn.softmax(jnp.matmul(x, WEIGHTS)), dynamic_axes="b, s, _"
+    ).with_fitted_plan({"b": [3], "s": [96]}, k=1, split="b")
+    x = ramp(3, 96, 64) / 1e4
+    np.testing.assert_allclose(executor(x), jax.nn.softmax(x @ WEIGHTS), rtol=1e-2, atol=1e-6)
+    [text] = texts(executor)
+    assert "__ynn_fusion" in text
+    assert " dot(" in text  # by itself, in no fusion of the library
 
 
 def test_an_option_of_ours_that_xla_does_not_take_is_given_up(monkeypatch) -> None:

@@ -38,7 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_orders",
         "_builders _engine",
         "_derivatives _explain _warmup _manifest _view",
-        "_adapting",
+        "_adapting _ahead",
         "_exec",
         "_decorator metrics",
         "__init__",

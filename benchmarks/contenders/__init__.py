@@ -102,8 +102,12 @@ PLANS = (
         lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 12),
     ),
     _bucketjit(
-        "8 fitted lengths, row by row",
-        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 8, split="b"),
+        "6 fitted lengths, row by row",
+        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 6, split="b"),
+    ),
+    _bucketjit(
+        "6 fitted lengths, row by row, ahead",
+        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 6, split="b", ahead=True),
     ),
 )
 

@@ -1,0 +1,263 @@
+"""Plans that the first call compiles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, CompileBudgetError, Event, FallbackWarning, SpecError, _engine
+from bucketjit.strategies import Joint, Optimal
+from tests.comparison import assert_like_jit
+
+LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
+
+
+def rows(x: Any) -> Any:
+    return jnp.tanh(x).sum(1)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def buckets(executor: BucketedExec) -> list[dict[str, int]]:
+    return sorted((dict(b.sizes) for b in executor.stats().buckets), key=lambda b: [*b.values()])
+
+
+def grid(b: Sequence[int], s: Sequence[int]) -> list[dict[str, int]]:
+    return [{"b": n, "s": m} for n in b for m in s]
+
+
+@pytest.fixture
+def executor() -> BucketedExec:
+    return BucketedExec(rows, dynamic_axes="b, s").with_ahead_compile()
+
+
+def test_every_combination_is_there_after_the_first_call(executor: BucketedExec) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_strategy(Optimal([5, 9, 31]), "s")
+    assert_like_jit(executor, rows, floats(2, 4))
+    assert buckets(executor) == grid([2, 8], [5, 9, 31])
+    with executor.forbid_compiles():
+        for b, s in ((1, 1), (2, 5), (3, 6), (8, 31), (2, 9)):
+            assert_like_jit(executor, rows, floats(b, s))
+    assert executor.stats().compiles == 6
+
+
+def test_variables_without_a_list_have_the_bucket_of_the_call(executor: BucketedExec) -> None:
+    executor = executor.with_pow2("b").with_buckets([5, 9], "s")
+    assert_like_jit(executor, rows, floats(3, 4))
+    assert buckets(executor) == grid([4], [5, 9])
+    assert_like_jit(executor, rows, floats(9, 7))  # by itself, not with the whole plan again
+    assert buckets(executor) == [*grid([4], [5, 9]), {"b": 16, "s": 9}]
+
+
+def test_nothing_more_without_a_list(executor: BucketedExec) -> None:
+    for each in (executor.with_pow2(), executor):
+        assert_like_jit(each, rows, floats(3, 4))
+        assert each.stats().compiles == 1
+
+
+def test_joint_plans(executor: BucketedExec) -> None:
+    plan = Joint([{"b": 2, "s": 31}, {"b": 7, "s": 10}, {"b": 7, "s": 31}])
+    executor = executor.with_plan(plan)
+    assert_like_jit(executor, rows, floats(1, 4))
+    assert buckets(executor) == [{"b": 2, "s": 31}, {"b": 7, "s": 10}, {"b": 7, "s": 31}]
+
+
+def test_a_joint_plan_of_ones_own_lists_nothing(executor: BucketedExec) -> None:
+    class Same:
+        dims = ("b", "s")
+
+        def bucket_of(self, sizes: dict[str, int]) -> dict[str, int]:
+            return {name: -(-size // 8) * 8 for name, size in sizes.items()}
+
+    executor = executor.with_plan(Same())
+    assert_like_jit(executor, rows, floats(3, 4))
+    assert buckets(executor) == [{"b": 8, "s": 8}]
+
+
+@pytest.mark.parametrize("split", [None, "b", {"b": 2}])
+def test_fitted_plans(split: Any) -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(
+        LOG, 2, split=split, ahead=True
+    )
+    assert_like_jit(executor, rows, floats(1, 9))
+    compiled = executor.stats().compiles
+    assert compiled == 2
+    for b, s in zip(*LOG.values(), strict=True):
+        assert_like_jit(executor, rows, floats(b, s))
+    assert executor.stats().compiles == compiled
+    assert_like_jit(executor, rows, floats(2, 40))  # beyond the plan
+    assert executor.wait_for_compiles(60)
+    assert executor.stats().compiles == compiled + 1
+
+
+def test_each_signature_and_derivative_has_its_own(executor: BucketedExec) -> None:
+    executor = executor.with_pow2("b").with_buckets([5, 9], "s")
+    x = floats(3, 4)
+    executor(x)
+    executor(x.astype(np.float16))
+    assert executor.stats().compiles == 4
+    got = jax.grad(lambda x: executor(x).sum())(jnp.asarray(x))
+    np.testing.assert_allclose(got, jax.grad(lambda x: rows(x).sum())(x), rtol=1e-5)
+    assert executor.stats().compiles == 6
+    jax.grad(lambda x: executor(x).sum())(jnp.asarray(floats(3, 8)))
+    assert executor.stats().compiles == 6
+
+
+def test_after_clearing_the_plan_is_compiled_again(executor: BucketedExec) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
+    executor(floats(1, 4))
+    executor.cache_clear()
+    assert_like_jit(executor, rows, floats(1, 4))
+    assert buckets(executor) == grid([2, 8], [9])
+
+
+def test_a_bucket_that_fails_is_told_and_the_call_goes_on() -> None:
+    def picky(x: Any) -> Any:
+        if x.shape[0] > 20:
+            raise ValueError("more than 20")
+        return x.sum(1)
+
+    events: list[Event] = []
+    executor = (
+        BucketedExec(picky, dynamic_axes="b, _")
+        .with_buckets([4, 16, 32], "b")
+        .with_ahead_compile()
+        .with_on_event(events.append)
+    )
+    np.testing.assert_array_equal(executor(np.ones((3, 2))), [2, 2, 2])
+    np.testing.assert_array_equal(executor(np.ones((9, 2))), [2] * 9)
+    assert {b["b"] for b in buckets(executor)} >= {4, 16}
+    failed = [e.detail for e in events if e.kind == "ahead"]
+    assert all("not compiled" in detail for detail in failed)
+
+
+def test_no_compiles_beyond_the_budget() -> None:
+    executor = (
+        BucketedExec(rows, dynamic_axes="b, s", compile_budget=2)
+        .with_buckets([2, 4, 8], "b")
+        .with_buckets([9], "s")
+        .with_ahead_compile()
+    )
+    assert_like_jit(executor, rows, floats(7, 4))  # the largest comes first
+    assert executor.stats().compiles == 2
+    assert_like_jit(executor, rows, floats(3, 4))
+    with pytest.raises(CompileBudgetError):
+        executor(floats(2, 4))
+
+
+def test_a_plan_beyond_the_cache_is_told_of() -> None:
+    events: list[Event] = []
+    executor = (
+        BucketedExec(rows, dynamic_axes="b, s")
+        .with_strategy(Optimal(range(1, 2000)), "b")
+        .with_strategy(Optimal(range(1, 2000)), "s")
+        .with_ahead_compile()
+        .with_on_event(events.append)
+    )
+    assert_like_jit(executor, rows, floats(2, 4))
+    assert executor.stats().compiles == 1
+    [told] = [e.detail for e in events if e.kind == "ahead"]
+    assert "lists 3996001 buckets and the cache holds" in told
+
+
+def test_what_cannot_be_masked_runs_exact_as_ever() -> None:
+    def vectors(x: Any) -> Any:
+        return jnp.linalg.eigh(x @ x.T)[1].sum(0)
+
+    executor = (
+        BucketedExec(vectors, dynamic_axes="b, s")
+        .with_buckets([2, 4], "b")
+        .with_buckets([8, 16], "s")
+        .with_ahead_compile()
+    )
+    with pytest.warns(FallbackWarning, match="exact shapes"):
+        got = executor(floats(2, 7))
+    np.testing.assert_allclose(got, jax.jit(vectors)(floats(2, 7)), rtol=1e-4, atol=1e-5)
+    assert executor.stats().compiles == 1
+
+
+def test_an_interrupt_ends_the_call_and_not_the_executor(
+    executor: BucketedExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
+
+    def interrupted(self: Any, *args: Any) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_engine.Supply, "prepare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        executor(floats(1, 4))
+    monkeypatch.undo()
+    assert_like_jit(executor, rows, floats(1, 4))
+    assert_like_jit(executor, rows, floats(7, 4))
+
+
+def test_other_threads_do_not_wait_for_the_plan(
+    executor: BucketedExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
+    held, begun = threading.Event(), threading.Event()
+    prepare = _engine.Supply.prepare
+
+    def slow(self: Any, order: Any, first_run: bool) -> bool:
+        begun.set()
+        if order.sizes["b"] == 8:
+            held.wait(60)
+        return prepare(self, order, first_run)
+
+    monkeypatch.setattr(_engine.Supply, "prepare", slow)
+    first = threading.Thread(target=executor, args=(floats(8, 4),))
+    first.start()
+    assert begun.wait(60)
+    assert_like_jit(executor, rows, floats(2, 4))
+    assert first.is_alive()
+    held.set()
+    first.join(60)
+    assert not first.is_alive()
+    assert executor.stats().compiles == 2
+
+
+def test_sixteen_threads_at_once(executor: BucketedExec) -> None:
+    executor = executor.with_buckets([2, 4, 8], "b").with_buckets([5, 9], "s")
+    wrong: list[Any] = []
+    meet = threading.Barrier(16)
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        meet.wait(60)
+        for _ in range(20):
+            x = rng.standard_normal((rng.integers(1, 9), rng.integers(1, 10))).astype(np.float32)
+            got = np.asarray(executor(x))
+            if got.shape != (len(x),) or not np.allclose(got, np.tanh(x).sum(1), atol=1e-5):
+                wrong.append(x)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not wrong
+    assert executor.stats().compiles == 6
+
+
+def test_contexts_of_jax_hold_in_its_threads(executor: BucketedExec) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
+    x = np.ones((2, 4))
+    with jax.enable_x64(True):
+        assert executor(x).dtype == np.float64
+        assert executor(np.ones((7, 4))).dtype == np.float64
+    assert executor.stats().compiles == 2
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, 1.5, "2"])
+def test_malformed_workers(workers: Any) -> None:
+    with pytest.raises(SpecError, match="workers must be a positive int or None"):
+        BucketedExec(rows).with_ahead_compile(workers)
