@@ -1,70 +1,112 @@
-"""Compile the whole plan when the first call of a signature comes."""
+"""Compile what the strategies list with the first call that a program serves."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable
 
+from bucketjit import strategies
 from bucketjit._config import Config
 from bucketjit._engine import Engine
-from bucketjit._errors import first_line
+from bucketjit._errors import CompileBudgetError, MaskingError, first_line
 from bucketjit._events import Event
-from bucketjit._family import Call, Family
+from bucketjit._family import Call
 from bucketjit._signing import Signed
-from bucketjit._warmup import warm_up
+from bucketjit._trace import Program
+from bucketjit._warmup import compile_all, orders_for, volume
+
+_MOST = 1024  # buckets of a plan, where the cache has no bound
+
+Choice = tuple[tuple[str, int], ...]  # sizes of some variables
 
 
 class Ahead:
-    """Warms an engine up once per signature, for every bucket that its strategies list.
+    """Compiles the plan of an engine, once for each program.
 
     Args:
-        engine: Serves the calls.
         workers: Threads that compile; None for as many as there are cores, up to four.
     """
 
-    def __init__(self, engine: Engine, workers: int | None) -> None:
-        self._engine = engine
+    def __init__(self, workers: int | None) -> None:
         self._workers = workers
-        self._begun: weakref.WeakSet[Family] = weakref.WeakSet()
+        self._begun: weakref.WeakSet[Program] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def prepare(self, signed: Signed, call: Call) -> None:
-        """Compile the buckets for calls like this one, if it is the first.
+    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> None:
+        """Compile the buckets for calls like this one, if its program serves its first.
 
-        Nothing that fails here fails the call: a bucket that could not be compiled is compiled
-        again by the call that needs it, which gets the error. Other threads do not wait for the
-        plan; a call waits for its own bucket, wherever that is compiled.
+        Its own bucket comes first, then the largest, which can stand in for all others. Nothing
+        that fails here fails the call: a bucket that is missing is compiled by the call that needs
+        it, which gets the error. Threads that call meanwhile do not wait for the plan, only for
+        their own bucket. An attempt that was interrupted is repeated.
+
+        Args:
+            engine: Serves the call. (Held here, it would not go with the last reference to it.)
+            signed: The call.
+            call: The same call, resolved.
+            key: The key of its executable.
         """
+        program = call.program
+        assert program is not None
+        if not engine.supply.affordable():
+            return
         with self._lock:
-            if signed.family in self._begun:
+            if program in self._begun:
                 return
-            self._begun.add(signed.family)
-        engine = self._engine
+            self._begun.add(program)
+        try:
+            problem = self._compile(engine, signed, call, key)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+        except BaseException:
+            with self._lock:
+                self._begun.discard(program)
+            raise
+        if problem:
+            engine.tell(Event("ahead", engine.name, call.sizes, detail=problem))
+
+    def _compile(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> str:
+        """Compile what is missing. Returns what was not compiled and why, or nothing."""
         listed = listed_buckets(engine.config, call)
         if not listed:
-            return
-        count, room = math.prod(map(len, listed)), engine.config.maxsize
-        if room is not None and count > room:
-            self._tell(call.sizes, f"the plan lists {count} buckets and the cache holds {room}")
-            return
+            return ""
+        assert call.program is not None
+        if call.program.pairing is not None:
+            return "nothing of the plan is compiled: the function is traced at each size"
+        count, bound = math.prod(map(len, listed)), engine.config.maxsize
+        if count > (_MOST if bound is None else bound):
+            return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
-        try:
-            report = warm_up(engine, signed, sizes, self._workers, None, False, True)
-        except Exception as error:
-            self._tell(call.sizes, f"{type(error).__name__}: {first_line(error)}")
-        else:
-            for failed, why in report.failed:
-                self._tell(failed, why)
+        orders, _, failed = orders_for(engine, signed, sizes)
+        todo = [order for order in orders if order.key not in engine.cache]
+        if bound is not None and len(todo) > bound - len(engine.cache):
+            return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
+        todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
+        before = engine.cache.evictions
+        problems = [why for _, why in failed]
+        compiling = compile_all(engine, todo, self._workers, None, True)
+        with contextlib.closing(compiling):
+            for order, error in compiling:
+                if isinstance(error, CompileBudgetError):
+                    problems.append("the rest is beyond what may be compiled")
+                    break
+                if engine.cache.evictions != before:
+                    problems.append("the rest would drive executables out of the cache")
+                    break
+                if isinstance(error, MaskingError) and not error.is_defect:
+                    engine.refuse(order, error)
+                elif error is not None:
+                    problems.append(f"{type(error).__name__}: {first_line(error)}")
+        if not problems:
+            return ""
+        return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
 
-    def _tell(self, sizes: Mapping[str, int], why: str) -> None:
-        engine = self._engine
-        engine.tell(Event("ahead", engine.name, sizes, detail=f"not compiled: {why}"))
 
-
-def listed_buckets(config: Config, call: Call) -> list[list[tuple[tuple[str, int], ...]]]:
+def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
     """The buckets that the strategies of a call list.
 
     Args:
@@ -72,24 +114,22 @@ def listed_buckets(config: Config, call: Call) -> list[list[tuple[tuple[str, int
         call: A call.
 
     Returns:
-        For the variables that are planned together, and for each one that has a strategy of its
-        own: the buckets, as pairs of a variable and its size. Variables whose strategy lists none
-        are left out.
+        The choices for the variables that are planned together, and for each one that has a
+        strategy of its own. Variables whose strategy lists no buckets are left out.
     """
-    found: list[list[tuple[tuple[str, int], ...]]] = []
-    together = [dim for dim in config.planned if dim in call.sizes]
-    rows = getattr(config.plan, "buckets", ())
-    if together and rows:
-        named = [dict(zip(config.plan.dims, row, strict=True)) for row in rows]
-        found.append([tuple((dim, row[dim]) for dim in together) for row in named])
+    found: list[list[Choice]] = []
+    together: tuple[str, ...] = ()
+    plan = config.plan
+    if isinstance(plan, strategies.Joint) and call.sizes.keys() >= set(plan.dims):
+        together = plan.dims
+        found.append([tuple(zip(plan.dims, row, strict=True)) for row in plan.buckets])
     for variable in call.sizes:
-        boundaries = getattr(config.strategy_of(variable), "boundaries", ())
-        if boundaries and variable not in together:
-            found.append([((variable, size),) for size in boundaries])
+        strategy = config.strategy_of(variable)
+        if isinstance(strategy, strategies.Boundaries) and variable not in together:
+            found.append([((variable, size),) for size in strategy.boundaries])
     return found
 
 
-def ahead(engine: Engine) -> Ahead | None:
-    """What compiles an engine's plan ahead of its calls, if that is wanted."""
-    wanted = engine.config.ahead
-    return None if wanted is None else Ahead(engine, wanted.workers)
+def ahead(config: Config) -> Ahead | None:
+    """What compiles plans ahead of calls, if a configuration wants that."""
+    return None if config.ahead is None else Ahead(config.ahead.workers)

@@ -419,17 +419,20 @@ class Builders:
         return self._with(background=Background(workers, queue))
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
-        """Compile all that the strategies list when the first call of a signature comes.
+        """Compile all that the strategies list with the first call that a program serves.
 
-        All buckets of strategies with a list of them (`with_buckets`, `strategies.Optimal`,
-        `strategies.Joint`, ...) are compiled, several at the same time, in every combination;
-        variables of other strategies have the bucket of that first call. This is `warmup` with
-        the example that the first call is, ``first_run`` included: it takes as long as the plan,
-        and the calls after it wait for nothing. Of derivatives the same holds.
+        Where strategies list their buckets (`with_buckets`, `strategies.Optimal`,
+        `strategies.Joint`), all of them are compiled, several at the same time, in every
+        combination; variables of other strategies have the bucket of that first call. The call
+        takes as long as the plan, but for files that are there (`with_persistence`); those after
+        it find their buckets. That is `warmup` with the first call for an example, and as there
+        each executable is run once. Other signatures, derivatives, and programs for other sizes
+        have their own first call.
 
-        Calls of other threads do not wait for the plan, only for their own bucket. A bucket that
-        does not compile is logged, and raises for the call that needs it. A plan of more buckets
-        than the cache holds is not compiled ahead; that is logged too.
+        What is not compiled then is compiled when a call needs it, and why is logged: buckets for
+        which the function raises; all where the cache has no room for them; what is beyond a
+        compile budget, the bucket of the call coming first; and all of functions that are traced
+        at each size. Calls of other threads do not wait for the plan, only for their own bucket.
 
         Args:
             workers: Threads that compile; by default as many as there are cores, up to four.

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -64,8 +64,8 @@ class Watcher(Protocol):
 class Preparer(Protocol):
     """Who is told of each call that is new before it runs; see `bucketjit._ahead`."""
 
-    def prepare(self, signed: Signed, call: Call) -> None:
-        """Compile what calls like this one will need."""
+    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> None:
+        """Compile what calls like this one will need; ``key`` is that of its own executable."""
 
 
 _NOT_AS_TRACED = MaskingError(
@@ -178,8 +178,6 @@ class Engine:
                 signed.family.remember_refusal(call, signed.shapes)
             return result
         program.check_reshapes(call.sizes)
-        if self.preparer is not None:
-            self.preparer.prepare(signed, call)
         if (refusal := self.refused.get(program)) is not None:
             return self._fall_back(refusal, signed, call, out, given)
         try:
@@ -191,6 +189,10 @@ class Engine:
         if beyond is not None and beyond.wholly:
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
         key = self.orders.masked_key(program, bucket)
+        if self.preparer is not None:
+            self.preparer.prepare(self, signed, call, key)
+            if (refusal := self.refused.get(program)) is not None:
+                return self._fall_back(refusal, signed, call, out, given)
         try:
             entry, compiled, stands_in = self.supply.get(
                 key, lambda: self.orders.masked(signed, call, bucket)
@@ -348,7 +350,7 @@ class Engine:
             sizes = sizes_argument(call, entry.leak_shapes)
             result = self._run(entry, sizes, signed, finish)
             self.counters.call(_line(entry, call, signed), compiled)
-            if not compiled and self.config.check is not Check.EXACT_ALWAYS:
+            if entry.checked and self.config.check is not Check.EXACT_ALWAYS:
                 return result
             other, what, to_the_bit = (
                 self._run_exact(signed, call.sizes, Out.JAX),
@@ -367,6 +369,7 @@ class Engine:
                 not to_the_bit,
             )
             raise failed(self.name, problem, blamed)
+        entry.checked = True
         return result
 
     # --- falling back ---

@@ -21,8 +21,8 @@ class Event:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
             for a new signature, or with other axes open), ``"stand-in"`` (a call is served by a
             larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed),
-            ``"plan"`` (an adaptive strategy has changed its buckets), ``"ahead"`` (a plan, or a
-            bucket of it, was not compiled ahead of its calls, and why), ``"error"`` (a compile in
+            ``"plan"`` (an adaptive strategy has changed its buckets), ``"ahead"`` (a plan, or some
+            of it, was not compiled with its first call, and why), ``"error"`` (a compile in
             the background failed), ``"load"`` (an executable was read from a file), ``"stale"``
             (a file was made for another version, program or machine), ``"damaged"``,
             ``"distrusted"``, ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and
@@ -59,7 +59,7 @@ def shown(sizes: Mapping[str, int]) -> str:
 Listener = Callable[[Event], object]
 
 _LEVELS = {
-    **dict.fromkeys(("fallback", "budget", "ahead"), logging.WARNING),
+    **dict.fromkeys(("fallback", "budget"), logging.WARNING),
     **dict.fromkeys(("damaged", "distrusted", "unreadable", "unwritable"), logging.WARNING),
     "error": logging.ERROR,
 }

@@ -141,7 +141,7 @@ class BucketedExec(Builders, Views):
         self._engine = Engine(config, kin)
         self._routes = self._engine.routes
         self._engine.watcher = adaptive(self._engine)
-        self._engine.preparer = ahead(self._engine)
+        self._engine.preparer = ahead(config)
         make = functools.partial(self._of_kin, self._engine)
         self._derivatives = Derivatives(self._engine, make)
         # The attributes of a callable object are its own: it may have one named like one here.

@@ -49,6 +49,7 @@ class Executable:
             before were not.
         fresh: The jitted function that ``function`` hands calls over to which it does not take;
             None where it is that itself, which is so unless it was read from a file.
+        checked: Whether a call of it was found to equal its unpadded run (`Check.EXACT`).
         origin: The call that it was first wanted for, without its arrays; None if not known.
         signatures: How many signatures of arguments, placement included, it knows.
     """
@@ -67,6 +68,7 @@ class Executable:
     on_compile: Callable[[float], None] | None = None
     fresh: Callable[..., Any] | None = None
     origin: Origin | None = None
+    checked: bool = False
 
     def __post_init__(self) -> None:
         compiles = self.function if self.fresh is None else self.fresh

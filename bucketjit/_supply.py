@@ -246,7 +246,7 @@ class Supply:
 
     def _compile_later(self, order: Order) -> None:
         assert self.workers is not None
-        if not self._affordable():
+        if not self.affordable():
             return
 
         def work() -> None:
@@ -260,14 +260,19 @@ class Supply:
 
     # --- the budget ---
 
-    def _affordable(self) -> bool:
-        budget, spent = self._budget, self._spent
+    def affordable(self) -> bool:
+        """Whether a compile is allowed now."""
+        spent = self._spent
         with spent.lock:
-            return not (
-                self._forbidden
-                or (budget.compiles is not None and spent.compiles >= budget.compiles)
-                or (budget.seconds is not None and spent.seconds >= budget.seconds)
-            )
+            return self._allows(spent)
+
+    def _allows(self, spent: _Spent) -> bool:
+        budget = self._budget
+        return not (
+            self._forbidden
+            or (budget.compiles is not None and spent.compiles >= budget.compiles)
+            or (budget.seconds is not None and spent.seconds >= budget.seconds)
+        )
 
     def _spend(self, order: Order) -> _Spent:
         """Count a compile that is about to begin.
@@ -278,14 +283,16 @@ class Supply:
         Raises:
             CompileBudgetError: It is not allowed.
         """
-        allowed = self._affordable()
-        if not allowed:
-            message = self._refusal(order)
-            self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
-            if self._forbidden or self._budget.action == "error":
-                raise CompileBudgetError(message)
-            warnings.warn(message, CompileBudgetWarning, stacklevel=2)
         spent = self._spent
+        with spent.lock:  # several threads may spend the last one
+            if self._allows(spent):
+                spent.compiles += 1
+                return spent
+        message = self._refusal(order)
+        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
+        if self._forbidden or self._budget.action == "error":
+            raise CompileBudgetError(message)
+        warnings.warn(message, CompileBudgetWarning, stacklevel=2)
         with spent.lock:
             spent.compiles += 1
         return spent

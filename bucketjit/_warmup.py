@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -99,16 +99,16 @@ def warm_up(
         first_run: Whether to run each executable once.
     """
     began = time.monotonic()
-    orders, exact, failed = _orders(engine, signed, sizes)
+    orders, exact, failed = orders_for(engine, signed, sizes)
     present = [o for o in orders if o.key in engine.cache]
     todo = [o for o in orders if o.key not in engine.cache]
     # The largest first: it can stand in for all others.
-    todo.sort(key=lambda o: -_volume(o.sizes))
+    todo.sort(key=lambda o: -volume(o.sizes))
     compiled: list[Order] = []
     tried: set[Hashable] = set()
     deadline = None if time_budget is None else began + time_budget
     with _progress(engine.name, len(todo), progress) as step:
-        for order, error in _compile_all(engine, todo, workers, deadline, first_run):
+        for order, error in compile_all(engine, todo, workers, deadline, first_run):
             tried.add(order.key)
             if error is None:
                 compiled.append(order)
@@ -130,13 +130,13 @@ def warm_up(
     )
 
 
-def _compile_all(
+def compile_all(
     engine: Engine,
     orders: Sequence[Order],
     workers: int | None,
     deadline: float | None,
     first_run: bool,
-) -> Iterator[tuple[Order, Exception | None]]:
+) -> Generator[tuple[Order, Exception | None]]:
     """Compile several executables at the same time; XLA does so without Python's lock.
 
     Only as many are handed to the threads as they can take, so that an interrupt or the deadline
@@ -164,10 +164,10 @@ def _compile_all(
                 yield order, error
 
 
-def _orders(
+def orders_for(
     engine: Engine, signed: Signed, sizes: Any
 ) -> tuple[list[Order], list[tuple[Mapping[str, int], str]], list[tuple[Mapping[str, int], str]]]:
-    """What to compile; sizes that run exact; sizes that failed."""
+    """What to compile for some sizes; sizes that run exact; sizes that failed."""
     found: dict[Hashable, Order] = {}
     exact: list[tuple[Mapping[str, int], str]] = []
     failed: list[tuple[Mapping[str, int], str]] = []
@@ -326,7 +326,8 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
     return found
 
 
-def _volume(sizes: Mapping[str, int]) -> int:
+def volume(sizes: Mapping[str, int]) -> int:
+    """How many padded combinations a bucket holds."""
     return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, CompileBudgetError, Event, FallbackWarning, SpecError, _engine
+from bucketjit import (
+    BucketedExec,
+    BucketOverflowError,
+    Check,
+    CompileBudgetError,
+    Event,
+    FallbackWarning,
+    MaskingError,
+    SpecError,
+    SplitError,
+    _engine,
+)
 from bucketjit.strategies import Joint, Optimal
 from tests.comparison import assert_like_jit
 
@@ -119,53 +133,192 @@ def test_after_clearing_the_plan_is_compiled_again(executor: BucketedExec) -> No
     assert buckets(executor) == grid([2, 8], [9])
 
 
+def told(executor: BucketedExec) -> tuple[BucketedExec, list[str]]:
+    """What it says of plans that it has not compiled."""
+    found: list[str] = []
+
+    def note(event: Event) -> None:
+        if event.kind == "ahead":
+            found.append(event.detail)
+
+    return executor.with_on_event(note), found
+
+
 def test_a_bucket_that_fails_is_told_and_the_call_goes_on() -> None:
     def picky(x: Any) -> Any:
         if x.shape[0] > 20:
             raise ValueError("more than 20")
         return x.sum(1)
 
-    events: list[Event] = []
-    executor = (
-        BucketedExec(picky, dynamic_axes="b, _")
-        .with_buckets([4, 16, 32], "b")
-        .with_ahead_compile()
-        .with_on_event(events.append)
+    executor, reasons = told(
+        BucketedExec(picky, dynamic_axes="b, _").with_buckets([4, 16, 32], "b").with_ahead_compile()
     )
     np.testing.assert_array_equal(executor(np.ones((3, 2))), [2, 2, 2])
+    assert [b["b"] for b in buckets(executor)] == [4, 16]
     np.testing.assert_array_equal(executor(np.ones((9, 2))), [2] * 9)
-    assert {b["b"] for b in buckets(executor)} >= {4, 16}
-    failed = [e.detail for e in events if e.kind == "ahead"]
-    assert all("not compiled" in detail for detail in failed)
+    with pytest.raises(ValueError, match="more than 20"):
+        executor(np.ones((21, 2)))
+    assert reasons == ["not all of the plan is compiled: ValueError: more than 20"]
 
 
-def test_no_compiles_beyond_the_budget() -> None:
-    executor = (
-        BucketedExec(rows, dynamic_axes="b, s", compile_budget=2)
-        .with_buckets([2, 4, 8], "b")
-        .with_buckets([9], "s")
-        .with_ahead_compile()
-    )
-    assert_like_jit(executor, rows, floats(7, 4))  # the largest comes first
+def test_of_a_budget_the_call_itself_comes_first(executor: BucketedExec) -> None:
+    executor, reasons = told(executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s"))
+    executor = executor.with_compile_budget(2)
+    for _ in range(3):
+        assert_like_jit(executor, rows, floats(2, 4))
+    assert_like_jit(executor, rows, floats(7, 4))  # the largest comes second
     assert executor.stats().compiles == 2
-    assert_like_jit(executor, rows, floats(3, 4))
+    assert reasons == ["not all of the plan is compiled: the rest is beyond what may be compiled"]
     with pytest.raises(CompileBudgetError):
+        executor(floats(3, 4))
+
+
+def test_while_compiles_are_forbidden_nothing_begins(executor: BucketedExec) -> None:
+    executor, reasons = told(executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s"))
+    with executor.forbid_compiles(), pytest.raises(CompileBudgetError):
         executor(floats(2, 4))
+    assert executor.stats().compiles == 0
+    assert_like_jit(executor, rows, floats(2, 4))
+    assert executor.stats().compiles == 3
+    assert not reasons
 
 
-def test_a_plan_beyond_the_cache_is_told_of() -> None:
-    events: list[Event] = []
-    executor = (
-        BucketedExec(rows, dynamic_axes="b, s")
-        .with_strategy(Optimal(range(1, 2000)), "b")
-        .with_strategy(Optimal(range(1, 2000)), "s")
-        .with_ahead_compile()
-        .with_on_event(events.append)
-    )
+@pytest.mark.parametrize("maxsize", [5, 128, None])
+def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int | None) -> None:
+    executor, reasons = told(executor.with_cache(maxsize))
+    executor = executor.with_buckets(range(1, 2000), "b").with_buckets(range(1, 2000), "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles == 1
-    [told] = [e.detail for e in events if e.kind == "ahead"]
-    assert "lists 3996001 buckets and the cache holds" in told
+    assert reasons == ["nothing of the plan is compiled: it has 3996001 buckets, beyond the cache"]
+
+
+def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
+    executor, reasons = told(executor.with_cache(8))
+    executor = executor.with_buckets([2, 4, 8], "b").with_buckets([5, 9], "s")
+    for dtype in (np.float32, np.float16, np.int32):
+        for b in (1, 8):
+            x = (10 * floats(b, 4)).astype(dtype)
+            np.testing.assert_allclose(executor(x), jax.jit(rows)(x), rtol=1e-2, atol=1e-2)
+    stats = executor.stats()
+    assert stats.compiles == 6 + 2 + 2
+    assert stats.evictions == 2  # by calls, not by plans
+    assert reasons == 2 * ["nothing of the plan is compiled: the cache has no room for 6 buckets"]
+
+
+def test_a_plan_that_does_not_fit_into_the_bytes_ends(executor: BucketedExec) -> None:
+    executor, reasons = told(executor.with_cache(max_bytes=1))
+    executor = executor.with_buckets(range(1, 31), "b").with_buckets([9], "s")
+    assert_like_jit(executor, rows, floats(2, 4))
+    assert executor.stats().compiles < 10
+    [reason] = reasons
+    assert "would drive executables out of the cache" in reason
+
+
+def test_functions_that_are_traced_at_each_size_compile_as_they_come() -> None:
+    def deep(x: Any) -> Any:
+        for _ in range(int(np.log2(x.shape[0]))):
+            x = jnp.tanh(x) * 1.1
+        return x.sum()
+
+    executor, reasons = told(
+        BucketedExec(deep, dynamic_axes="n")
+        .with_buckets([2**i - 1 for i in range(1, 12)], "n")
+        .with_ahead_compile()
+    )
+    for n in (600, 200, 220, 240):
+        x = floats(n)
+        np.testing.assert_allclose(executor(x), deep(x), rtol=1e-4, atol=1e-5)
+    assert executor.stats().compiles == 2
+    assert {r for r in reasons} <= {
+        "nothing of the plan is compiled: the function is traced at each size"
+    }
+
+
+def test_axes_that_turn_out_to_be_open_are_planned_too() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return x.sum(0) + y.sum(0)
+
+    executor = BucketedExec(both).with_buckets([4, 16]).with_ahead_compile()
+    shapes = ((3, 3), (3, 9), (9, 3), (1, 1), (16, 16))
+    for i, (m, n) in enumerate(shapes):
+        x, y = floats(m, 2), floats(n, 2)
+        with executor.forbid_compiles() if i > 1 else contextlib.nullcontext():
+            np.testing.assert_allclose(executor(x, y), both(x, y), rtol=1e-4, atol=1e-5)
+
+
+def test_a_joint_plan_of_other_variables_is_left_out() -> None:
+    def maybe(x: Any, y: Any = None) -> Any:
+        return jnp.tanh(x).sum(1) + (0 if y is None else y.sum())
+
+    plan = Joint([{"b": 2, "t": 31}, {"b": 7, "t": 10}, {"b": 7, "t": 31}])
+    executor = BucketedExec(maybe, dynamic_axes=("b, _", "t")).with_pow2("b").with_plan(plan)
+    executor = executor.with_ahead_compile()
+    assert_like_jit(executor, maybe, floats(3, 4))
+    assert buckets(executor) == [{"b": 4}]
+
+
+@pytest.mark.parametrize("boundaries", [np.array([4, 8]), lambda self: (4, 8)])
+def test_strategies_of_ones_own_list_nothing(boundaries: Any) -> None:
+    class Own:
+        def bucket(self, size: int) -> int:
+            return -(-size // 8) * 8
+
+    Own.boundaries = boundaries  # type: ignore[attr-defined]
+    executor = BucketedExec(rows, dynamic_axes="b, _").with_strategy(Own(), "b")
+    executor = executor.with_ahead_compile()
+    assert_like_jit(executor, rows, floats(3, 4))
+    assert executor.stats().compiles == 1
+
+
+def test_calls_that_fail_compile_nothing(executor: BucketedExec) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
+    with pytest.raises(BucketOverflowError):
+        executor(floats(9, 4))
+    assert executor.stats().compiles == 0
+    running = BucketedExec(lambda x: jnp.cumsum(x, 0), dynamic_axes="b, s").with_fitted_plan(
+        LOG, 2, split="b", ahead=True
+    )
+    with pytest.raises(SplitError):
+        running(floats(3, 9))
+    assert running.stats().compiles == 0
+
+
+def test_an_executor_goes_with_its_last_reference(executor: BucketedExec) -> None:
+    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
+    executor(floats(1, 4))
+    executor.wait_for_compiles()
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(executor._engine)
+        del executor
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_the_first_call_of_each_bucket_is_checked(executor: BucketedExec) -> None:
+    def forgets(ctx: Any, operand: Any) -> Any:
+        return ctx.bind(operand)
+
+    def cosines(x: Any) -> Any:
+        return jnp.cos(x).sum(1)
+
+    checked = (
+        BucketedExec(cosines, dynamic_axes="b, s", check=Check.EXACT)
+        .with_buckets([8], "b")
+        .with_buckets([9], "s")
+    )
+    ones = [checked.with_ahead_compile(), checked]
+    for each in ones:
+        assert_like_jit(each, cosines, floats(3, 4))
+        wrong = each.with_rules({jax.lax.reduce_sum_p: forgets})
+        if each is checked:
+            like = jax.ShapeDtypeStruct((3, 4), np.float32)
+            assert wrong.warmup(like, progress=False).compiled
+        for _ in range(2):
+            with pytest.raises(MaskingError, match="unpadded run"):
+                wrong(floats(3, 4))
 
 
 def test_what_cannot_be_masked_runs_exact_as_ever() -> None:
