@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +35,9 @@ class Adapting:
     """
 
     def __init__(self, engine: Engine, strategies: Mapping[str | None, Any]) -> None:
-        self._engine = engine
+        self._engine = weakref.ref(engine)  # it holds this, and goes with its last reference
         self._strategies = dict(strategies)
+        self._own = engine.config.per_dim.keys()
         self._calls = itertools.count(1).__next__
         self._latest: tuple[Signed, Call, _jax.ThreadConfig] | None = None
         self.workers = Workers(Background(1, 1))
@@ -56,7 +58,8 @@ class Adapting:
 
     def replan(self) -> None:
         """Look for better plans, compile their buckets, and go by them."""
-        if self._latest is None:
+        engine = self._engine()
+        if self._latest is None or engine is None:
             return
         signed, call, config = self._latest
         for variable in call.sizes:
@@ -65,16 +68,15 @@ class Adapting:
                 continue
             made = {
                 entry.sizes[variable]
-                for _, entry in self._engine.cache.items()
+                for _, entry in engine.cache.items()
                 if not entry.exact and variable in entry.sizes
             }
             proposal = strategy.propose(made)
             if proposal is None:
                 continue
-            engine = self._engine
             try:
                 for bucket in proposal.new_buckets:
-                    config.run(self._compile, signed, call, variable, bucket)
+                    config.run(_compile, engine, signed, call, variable, bucket)
             except Exception as error:  # nobody waits for this thread
                 engine.tell(Event("error", engine.name, {variable: bucket}, detail=str(error)))
                 return
@@ -83,21 +85,19 @@ class Adapting:
                 detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
                 engine.tell(Event("plan", engine.name, {variable: call.sizes[variable]}, 0, detail))
 
-    def _compile(self, signed: Signed, call: Call, variable: str, bucket: int) -> None:
-        engine = self._engine
-        at = at_sizes(signed, call.tokens, {**call.sizes, variable: bucket})
-        wanted = engine.resolve(at)
-        if wanted.program is None or wanted.program in engine.refused:
-            return
-        with engine.lock:
-            chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
-        if wanted.program.fits(chosen):
-            engine.supply.prepare(engine.orders.masked(at, wanted, chosen), first_run=True)
-
     def _of(self, variable: str) -> Any:
-        if variable in self._engine.config.per_dim:
-            return self._strategies.get(variable)
-        return self._strategies.get(None)
+        return self._strategies.get(variable if variable in self._own else None)
+
+
+def _compile(engine: Engine, signed: Signed, call: Call, variable: str, bucket: int) -> None:
+    at = at_sizes(signed, call.tokens, {**call.sizes, variable: bucket})
+    wanted = engine.resolve(at)
+    if wanted.program is None or wanted.program in engine.refused:
+        return
+    with engine.lock:
+        chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
+    if wanted.program.fits(chosen):
+        engine.supply.prepare(engine.orders.masked(at, wanted, chosen), first_run=True)
 
 
 def adaptive(engine: Engine) -> Adapting | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -690,3 +692,19 @@ def adapts_to_three_sizes() -> None:
     hits = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
     assert all(hits[n] >= 1 for n in sizes) and executor.stats().misses == before.misses
     assert executor.stats().calls == 303
+
+
+def test_an_adaptive_executor_goes_with_its_last_reference() -> None:
+    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
+    executor = BucketedExec(jnp.cumsum).with_strategy(strategy)
+    for n in (17, 40) * 40:  # enough for a look at the plan
+        executor(ramp(n))
+    assert executor.wait_for_compiles(60)
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(executor._engine)
+        del executor
+        assert gone() is None
+    finally:
+        gc.enable()
