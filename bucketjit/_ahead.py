@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from bucketjit import strategies
 from bucketjit._config import Config
 from bucketjit._engine import Engine
-from bucketjit._errors import CompileBudgetError, MaskingError, first_line
+from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
 from bucketjit._events import Event
 from bucketjit._family import Call
 from bucketjit._signing import Signed
@@ -52,16 +52,14 @@ class Ahead:
         """
         program = call.program
         assert program is not None
-        if not engine.supply.affordable():
-            return
         with self._lock:
-            if program in self._begun:
+            if program in self._begun or not engine.supply.affordable():
                 return
             self._begun.add(program)
         try:
             problem = self._compile(engine, signed, call, key)
         except Exception as error:
-            problem = f"{type(error).__name__}: {first_line(error)}"
+            problem = in_one_line(error)
         except BaseException:
             with self._lock:
                 self._begun.discard(program)
@@ -88,7 +86,7 @@ class Ahead:
         todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
         before = engine.cache.evictions
         problems = [why for _, why in failed]
-        compiling = compile_all(engine, todo, self._workers, None, True)
+        compiling = compile_all(engine, todo, self._workers, first_run=True)
         with contextlib.closing(compiling):
             for order, error in compiling:
                 if isinstance(error, CompileBudgetError):
@@ -100,7 +98,7 @@ class Ahead:
                 if isinstance(error, MaskingError) and not error.is_defect:
                     engine.refuse(order, error)
                 elif error is not None:
-                    problems.append(f"{type(error).__name__}: {first_line(error)}")
+                    problems.append(in_one_line(error))
         if not problems:
             return ""
         return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"

@@ -17,7 +17,7 @@ from bucketjit import _jax
 from bucketjit._axes import STATIC
 from bucketjit._check import Check, poison_equations
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
-from bucketjit._errors import MaskingError, first_line
+from bucketjit._errors import MaskingError, in_one_line
 from bucketjit._executable import (
     Executable,
     OpenOut,
@@ -105,7 +105,7 @@ def masked_function(
             raise
         except Exception as error:
             raise MaskingError(
-                f"the masked program does not build: {type(error).__name__}: {first_line(error)}",
+                f"the masked program does not build: {in_one_line(error)}",
                 "this is a defect of a masking rule; leave the axis static until it is mended",
                 is_defect=True,
             ) from error

@@ -153,3 +153,8 @@ class PersistenceWarning(UserWarning):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for use inside another one."""
     return (str(error).strip().splitlines() or [""])[0]
+
+
+def in_one_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message, for use inside another one."""
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from bucketjit import _jax
-from bucketjit._errors import MaskingError, first_line
+from bucketjit._errors import MaskingError, in_one_line
 from bucketjit._patches import lenient_jax
 
 
@@ -48,9 +48,7 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
         with _jax.watch_equalities(note, note, note), lenient_jax():
             closed = jax.make_jaxpr(run)(*structs)
     except Exception as error:
-        raise _without_rule(
-            prim.name, f", and its implementation: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
     if decided:
         raise _without_rule(prim.name, ", and its implementation decides by sizes")
     jaxpr, consts = _jax.open_jaxpr(closed)

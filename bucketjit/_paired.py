@@ -30,7 +30,7 @@ from jax import export
 
 from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
-from bucketjit._errors import first_line
+from bucketjit._errors import in_one_line
 from bucketjit._fit import fit
 from bucketjit._hosts import Hosts
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
@@ -291,8 +291,7 @@ def pair(
             evens = [decide_even(str(error), s, known) for s in samples]
             if None in evens:
                 raise TraceRefused(
-                    "traces at several sizes do not make one program: "
-                    f"{type(error).__name__}: {first_line(error)}",
+                    f"traces at several sizes do not make one program: {in_one_line(error)}",
                     "leave that axis static",
                 ) from error
             held.append(str(evens[0]))

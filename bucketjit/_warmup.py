@@ -24,7 +24,7 @@ from bucketjit._errors import (
     BucketOverflowError,
     MaskingError,
     SpecError,
-    first_line,
+    in_one_line,
 )
 from bucketjit._events import shown
 from bucketjit._family import Tokens, variables_in
@@ -108,7 +108,9 @@ def warm_up(
     tried: set[Hashable] = set()
     deadline = None if time_budget is None else began + time_budget
     with _progress(engine.name, len(todo), progress) as step:
-        for order, error in compile_all(engine, todo, workers, deadline, first_run):
+        for order, error in compile_all(
+            engine, todo, workers, deadline=deadline, first_run=first_run
+        ):
             tried.add(order.key)
             if error is None:
                 compiled.append(order)
@@ -134,7 +136,8 @@ def compile_all(
     engine: Engine,
     orders: Sequence[Order],
     workers: int | None,
-    deadline: float | None,
+    *,
+    deadline: float | None = None,
     first_run: bool,
 ) -> Generator[tuple[Order, Exception | None]]:
     """Compile several executables at the same time; XLA does so without Python's lock.
@@ -208,7 +211,7 @@ def orders_for(
             else:
                 order = engine.orders.masked(at, call, bucket)
         except Exception as error:  # of the function at these sizes, perhaps
-            failed.append((FrozenDict(chosen), f"{type(error).__name__}: {first_line(error)}"))
+            failed.append((FrozenDict(chosen), in_one_line(error)))
             continue
         found.setdefault(order.key, order)
     return list(found.values()), exact, failed

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from bucketjit import BucketedExec
 
 
 def assert_same(got: Any, want: Any, *, rtol: float = 2e-6) -> None:
@@ -53,3 +57,15 @@ def unrolled(x: Any) -> Any:
 def ramp(*shape: int, dtype: Any = np.float32, start: float = 1) -> np.ndarray:
     """Distinct contents: start, start + 1, ..."""
     return (np.arange(np.prod(shape, dtype=int)) + start).astype(dtype).reshape(shape)
+
+
+def assert_goes_with_its_last_reference(made: list[BucketedExec]) -> None:
+    """Without the garbage collector; the list is all that holds the executor."""
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(made[0]._engine)
+        made.clear()
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -69,6 +70,38 @@ def test_exact_checks_the_first_call_of_a_bucket_only() -> None:
     assert float(always(np.ones(6, np.float32))) == 6
     with pytest.raises(MaskingError, match="differs from the unpadded run"):
         always(np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("way", ["ahead", "warm-up", "background"])
+@pytest.mark.parametrize("right", [True, False])
+def test_the_first_call_of_what_is_there_already_is_checked(way: str, right: bool) -> None:
+    def cosines(x: Any) -> Any:
+        return jnp.cos(x).sum(1)
+
+    executor = BucketedExec(cosines, dynamic_axes="b, s", check=Check.EXACT)
+    executor = executor.with_buckets([8], "b").with_buckets([9, 31], "s")
+    if not right:
+        executor = executor.with_rules({lax.reduce_sum_p: no_fill})
+
+    def call(n: int) -> None:
+        x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+        with contextlib.nullcontext() if right else pytest.raises(MaskingError, match="unpadded"):
+            np.testing.assert_allclose(executor(x), cosines(x), rtol=1e-5, atol=1e-5)
+
+    if way == "ahead":
+        executor = executor.with_ahead_compile()
+    elif way == "warm-up":
+        like = jax.ShapeDtypeStruct((3, 4), np.float32)
+        assert executor.warmup(like, progress=False).compiled
+    else:
+        executor = executor.with_background_compile()
+        call(30)
+        call(4)  # by the bucket of 31, while that of 9 compiles
+        assert executor.wait_for_compiles(60)
+    call(4)
+    call(4)
+    made = {b.sizes["s"] for b in executor.stats().buckets if not b.exact}
+    assert made == ({9} if way == "warm-up" else {9, 31})
 
 
 def test_poison_reaches_gradients_keys_and_sizes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import textwrap
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,7 +30,13 @@ from bucketjit import (
     StrategyContractError,
     strategies,
 )
-from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
+from tests.comparison import (
+    assert_goes_with_its_last_reference,
+    assert_like_jit,
+    assert_same,
+    ramp,
+    unrolled,
+)
 
 
 def spread(p: Any, x: Any) -> Any:
@@ -696,15 +700,8 @@ def adapts_to_three_sizes() -> None:
 
 def test_an_adaptive_executor_goes_with_its_last_reference() -> None:
     strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
-    executor = BucketedExec(jnp.cumsum).with_strategy(strategy)
+    made = [BucketedExec(jnp.cumsum).with_strategy(strategy)]
     for n in (17, 40) * 40:  # enough for a look at the plan
-        executor(ramp(n))
-    assert executor.wait_for_compiles(60)
-    gc.collect()
-    gc.disable()
-    try:
-        gone = weakref.ref(executor._engine)
-        del executor
-        assert gone() is None
-    finally:
-        gc.enable()
+        made[0](ramp(n))
+    assert made[0].wait_for_compiles(60)
+    assert_goes_with_its_last_reference(made)
