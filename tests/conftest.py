@@ -70,12 +70,17 @@ def xla_compiles() -> Callable[[], int]:
 
 
 @pytest.fixture
-def live_executables() -> Iterator[Callable[[], int]]:
-    """Counts executables alive in the backend, relative to the start of the test."""
+def live_executables() -> Callable[[], int]:
+    """Counts executables alive in the backend that were not there when the test began.
+
+    Those that were there are held: an earlier test's worker may let go of one at any time.
+    """
+    client = jax.devices()[0].client
+    gc.collect()
+    before = client.live_executables()
 
     def count() -> int:
         gc.collect()
-        return len(jax.devices()[0].client.live_executables())
+        return len(client.live_executables()) - len(before)
 
-    began = count()
-    yield lambda: count() - began
+    return count
