@@ -16,8 +16,8 @@ from bucketjit._errors import BucketOverflowError
 from bucketjit._events import Event
 from bucketjit._family import Call
 from bucketjit._signing import Signed
-from bucketjit._supply import Workers
 from bucketjit._warmup import at_sizes
+from bucketjit._workers import Workers
 
 _EVERY = 64  # calls between two looks for a better plan
 
@@ -97,7 +97,8 @@ def _compile(engine: Engine, signed: Signed, call: Call, variable: str, bucket: 
     with engine.lock:
         chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
     if wanted.program.fits(chosen):
-        engine.supply.prepare(engine.orders.masked(at, wanted, chosen), first_run=True)
+        order = engine.orders.masked(at, wanted, chosen)
+        engine.supply.prepare(order, first_run=True, beside_calls=True)
 
 
 def adaptive(engine: Engine) -> Adapting | None:

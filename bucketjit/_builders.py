@@ -393,7 +393,9 @@ class Builders:
             maxsize=maxsize, max_bytes=max_bytes, policy=policy, hysteresis=hysteresis
         )
 
-    def with_background_compile(self, workers: int = 1, *, queue: int = 64) -> Self:
+    def with_background_compile(
+        self, workers: int = 1, *, queue: int = 64, process: bool = True
+    ) -> Self:
         """Compile in the background where a larger bucket is compiled that can serve meanwhile.
 
         A call whose bucket is not compiled is served at once by the smallest compiled one that
@@ -403,20 +405,32 @@ class Builders:
         in the background is logged; the next call that needs it compiles in the foreground and
         gets the error.
 
+        XLA compiles for CPU with all cores, beside which calls take several times as long. So on
+        Linux, in processes that have no other device, another process compiles: one of low
+        priority, which is halted two thirds of the time while this one is at work. It takes 160
+        MB, is started with the first compile, serves all executors, and ends with this process or
+        after two minutes without work. What it cannot do (programs with callbacks or for several
+        devices), or has not done in half a minute and ten times the longest compile, compiles in
+        this process. While something compiles, threads of Python take turns of 0.5 ms instead of
+        5 ms (``sys.setswitchinterval``), since tracing keeps calls waiting too.
+
         Args:
-            workers: Threads that compile. XLA uses several cores for one compile already.
+            workers: Threads that compile, with a process each. One compile uses several cores.
             queue: How many compiles may wait; calls beyond that ask again later.
+            process: False to compile in this process.
 
         Returns:
             A new executor.
 
         Raises:
-            SpecError: An option is not a positive int.
+            SpecError: A number is not a positive int, or ``process`` is no bool.
         """
         for name, number in (("workers", workers), ("queue", queue)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise SpecError(f"{name} must be a positive int, got {number!r}")
-        return self._with(background=Background(workers, queue))
+        if not isinstance(process, bool):
+            raise SpecError(f"process must be True or False, got {process!r}")
+        return self._with(background=Background(workers, queue, process))
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
         """Compile all that the strategies list with the first call that a program serves.

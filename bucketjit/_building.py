@@ -31,6 +31,8 @@ from bucketjit._padded import Padded
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
 
+Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
+
 
 class Masked(NamedTuple):
     """A program as a function of padded arguments, not yet compiled.
@@ -148,10 +150,14 @@ def masked_function(
     )
 
 
-def build_masked(made: Masked) -> Executable:
+def build_masked(made: Masked, compile: Compile) -> Executable:
     """Compile a program for a bucket.
 
     Of the arguments only types and placement are looked at, so the call may be long over.
+
+    Args:
+        made: Its function.
+        compile: Compiles it.
 
     Raises:
         MaskingError: The program cannot be masked.
@@ -159,7 +165,7 @@ def build_masked(made: Masked) -> Executable:
     """
     began = time.perf_counter()
     lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
-    compiled = lowered.compile()
+    compiled = compile(lowered)
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
     return masked_executable(made, made.function, compiled, padded_outs, began)
 
@@ -273,7 +279,9 @@ def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> 
     return Exact(function, args, kwargs, expected, donated, options)
 
 
-def build_exact(signed: Signed, sizes: Mapping[str, int], made: Exact) -> Executable:
+def build_exact(
+    signed: Signed, sizes: Mapping[str, int], made: Exact, compile: Compile
+) -> Executable:
     """Compile the function itself for one exact shape.
 
     Of the arguments only types and placement are looked at.
@@ -282,13 +290,14 @@ def build_exact(signed: Signed, sizes: Mapping[str, int], made: Exact) -> Execut
         signed: The call that asks for it.
         sizes: Its sizes, for the statistics.
         made: Its function.
+        compile: Compiles it.
 
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
     lowered = made.function.lower(*made.args, **made.kwargs)
-    compiled = lowered.compile()
+    compiled = compile(lowered)
     seconds = time.perf_counter() - began
     tree = jax.tree_util.tree_structure(lowered.out_info)
     origin = Origin(signed, None, {})

@@ -86,10 +86,12 @@ class Background:
     Attributes:
         workers: Threads that compile.
         queue: How many executables may wait for one; beyond that, calls ask again later.
+        process: Whether another process compiles for CPU, where there can be one.
     """
 
     workers: int = 1
     queue: int = 64
+    process: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

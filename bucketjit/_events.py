@@ -22,8 +22,9 @@ class Event:
             for a new signature, or with other axes open), ``"stand-in"`` (a call is served by a
             larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed),
             ``"plan"`` (an adaptive strategy has changed its buckets), ``"ahead"`` (a plan, or some
-            of it, was not compiled with its first call, and why), ``"error"`` (a compile in
-            the background failed), ``"load"`` (an executable was read from a file), ``"stale"``
+            of it, was not compiled with its first call, and why), ``"process"`` (what compiles
+            in the background is not compiled by another process, and why), ``"error"`` (a compile
+            in the background failed), ``"load"`` (an executable was read from a file), ``"stale"``
             (a file was made for another version, program or machine), ``"damaged"``,
             ``"distrusted"``, ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and
             why), or ``"unstored"`` (an executable is not kept in a file).

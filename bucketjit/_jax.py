@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import io
 import itertools
 import math
 import operator
@@ -1398,6 +1399,121 @@ def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
     except Exception as error:
         raise NotPlain(f"{type(error).__name__}: {error}") from error
     return bytes(raw), tuple(sorted(around.kept_var_idx))
+
+
+class NotElsewhere(Exception):
+    """A program cannot be compiled elsewhere, and can be here; the message says why."""
+
+
+def compile_here(lowered: Any) -> Any:
+    """Compile a lowered program, as `compile_elsewhere` does elsewhere."""
+    return lowered.compile()
+
+
+def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowered: Any) -> Any:
+    """What ``lowered.compile()`` returns, from an executable that is compiled somewhere else.
+
+    That takes part in all that JAX does around a compile, its events and its persistent cache,
+    with another client in the place of the one that the program was lowered for
+    (``MeshComputation.compile_args``, since 0.4). Only the bytes that come back hold all of an
+    executable: XLA does not write one again as a whole that it has read. So JAX's own cache is not
+    written to, and `serialized` finds those bytes, until `forget_bytes`.
+
+    Args:
+        compile: Is given the program as MLIR bytecode, XLA's options as a protocol buffer, how
+            many devices the host has and which of them it is for; returns the executable's bytes.
+        lowered: The program.
+
+    Returns:
+        The compiled program.
+
+    Raises:
+        NotElsewhere: Said by ``compile``, or the program is not for one CPU, or calls back.
+        Exception: Whatever ``lowered.compile()`` raises before it asks XLA.
+    """
+    arguments = lowered._lowering.compile_args
+    client = arguments.get("backend")
+    if getattr(client, "platform", None) != "cpu" or jax.process_count() > 1:
+        raise NotElsewhere("it is not for a CPU of one host")
+    arguments["backend"] = _Elsewhere(client, compile)
+    try:
+        with _config.persistent_cache_min_compile_time_secs(math.inf):
+            return lowered.compile()
+    except NotElsewhere:
+        arguments["backend"] = client
+        raise
+
+
+def forget_bytes(compiled: Any) -> None:
+    """Drop the bytes that `compile_elsewhere` has kept."""
+    around = getattr(compiled._executable, "_unloaded_executable", None)
+    client = getattr(around, "backend", None)
+    if isinstance(client, _Elsewhere):
+        client.raw = None
+
+
+def compile_to_bytes(module: bytes, options: bytes, devices: int, device: int) -> bytes:
+    """Compile a program for a device of a host like this one; see `compile_elsewhere`.
+
+    Raises:
+        Exception: Whatever XLA says of the program.
+    """
+    if b"lapack_" in module:
+        _linalg.initialize_lapack()
+    client = _cpu_client(devices)
+    executable = client.compile_and_load(
+        module,
+        executable_devices=_xla_client.DeviceList((client.local_devices()[device],)),
+        compile_options=_xla_client.CompileOptions.ParseFromString(options),
+    )
+    return bytes(client.serialize_executable(executable))
+
+
+@functools.cache
+def _cpu_client(devices: int) -> Any:
+    return _xla_client.make_cpu_client(num_devices=devices)
+
+
+class _Elsewhere:
+    """A client whose executables are compiled elsewhere, and are its own from then on."""
+
+    def __init__(self, client: Any, compile: Callable[[bytes, bytes, int, int], bytes]) -> None:
+        self._client = client
+        self._compile = compile
+        self._executable: Any = None
+        self.raw: bytes | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def compile_and_load(
+        self, module: Any, executable_devices: Any, compile_options: Any, **others: Any
+    ) -> Any:
+        devices = list(executable_devices)
+        if len(devices) != 1:
+            raise NotElsewhere("it is for several devices")
+        if others:
+            raise NotElsewhere("it calls back into Python")
+        written = io.BytesIO()
+        module.operation.write_bytecode(written)
+        known = self._client.local_devices()
+        where = len(known), known.index(devices[0])
+        raw = self._compile(written.getvalue(), compile_options.SerializeAsString(), *where)
+        if b"lapack_" in raw:
+            _linalg.initialize_lapack()
+        try:
+            self._executable = self._client.deserialize_executable(
+                raw, executable_devices=executable_devices
+            )
+        except Exception as error:
+            raise NotElsewhere(f"{type(error).__name__}: {error}") from error
+        self.raw = raw
+        return self._executable
+
+    def serialize_executable(self, executable: Any) -> bytes:
+        if executable is self._executable and self.raw is not None:
+            return self.raw
+        return bytes(self._client.serialize_executable(executable))
 
 
 def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:

@@ -11,6 +11,7 @@ import jax
 
 from bucketjit import _jax
 from bucketjit._building import (
+    Compile,
     Exact,
     Masked,
     build_exact,
@@ -78,8 +79,8 @@ class Orders:
             given = (known, call, bucket, pads, self.rules, check)
             return masked_function(*given, self._options)
 
-        def build() -> Executable:
-            return self._built(lambda: build_masked(made()))
+        def build(compile: Compile) -> Executable:
+            return self._built(lambda: build_masked(made(), compile))
 
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
@@ -101,8 +102,8 @@ class Orders:
         def made() -> Exact:
             return exact_function(known, check, options)
 
-        def build() -> Executable:
-            return self._built(lambda: build_exact(known, shown, made()))
+        def build(compile: Compile) -> Executable:
+            return self._built(lambda: build_exact(known, shown, made(), compile))
 
         kept = None
         if check is Check.OFF:

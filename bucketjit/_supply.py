@@ -7,20 +7,18 @@ or where its own was evicted a moment ago and would only drive another out.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import queue
 import threading
 import time
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from bucketjit import _jax
+from bucketjit._apart.pool import pool
+from bucketjit._building import Compile
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning
@@ -28,8 +26,12 @@ from bucketjit._events import Event, shown
 from bucketjit._executable import Executable
 from bucketjit._first_run import run_first
 from bucketjit._trace import Program
+from bucketjit._workers import Workers
 
 _GHOSTS = 256
+# How long another process may take: so many seconds, and so many times what the longest compile
+# has taken here.
+_PATIENCE, _PATIENT = 30.0, 10.0
 
 
 class Kept(Protocol):
@@ -49,7 +51,7 @@ class Order(NamedTuple):
         key: Its key in the cache.
         sizes: Size of each variable: of its bucket, or of the exact shape.
         logical: Those of the call that wants it.
-        build: Compiles it.
+        build: Makes it, by whoever compiles.
         stand_in: The key of a stored executable that would do, or None.
         kept: Its place among files, if executables are kept in files.
         program: What it is compiled from; None at an exact shape.
@@ -58,7 +60,7 @@ class Order(NamedTuple):
     key: tuple[Any, ...]
     sizes: Mapping[str, int]
     logical: Mapping[str, int]
-    build: Callable[[], Executable]
+    build: Callable[[Compile], Executable]
     stand_in: Callable[[], Hashable | None]
     kept: Kept | None = None
     program: Program | None = None
@@ -114,6 +116,7 @@ class Supply:
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._lock = threading.Lock()
         self.workers = None if background is None else Workers(background)
+        self._may_ask = background is not None and background.process
 
     def get(self, key: Hashable, order: Callable[[], Order]) -> Supplied:
         """The executable of a key, or a stand-in.
@@ -132,21 +135,31 @@ class Supply:
         wanted = order()
         if (stand_in := self._stand_in(wanted)) is not None:
             return Supplied(stand_in, stands_in=True)
+        if self._asks:
+            pool().start()  # what can stand in for others is compiled now; those come next
         return self._obtain(wanted)
 
-    def prepare(self, order: Order, first_run: bool) -> bool:
+    def prepare(self, order: Order, first_run: bool, beside_calls: bool = False) -> bool:
         """Compile what an order asks for, if it is not stored. Returns whether that was so.
 
         Args:
             order: What is wanted.
             first_run: Whether to run it once before anybody gets it; see `run_first`.
+            beside_calls: Whether to compile it as in the background, where it stands back.
 
         Raises:
             Exception: Whatever compiling raised.
         """
-        return order.key not in self._cache and self._obtain(order, first_run).compiled
+        if order.key in self._cache:
+            return False
+        compile = _jax.compile_here
+        if beside_calls and self._asks:
+            compile = functools.partial(self._compile_apart, order)
+        return self._obtain(order, first_run, compile).compiled
 
-    def _obtain(self, order: Order, first_run: bool = False) -> Supplied:
+    def _obtain(
+        self, order: Order, first_run: bool = False, compile: Compile = _jax.compile_here
+    ) -> Supplied:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         compiled = False
 
@@ -154,7 +167,7 @@ class Supply:
             nonlocal compiled
             entry = self._load(order)
             if entry is None:
-                entry = self._build(order, self._spend(order))
+                entry = self._build(order, self._spend(order), compile)
                 compiled = True
             if first_run and order.program is not None:
                 run_first(entry, order.program)
@@ -191,10 +204,26 @@ class Supply:
             self._tell(Event("load", self._name, loaded.sizes, loaded.compile_seconds))
         return loaded
 
-    def _build(self, order: Order, spent: _Spent) -> Executable:
+    @property
+    def _asks(self) -> bool:
+        """Whether another process compiles what compiles in the background."""
+        return self._may_ask and _jax.only_on_cpu()
+
+    def _compile_apart(self, order: Order, lowered: Any) -> Any:
+        """Have another process compile; it may take long where all cores are wanted."""
+        longest = max((entry.compile_seconds for _, entry in self._cache.items()), default=0.0)
+        ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * longest)
+        try:
+            return _jax.compile_elsewhere(ask, lowered)
+        except _jax.NotElsewhere as error:
+            why = f"it compiles in this process: {error}"
+            self._tell(Event("process", self._name, order.sizes, detail=why))
+        return lowered.compile()
+
+    def _build(self, order: Order, spent: _Spent, compile: Compile) -> Executable:
         began = time.perf_counter()
         try:
-            built = order.build()
+            built = order.build(compile)
         except BaseException:
             with spent.lock:
                 spent.compiles -= 1  # nothing came of it; its time is not given back
@@ -206,6 +235,7 @@ class Supply:
         self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
         if order.kept is not None:
             order.kept.save(built)
+        _jax.forget_bytes(built.compiled)
         return built
 
     # --- stand-ins ---
@@ -251,7 +281,7 @@ class Supply:
 
         def work() -> None:
             try:
-                self.prepare(order, first_run=True)
+                self.prepare(order, first_run=True, beside_calls=True)
             except Exception as error:
                 self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
                 raise
@@ -351,127 +381,3 @@ class CompileGuard:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class Workers:
-    """Threads that compile in the background, and what waits for them.
-
-    They end with the executor, or with the interpreter, which waits for a compile that is under
-    way but for nothing that waits.
-    """
-
-    def __init__(self, background: Background) -> None:
-        self._jobs: queue.Queue[tuple[Hashable, Callable[[], None]] | None]
-        self._jobs = queue.Queue(background.queue)
-        self._pending: set[Hashable] = set()
-        self._failed: set[Hashable] = set()
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._count = background.workers
-        self._threads: list[threading.Thread] = []
-        self._stop = threading.Event()
-        weakref.finalize(self, _stop, self._jobs, self._stop)
-
-    def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Have something done, unless it waits already or too much does.
-
-        It is done under the configuration of JAX that is in force here.
-        """
-        with self._lock:
-            if key in self._pending:
-                return True
-            try:
-                self._jobs.put_nowait((key, functools.partial(_jax.ThreadConfig().run, work)))
-            except queue.Full:
-                return False
-            self._pending.add(key)
-            if len(self._threads) < min(self._count, len(self._pending)):
-                thread = threading.Thread(
-                    target=_work,
-                    args=(self._jobs, self._stop, weakref.ref(self)),
-                    name="bucketjit-compile",
-                    daemon=True,
-                )
-                self._threads.append(thread)
-                _end_at_exit(thread, self._jobs, self._stop)
-                thread.start()
-            return True
-
-    def failed(self, key: Hashable) -> bool:
-        """Whether it has failed before; whoever wants it then does it, and gets the error."""
-        with self._lock:
-            return key in self._failed
-
-    def done(self, key: Hashable, failed: bool) -> None:
-        """Take note that a job is done."""
-        with self._idle:
-            self._pending.discard(key)
-            if failed:
-                self._failed.add(key)
-            self._idle.notify_all()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until nothing is left to do; False if that took too long."""
-        with self._idle:
-            return self._idle.wait_for(lambda: not self._pending, timeout)
-
-    def drop(self) -> None:
-        """Do nothing of what waits."""
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if job is not None:
-                self.done(job[0], False)
-        with self._lock:
-            self._failed.clear()
-
-
-def _work(
-    jobs: queue.Queue[tuple[Hashable, Callable[[], None]] | None],
-    stop: threading.Event,
-    owner: weakref.ref[Workers],
-) -> None:
-    while not stop.is_set():
-        job = jobs.get()
-        if job is None:
-            jobs.put(None)  # for the next thread
-            return
-        key, work = job
-        failed = False
-        try:
-            work()
-        except Exception:
-            failed = True
-        del work, job
-        workers = owner()
-        if workers is not None:
-            workers.done(key, failed)
-        del workers
-
-
-def _stop(jobs: queue.Queue[Any], stop: threading.Event) -> None:
-    """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
-    stop.set()
-    while True:
-        try:
-            jobs.get_nowait()
-        except queue.Empty:
-            break
-    with contextlib.suppress(queue.Full):
-        jobs.put_nowait(None)
-
-
-def _end_at_exit(thread: threading.Thread, jobs: queue.Queue[Any], stop: threading.Event) -> None:
-    """End a thread before the interpreter does: XLA must not be cut short in a compile."""
-    alive = weakref.ref(thread)
-
-    def end() -> None:
-        running = alive()
-        if running is not None and running.is_alive():
-            _stop(jobs, stop)
-            running.join()
-
-    atexit.register(end)
-    weakref.finalize(thread, atexit.unregister, end).atexit = False

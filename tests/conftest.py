@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 # Nearly all the time of the suite goes into LLVM, for programs that run once. What XLA itself
 # does to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.

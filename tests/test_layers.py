@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "_errors _version _events _planning",
         "_jax strategies _cache _size_params _timeline",
-        "_persistence",
+        "_persistence _apart",
         "_dims _axes _associative _elementwise _stats _device _padded _parallel",
         "_closures _hosts",
         "_groups _known _skeleton _fit",
@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_family _independence",
         "rules _interpret",
         "_check _config _signing _executable",
-        "_building _first_run",
+        "_building _first_run _workers",
         "_supply _plan _route _overflow _splitting _loading",
         "_orders",
         "_builders _engine",

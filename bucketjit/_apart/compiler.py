@@ -1,0 +1,54 @@
+"""The process that compiles. `bucketjit._apart.pacer` starts it."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from bucketjit import _jax
+from bucketjit._apart import wire
+from bucketjit._apart.pacer import BUSY, IDLE
+
+_PATIENCE = 120.0  # seconds without a program after which it ends
+_STDIN, _STDOUT, _STDERR = range(3)
+
+
+def serve(tells: int) -> None:
+    """Compile the programs that come by the standard input, one after another, to its end.
+
+    Args:
+        tells: Where to tell whether there is something to do.
+    """
+    answers = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)  # what libraries print does not get among the answers
+    while True:
+        os.write(tells, IDLE)
+        message = _next_message(_STDIN, _PATIENCE)
+        os.write(tells, BUSY)
+        if message is None:
+            return
+        try:
+            answer = [wire.DONE, _compiled(message)]
+        except Exception as error:
+            answer = [wire.FAILED, f"{type(error).__name__}: {error}".encode()]
+        rest = memoryview(wire.packed(answer))
+        while rest:
+            rest = rest[os.write(answers, rest) :]
+
+
+def _compiled(message: bytes) -> bytes:
+    module, options, devices, device = wire.unpacked(message)
+    return _jax.compile_to_bytes(module, options, int(devices), int(device))
+
+
+def _next_message(fd: int, patience: float) -> bytes | None:
+    """A message; None at the end of them, or where none comes for so many seconds."""
+    if not select.select([fd], [], [], patience)[0]:
+        return None
+    message = bytearray()
+    while (wanted := wire.length(message)) is None or len(message) < wanted:
+        part = os.read(fd, 2**20)
+        if not part:
+            return None
+        message += part
+    return bytes(message)

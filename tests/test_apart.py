@@ -1,0 +1,538 @@
+"""Compiles of the background that another process does."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Event, SpecError, _jax, _supply
+from bucketjit._apart import compiler, pacer, wire
+from bucketjit._apart import pool as pool_module
+from bucketjit._apart.pool import Pool
+from bucketjit._workers import _Turns
+from tests.comparison import assert_same
+
+pytestmark = pytest.mark.skipif(not pool_module.can_start(), reason="no processes that compile")
+SECONDS = 120  # the machine may be busy, and this has the lowest priority
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool of this test's own."""
+    made = Pool()
+    monkeypatch.setattr(_supply, "pool", lambda: made)
+    yield made
+    made.end()
+
+
+def ramp(n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.float32)
+
+
+def centred(x: jax.Array) -> jax.Array:
+    return jnp.exp(x - x.max()) - x.mean()
+
+
+def executor(
+    fn: Callable[..., Any] = centred, **options: Any
+) -> tuple[BucketedExec, Callable[[str], list[str]]]:
+    """An executor that compiles in the background, and what tells the details of its events."""
+    told: list[Event] = []
+    made = BucketedExec(fn).with_pow2().with_on_event(told.append)
+    made = made.with_background_compile(**options)
+    return made, lambda kind: [event.detail for event in told if event.kind == kind]
+
+
+def members(process: Any) -> tuple[int, int]:
+    """The pacer, and the compiler, which is its only child."""
+    paced = process._popen.pid
+    children = Path(f"/proc/{paced}/task/{paced}/children")
+    deadline = time.monotonic() + SECONDS
+    while not (found := children.read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return paced, int(found[0])
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_gone(*pids: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- what it compiles ---
+
+
+def test_another_process_compiles_what_compiles_in_the_background(
+    processes: Pool, xla_compiles: Callable[[], int]
+) -> None:
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    before = xla_compiles()
+    assert_same(wrapped(ramp(5)), centred(jnp.asarray(ramp(5))))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert told("process") == []
+    [process] = processes._all
+    assert process in processes._free
+    for n in (5, 8, 6):
+        assert_same(wrapped(ramp(n)), centred(jnp.asarray(ramp(n))))
+    assert wrapped.stats().compiles == 2
+    hits = {tuple(bucket.sizes.values()): bucket.hits for bucket in wrapped.stats().buckets}
+    assert hits[8,] == 3
+    assert xla_compiles() > before  # JAX counts it as one of its own
+
+
+def lapack(x: jax.Array) -> jax.Array:
+    return jnp.linalg.eigh(x @ x.T)[0].sum() * x
+
+
+def loops(x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, row: (c + row, jnp.fft.fft(c).real), jnp.zeros(4), x)[1]
+
+
+def draws(x: jax.Array) -> jax.Array:
+    return x + jax.random.normal(jax.random.key(3), x.shape)
+
+
+def gradients(x: jax.Array) -> Any:
+    return jax.value_and_grad(lambda v: jnp.log1p(v**2).sum())(x)
+
+
+@pytest.mark.parametrize("fn", [lapack, loops, draws, gradients])
+def test_same_as_compiled_here(processes: Pool, fn: Callable[..., Any]) -> None:
+    wrapped, told = executor(fn)
+    wrapped = wrapped.with_dynamic_axes("b, _")
+    plain = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    rng = np.random.default_rng(0)
+    for n in (17, 3, 5):
+        wrapped(rng.normal(size=(n, 4)).astype(np.float32))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert told("process") == [] and wrapped.stats().compiles == 3
+    for n in (3, 4, 5, 1):
+        x = rng.normal(size=(n, 4)).astype(np.float32)
+        assert_same(wrapped(x), plain(x))
+
+
+def test_options_reach_it(processes: Pool) -> None:
+    """Without LLVM's optimisation the code is another."""
+    found = []
+    for level in (0, 3):
+        lowered = jax.jit(centred, compiler_options={"xla_backend_optimization_level": level})
+        lowered = lowered.lower(ramp(64))
+        ask = functools.partial(processes.compile, SECONDS)
+        compiled = _jax.compile_elsewhere(ask, lowered)
+        assert_same(compiled(ramp(64)), centred(jnp.asarray(ramp(64))))
+        found.append(_jax.serialized(compiled, jax.devices()[0])[0])
+    assert len(found[0]) != len(found[1])
+
+
+def test_callbacks_compile_here(processes: Pool) -> None:
+    def calls_back(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return x * jax.pure_callback(lambda: np.float32(2), shape)
+
+    wrapped, told = executor(calls_back)
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert_same(wrapped(ramp(5)), 2 * jnp.asarray(ramp(5)))
+    assert told("process") == ["it compiles in this process: it calls back into Python"]
+    assert wrapped.stats().compiles == 2
+
+
+def test_none_is_asked_where_none_is_wanted(processes: Pool) -> None:
+    wrapped, told = executor(process=False)
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 2
+    assert not processes._all and told("process") == []
+
+
+@pytest.mark.parametrize("process", [None, 1, "yes"])
+def test_malformed_process(process: Any) -> None:
+    with pytest.raises(SpecError, match="process must be True or False"):
+        BucketedExec(centred).with_background_compile(process=process)
+
+
+_DEVICES = """
+    import os
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+    import jax, jax.numpy as jnp, numpy as np
+    from bucketjit import BucketedExec
+
+    told = []
+    fn = BucketedExec(lambda x: x - x.max()).with_pow2().with_background_compile()
+    fn = fn.with_on_event(told.append)
+    for device in jax.devices()[:0:-1]:
+        for n in (40, 5):
+            fn(jax.device_put(np.arange(n, dtype=np.float32), device))
+        assert fn.wait_for_compiles(120)
+        out = fn(jax.device_put(np.arange(5, dtype=np.float32), device))
+        assert out.devices() == {device} and out.tolist() == [-4, -3, -2, -1, 0]
+    print([e.detail for e in told if e.kind == "process"], fn.stats().compiles)
+"""
+
+
+def test_each_device_has_its_own() -> None:
+    done = _run(_DEVICES)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[] 4\n", "")
+
+
+# --- files ---
+
+
+_KEPT = """
+    import sys
+    import numpy as np
+    from bucketjit import BucketedExec
+
+    told = []
+    fn = BucketedExec(lambda x: np.float32(2) * (x - x.max())).with_pow2()
+    fn = fn.with_background_compile().with_persistence(sys.argv[1]).with_on_event(told.append)
+    for n in (40, 5):
+        fn(np.arange(n, dtype=np.float32))
+    assert fn.wait_for_compiles(120)
+    print([e.kind for e in told if e.kind in ("process", "compile", "load")])
+    print(fn(np.arange(5, dtype=np.float32)).tolist())
+"""
+
+
+def test_what_it_compiles_is_kept_as_a_whole(tmp_path: Path) -> None:
+    values = "[-8.0, -6.0, -4.0, -2.0, 0.0]\n"
+    first, second = _run(_KEPT, tmp_path), _run(_KEPT, tmp_path)
+    assert first.stdout == "['compile', 'compile']\n" + values, first.stderr
+    assert second.stdout == "['load', 'load']\n" + values, second.stderr
+
+
+def test_its_bytes_are_not_held(processes: Pool) -> None:
+    wrapped, _ = executor()
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    clients = [
+        entry.compiled._executable._unloaded_executable.backend
+        for _, entry in wrapped._engine.cache.items()
+    ]
+    assert [getattr(client, "raw", "as lowered") for client in clients].count(None) == 1
+
+
+_JAX_CACHE = """
+    import sys
+    import jax, numpy as np
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    from bucketjit import BucketedExec
+
+    def fn(x):
+        return jax.numpy.exp(x - x.max())
+
+    told = []
+    wrapped = BucketedExec(fn).with_pow2().with_background_compile().with_on_event(told.append)
+    for n in (40, 5):
+        wrapped(np.arange(n, dtype=np.float32))
+    assert wrapped.wait_for_compiles(120)
+    print([e.kind for e in told if e.kind in ("process", "compile", "load")])
+    print(bool(np.allclose(wrapped(np.arange(5, dtype=np.float32)), fn(np.arange(5.0)))))
+"""
+
+
+def test_beside_the_cache_of_jax(tmp_path: Path) -> None:
+    first, second = _run(_JAX_CACHE, tmp_path), _run(_JAX_CACHE, tmp_path)
+    assert first.stdout == "['compile', 'compile']\nTrue\n", first.stderr
+    assert second.stdout == "['load', 'load']\nTrue\n", second.stderr
+
+
+# --- what goes wrong ---
+
+
+def test_a_process_that_has_ended_is_followed_by_another(processes: Pool) -> None:
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    [first] = processes._all
+    paced, compiles = members(first)
+    os.kill(compiles, signal.SIGKILL)
+    assert_gone(paced, compiles)
+    wrapped(ramp(20))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 3 and told("process") == []
+    [second] = processes._all
+    assert second is not first
+
+
+def test_one_that_ends_when_it_is_asked_is_followed_by_another(
+    processes: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes.start()
+    [first] = processes._all
+    members(first)
+    ask = first.ask
+
+    def dies(message: bytes, deadline: float) -> bytes:
+        os.killpg(first._popen.pid, signal.SIGKILL)
+        return ask(message, deadline)
+
+    monkeypatch.setattr(first, "ask", dies)
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 2 and told("process") == []
+    assert first not in processes._all and len(processes._all) == 1
+
+
+def test_one_that_gets_no_time_is_given_up(
+    processes: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_supply, "_PATIENCE", 0.2)
+    monkeypatch.setattr(_supply, "_PATIENT", 0.0)
+    processes.start()
+    [process] = processes._all
+    pids = members(process)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 2
+    [why] = told("process")
+    assert why.endswith("the process that compiles got no time for it")
+    assert_gone(*pids)
+    assert_same(wrapped(ramp(5)), centred(jnp.asarray(ramp(5))))
+
+
+def test_an_interpreter_that_runs_no_scripts(
+    processes: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/viewer/viewer")
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 2 and not processes._all
+    assert len(told("process")) == 1
+
+
+def test_an_error_of_xla_is_the_one_of_this_process(processes: Pool) -> None:
+    with pytest.raises(_jax.NotElsewhere, match="Error"):
+        processes.compile(SECONDS, b"no module", b"", 1, 0)
+    [process] = processes._all
+    assert process.is_alive and process in processes._free
+
+
+def test_a_program_too_large_to_send(processes: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_MOST_BYTES", 1000)
+    with pytest.raises(_jax.NotElsewhere, match="bytes"):
+        processes.compile(SECONDS, b"x" * 1000, b"", 1, 0)
+    assert not processes._all
+
+
+def test_many_threads_and_messages(processes: Pool) -> None:
+    """Each thread gets its own answers, through pipes that hold less than one of them."""
+
+    def lower(i: int) -> Any:
+        table = np.random.default_rng(i).normal(size=(200, 500)).astype(np.float32)
+        return jax.jit(lambda x: x @ table).lower(np.ones(200, np.float32)), table
+
+    wanted = [lower(i) for i in range(6)]
+    ask = functools.partial(processes.compile, SECONDS)
+    found: dict[int, Any] = {}
+
+    def compile(i: int) -> None:
+        found[i] = _jax.compile_elsewhere(ask, wanted[i][0])
+
+    threads = [threading.Thread(target=compile, args=(i,)) for i in range(len(wanted))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, (_, table) in enumerate(wanted):
+        assert_same(found[i](np.ones(200, np.float32)), jnp.ones(200) @ table, rtol=1e-4)
+    assert len(processes._all) == len(processes._free) <= len(wanted)
+
+
+# --- its life ---
+
+
+_ENDS = """
+    import os, signal, sys, time
+    import numpy as np
+    from bucketjit import BucketedExec
+    from bucketjit._apart.pool import pool
+
+    fn = BucketedExec(lambda x: x - x.max()).with_pow2().with_background_compile()
+    for n in (40, 5):
+        fn(np.arange(n, dtype=np.float32))
+    if sys.argv[1] != "compiling":
+        assert fn.wait_for_compiles(120)
+    [process] = pool()._all
+    paced = process._popen.pid
+    with open(f"/proc/{paced}/task/{paced}/children") as children:
+        print(paced, children.read(), flush=True)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "forked":
+        forked = os.fork()
+        if not forked:
+            assert not pool()._all
+            os._exit(0)
+        assert os.waitpid(forked, 0)[1] == 0 and process.is_alive
+"""
+
+
+@pytest.mark.parametrize("how", ["waited", "compiling", "killed", "forked"])
+def test_it_ends_with_whom_it_serves(how: str) -> None:
+    done = _run(_ENDS, how)
+    assert done.returncode == (-signal.SIGKILL if how == "killed" else 0), done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert pids
+    assert_gone(*pids)
+
+
+def test_it_ends_with_its_pacer(processes: Pool) -> None:
+    """Which may have halted it, and would never let it go on."""
+    processes.start()
+    [process] = processes._all
+    paced, compiles = members(process)
+    os.kill(compiles, signal.SIGSTOP)
+    os.kill(paced, signal.SIGKILL)
+    assert_gone(compiles)
+
+
+def test_it_ends_without_work() -> None:
+    reads, writes = os.pipe()
+    assert compiler._next_message(reads, 0.01) is None
+    os.write(writes, wire.packed([b"a", b"bc"]))
+    message = compiler._next_message(reads, 0.01)
+    assert message is not None and wire.unpacked(message) == [b"a", b"bc"]
+    os.close(writes)
+    assert compiler._next_message(reads, SECONDS) is None
+    os.close(reads)
+
+
+def test_none_is_started_after_the_end(processes: Pool) -> None:
+    processes.end()
+    processes.start()
+    with pytest.raises(_jax.NotElsewhere):
+        processes.compile(SECONDS, b"", b"", 1, 0)
+    assert not processes._all
+
+
+# --- standing back ---
+
+
+def test_it_is_of_the_idle_class(processes: Pool) -> None:
+    processes.start()
+    [process] = processes._all
+    paced, compiles = members(process)
+    deadline = time.monotonic() + SECONDS
+    while os.sched_getscheduler(compiles) != os.SCHED_IDLE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert os.sched_getscheduler(paced) == os.sched_getscheduler(0)
+    assert os.getsid(compiles) == os.getsid(0) and os.getpgid(compiles) != os.getpgid(0)
+
+
+def test_it_is_halted_while_this_process_is_at_work(processes: Pool) -> None:
+    processes.start()
+    [process] = processes._all
+    _, compiles = members(process)
+    states: list[str] = []
+    deadline = time.monotonic() + SECONDS
+    while "T" not in states:  # importing JAX is work, and this loop is too
+        states.append(Path(f"/proc/{compiles}/stat").read_text().rpartition(")")[2].split()[0])
+        assert time.monotonic() < deadline, set(states)
+
+
+def test_whether_a_process_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacer, "LOOK", 0.1)
+    until = "import time; t = time.monotonic() + 60\nwhile time.monotonic() < t: {}"
+    for what, expected in (("pass", True), ("time.sleep(1)", False)):
+        with subprocess.Popen([sys.executable, "-c", until.format(what)]) as process:
+            work = pacer._Work(process.pid)
+            deadline = time.monotonic() + SECONDS
+            agreed = 0
+            while agreed < 2:  # starting is work, too
+                time.sleep(0.15)
+                agreed = agreed + 1 if work.is_under_way() is expected else 0
+                assert time.monotonic() < deadline
+            process.kill()
+    gone = pacer._Work(process.pid)
+    time.sleep(0.15)
+    assert not gone.is_under_way()
+
+
+def test_turns_are_short_while_something_compiles(processes: Pool) -> None:
+    seen: list[float] = []
+
+    def watched(x: jax.Array) -> jax.Array:
+        seen.append(sys.getswitchinterval())
+        return x - x.max()
+
+    before = sys.getswitchinterval()
+    wrapped, _ = executor(watched)
+    wrapped(ramp(60))
+    assert set(seen) == {before}
+    wrapped(np.zeros(60, np.int32))
+    wrapped = wrapped.with_on_event(lambda event: seen.append(sys.getswitchinterval()))
+    wrapped(ramp(60))
+    seen.clear()
+    wrapped(ramp(5))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert min(seen) == pytest.approx(0.0005)
+    deadline = time.monotonic() + SECONDS
+    while sys.getswitchinterval() != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("before", [0.005, 0.0001, 0.0123, 0.000501])
+def test_turns_are_as_before_afterwards(before: float) -> None:
+    turns, at_first = _Turns(), sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(before)
+        before = sys.getswitchinterval()
+        with turns.short(), turns.short():
+            assert sys.getswitchinterval() == pytest.approx(min(0.0005, before))
+        assert sys.getswitchinterval() == before
+        with turns.short():
+            sys.setswitchinterval(0.002)
+        assert sys.getswitchinterval() == pytest.approx(0.002)  # somebody wants it so
+    finally:
+        sys.setswitchinterval(at_first)
+
+
+def _run(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+    )
