@@ -29,8 +29,7 @@ from bucketjit._trace import Program
 from bucketjit._workers import Workers
 
 _GHOSTS = 256
-# How long another process may take: so many seconds, and so many times what the longest compile
-# has taken here.
+# How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
 
 
@@ -112,6 +111,7 @@ class Supply:
         self._compiled = compiled
         self._tell = tell
         self._spent = _Spent()
+        self._longest = 0.0  # seconds of a compile in this process
         self._forbidden = 0
         self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -135,8 +135,6 @@ class Supply:
         wanted = order()
         if (stand_in := self._stand_in(wanted)) is not None:
             return Supplied(stand_in, stands_in=True)
-        if self._asks:
-            pool().start()  # what can stand in for others is compiled now; those come next
         return self._obtain(wanted)
 
     def prepare(self, order: Order, first_run: bool, beside_calls: bool = False) -> bool:
@@ -211,8 +209,7 @@ class Supply:
 
     def _compile_apart(self, order: Order, lowered: Any) -> Any:
         """Have another process compile; it may take long where all cores are wanted."""
-        longest = max((entry.compile_seconds for _, entry in self._cache.items()), default=0.0)
-        ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * longest)
+        ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
         try:
             return _jax.compile_elsewhere(ask, lowered)
         except _jax.NotElsewhere as error:
@@ -221,6 +218,8 @@ class Supply:
         return lowered.compile()
 
     def _build(self, order: Order, spent: _Spent, compile: Compile) -> Executable:
+        if self._asks:
+            pool().start()  # what compiles here can stand in for others, which come next
         began = time.perf_counter()
         try:
             built = order.build(compile)
@@ -231,6 +230,8 @@ class Supply:
         finally:
             with spent.lock:
                 spent.seconds += time.perf_counter() - began
+        if compile is _jax.compile_here:
+            self._longest = max(self._longest, built.compile_seconds)
         self._compiled(built)
         self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
         if order.kept is not None:

@@ -158,7 +158,7 @@ class _Process:
 
     def __init__(self) -> None:
         # Not a session of its own: the scheduler may share cores out by session first.
-        paths = json.dumps(sys.path)
+        paths = json.dumps([path for path in sys.path if isinstance(path, str)])
         self._popen = subprocess.Popen(
             [sys.executable, "-P", pacer.__file__, str(os.getpid()), paths, _COMPILER],
             stdin=subprocess.PIPE,
