@@ -1489,14 +1489,13 @@ class _Elsewhere:
     def compile_and_load(
         self, module: Any, executable_devices: Any, compile_options: Any, **others: Any
     ) -> Any:
-        devices = list(executable_devices)
-        if len(devices) != 1:
-            raise NotElsewhere("it is for several devices")
+        devices, known = list(executable_devices), self._client.local_devices()
+        if len(devices) != 1 or devices[0] not in known:
+            raise NotElsewhere("it is not for one device of this host")
         if others:
             raise NotElsewhere("it calls back into Python")
         written = io.BytesIO()
         module.operation.write_bytecode(written)
-        known = self._client.local_devices()
         where = len(known), known.index(devices[0])
         raw = self._compile(written.getvalue(), compile_options.SerializeAsString(), *where)
         if b"lapack_" in raw:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from bucketjit import _jax
-from bucketjit._apart.pool import pool
+from bucketjit._apart.pool import can_start, pool
 from bucketjit._building import Compile
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
@@ -205,7 +205,7 @@ class Supply:
     @property
     def _asks(self) -> bool:
         """Whether another process compiles what compiles in the background."""
-        return self._may_ask and _jax.only_on_cpu()
+        return self._may_ask and can_start() and _jax.only_on_cpu()
 
     def _compile_apart(self, order: Order, lowered: Any) -> Any:
         """Have another process compile; it may take long where all cores are wanted."""
@@ -218,7 +218,7 @@ class Supply:
         return lowered.compile()
 
     def _build(self, order: Order, spent: _Spent, compile: Compile) -> Executable:
-        if self._asks:
+        if compile is _jax.compile_here and self._asks:
             pool().start()  # what compiles here can stand in for others, which come next
         began = time.perf_counter()
         try:
@@ -232,11 +232,13 @@ class Supply:
                 spent.seconds += time.perf_counter() - began
         if compile is _jax.compile_here:
             self._longest = max(self._longest, built.compile_seconds)
-        self._compiled(built)
-        self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
-        if order.kept is not None:
-            order.kept.save(built)
-        _jax.forget_bytes(built.compiled)
+        try:
+            self._compiled(built)
+            self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
+            if order.kept is not None:
+                order.kept.save(built)
+        finally:
+            _jax.forget_bytes(built.compiled)
         return built
 
     # --- stand-ins ---

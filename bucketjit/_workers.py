@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import queue
 import sys
 import threading
@@ -108,7 +109,7 @@ def _work(
         key, work = job
         failed = False
         try:
-            with _turns.short():
+            with _turns().short():
                 work()
         except Exception:
             failed = True
@@ -168,9 +169,25 @@ class _Turns:
         finally:
             with self._lock:
                 self._count -= 1
-                if self._count == 0 and sys.getswitchinterval() == self._ours < self._before:
-                    # Whole microseconds are kept, rounded down.
-                    sys.setswitchinterval(self._before + 0.5e-6)
+                if self._count == 0:
+                    self._restore()
+
+    def forget(self) -> None:
+        """What is under way is not under way in a copy of this process."""
+        if self._count:
+            self._restore()
+        self.__init__()  # type: ignore[misc]
+
+    def _restore(self) -> None:
+        if sys.getswitchinterval() == self._ours < self._before:
+            # Whole microseconds are kept, rounded down.
+            sys.setswitchinterval(self._before + 0.5e-6)
 
 
-_turns = _Turns()
+@functools.cache
+def _turns() -> _Turns:
+    """The turns of this process."""
+    made = _Turns()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=made.forget)
+    return made

@@ -35,6 +35,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A pool of this test's own."""
     made = Pool()
     monkeypatch.setattr(_supply, "pool", lambda: made)
+    monkeypatch.setattr(_supply, "_PATIENCE", SECONDS)
     yield made
     made.end()
 
@@ -60,20 +61,28 @@ def executor(
 def members(process: Any) -> tuple[int, int]:
     """The pacer, and the compiler, which is its only child."""
     paced = process._popen.pid
-    children = Path(f"/proc/{paced}/task/{paced}/children")
     deadline = time.monotonic() + SECONDS
-    while not (found := children.read_text().split()):
+    while not (found := [pid for pid in map(int, pids()) if field(pid, 1) == str(paced)]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return paced, int(found[0])
+    return paced, found[0]
+
+
+def pids() -> list[str]:
+    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def field(pid: int, number: int) -> str | None:
+    """A field of what the system tells of a process behind its name: 0 its state, 1 its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number]
+    except OSError:
+        return None
 
 
 def is_running(pid: int) -> bool:
     """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return field(pid, 0) not in (None, "Z")
 
 
 def assert_gone(*pids: int) -> None:
@@ -178,7 +187,13 @@ def test_malformed_process(process: Any) -> None:
         BucketedExec(centred).with_background_compile(process=process)
 
 
-_DEVICES = """
+_PATIENT = """
+    from bucketjit import _supply
+    _supply._PATIENCE = 120.0
+"""
+_DEVICES = (
+    _PATIENT
+    + """
     import os
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
     import jax, jax.numpy as jnp, numpy as np
@@ -195,6 +210,7 @@ _DEVICES = """
         assert out.devices() == {device} and out.tolist() == [-4, -3, -2, -1, 0]
     print([e.detail for e in told if e.kind == "process"], fn.stats().compiles)
 """
+)
 
 
 def test_each_device_has_its_own() -> None:
@@ -205,7 +221,9 @@ def test_each_device_has_its_own() -> None:
 # --- files ---
 
 
-_KEPT = """
+_KEPT = (
+    _PATIENT
+    + """
     import sys
     import numpy as np
     from bucketjit import BucketedExec
@@ -219,6 +237,7 @@ _KEPT = """
     print([e.kind for e in told if e.kind in ("process", "compile", "load")])
     print(fn(np.arange(5, dtype=np.float32)).tolist())
 """
+)
 
 
 def test_what_it_compiles_is_kept_as_a_whole(tmp_path: Path) -> None:
@@ -240,7 +259,9 @@ def test_its_bytes_are_not_held(processes: Pool) -> None:
     assert [getattr(client, "raw", "as lowered") for client in clients].count(None) == 1
 
 
-_JAX_CACHE = """
+_JAX_CACHE = (
+    _PATIENT
+    + """
     import sys
     import jax, numpy as np
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])
@@ -259,6 +280,7 @@ _JAX_CACHE = """
     print([e.kind for e in told if e.kind in ("process", "compile", "load")])
     print(bool(np.allclose(wrapped(np.arange(5, dtype=np.float32)), fn(np.arange(5.0)))))
 """
+)
 
 
 def test_beside_the_cache_of_jax(tmp_path: Path) -> None:
@@ -314,8 +336,8 @@ def test_one_that_gets_no_time_is_given_up(
     monkeypatch.setattr(_supply, "_PATIENT", 0.0)
     processes.start()
     [process] = processes._all
-    pids = members(process)
-    for pid in pids:
+    halted = members(process)
+    for pid in halted:
         os.kill(pid, signal.SIGSTOP)
     wrapped, told = executor()
     wrapped(ramp(60))
@@ -324,8 +346,17 @@ def test_one_that_gets_no_time_is_given_up(
     assert wrapped.stats().compiles == 2
     [why] = told("process")
     assert why.endswith("the process that compiles got no time for it")
-    assert_gone(*pids)
+    assert_gone(*halted)
     assert_same(wrapped(ramp(5)), centred(jnp.asarray(ramp(5))))
+    wrapped(ramp(20))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert told("process")[1].endswith("got no time for it lately")  # and is not asked
+    assert not processes._all and processes._rest == 120
+    processes._rests_until = 0.0
+    monkeypatch.setattr(_supply, "_PATIENCE", SECONDS)
+    wrapped(ramp(2))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert len(told("process")) == 2 and processes._rest == 60
 
 
 def test_an_interpreter_that_runs_no_scripts(
@@ -337,7 +368,7 @@ def test_an_interpreter_that_runs_no_scripts(
     wrapped(ramp(5))
     assert wrapped.wait_for_compiles(SECONDS)
     assert wrapped.stats().compiles == 2 and not processes._all
-    assert len(told("process")) == 1
+    assert told("process") == []
 
 
 def test_an_error_of_xla_is_the_one_of_this_process(processes: Pool) -> None:
@@ -354,8 +385,10 @@ def test_a_program_too_large_to_send(processes: Pool, monkeypatch: pytest.Monkey
     assert not processes._all
 
 
-def test_many_threads_and_messages(processes: Pool) -> None:
+@pytest.mark.parametrize("most", [1, 2])
+def test_many_threads_and_messages(processes: Pool, most: int) -> None:
     """Each thread gets its own answers, through pipes that hold less than one of them."""
+    processes._most = most
 
     def lower(i: int) -> Any:
         table = np.random.default_rng(i).normal(size=(200, 500)).astype(np.float32)
@@ -375,7 +408,7 @@ def test_many_threads_and_messages(processes: Pool) -> None:
         thread.join()
     for i, (_, table) in enumerate(wanted):
         assert_same(found[i](np.ones(200, np.float32)), jnp.ones(200) @ table, rtol=1e-4)
-    assert len(processes._all) == len(processes._free) <= len(wanted)
+    assert len(processes._all) == len(processes._free) == processes._most
 
 
 # --- its life ---
@@ -402,8 +435,39 @@ _ENDS = """
         forked = os.fork()
         if not forked:
             assert not pool()._all
+            del process
             os._exit(0)
         assert os.waitpid(forked, 0)[1] == 0 and process.is_alive
+"""
+
+
+_DIES_COMPILING = """
+    import os, signal, threading, time
+    import jax, numpy as np
+    from bucketjit import _jax
+    from bucketjit._apart.pool import pool
+
+    def deep(x):
+        for i in range(600):
+            x = jax.numpy.sort(x * (i + 1)) + jax.numpy.sin(x[::-1])
+        return x
+
+    lowered = jax.jit(deep).lower(np.ones(64, np.float32))
+    ask = lambda *parts: pool().compile(120.0, *parts)
+    threading.Thread(target=_jax.compile_elsewhere, args=(ask, lowered), daemon=True).start()
+    while not (processes := list(pool()._all)) or pool()._free:
+        time.sleep(0.01)
+    time.sleep(3)
+    paced = processes[0]._popen.pid
+    parents = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                parents[pid] = stat.read().rpartition(")")[2].split()[1]
+        except OSError:
+            pass
+    print(paced, *[pid for pid, parent in parents.items() if parent == str(paced)], flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
@@ -416,14 +480,34 @@ def test_it_ends_with_whom_it_serves(how: str) -> None:
     assert_gone(*pids)
 
 
-def test_it_ends_with_its_pacer(processes: Pool) -> None:
+@pytest.mark.parametrize("is_halted", [False, True])
+def test_it_ends_with_its_pacer(processes: Pool, is_halted: bool) -> None:
     """Which may have halted it, and would never let it go on."""
     processes.start()
     [process] = processes._all
     paced, compiles = members(process)
-    os.kill(compiles, signal.SIGSTOP)
+    if is_halted:
+        os.kill(compiles, signal.SIGSTOP)
     os.kill(paced, signal.SIGKILL)
     assert_gone(compiles)
+
+
+def test_it_does_not_outlive_whom_it_serves_by_a_compile() -> None:
+    done = _run(_DIES_COMPILING)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    began = time.monotonic()
+    assert_gone(*map(int, done.stdout.split()))
+    assert time.monotonic() - began < 10  # the compile takes longer
+
+
+def test_those_that_have_ended_are_buried(processes: Pool) -> None:
+    processes.start()
+    [process] = processes._all
+    paced, compiles = members(process)
+    os.kill(compiles, signal.SIGKILL)
+    assert_gone(paced)
+    processes.start()
+    assert field(paced, 0) is None and process not in processes._all
 
 
 def test_it_ends_without_work() -> None:
@@ -464,11 +548,11 @@ def test_it_is_halted_while_this_process_is_at_work(processes: Pool) -> None:
     processes.start()
     [process] = processes._all
     _, compiles = members(process)
-    states: list[str] = []
+    states: set[str] = set()
     deadline = time.monotonic() + SECONDS
     while "T" not in states:  # importing JAX is work, and this loop is too
-        states.append(Path(f"/proc/{compiles}/stat").read_text().rpartition(")")[2].split()[0])
-        assert time.monotonic() < deadline, set(states)
+        states.add(field(compiles, 0) or "")
+        assert time.monotonic() < deadline, states
 
 
 def test_whether_a_process_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,6 +611,14 @@ def test_turns_are_as_before_afterwards(before: float) -> None:
         assert sys.getswitchinterval() == pytest.approx(0.002)  # somebody wants it so
     finally:
         sys.setswitchinterval(at_first)
+
+
+def test_turns_of_a_fork_are_as_before() -> None:
+    turns, before = _Turns(), sys.getswitchinterval()
+    with turns.short():
+        turns.forget()  # as after a fork
+        assert sys.getswitchinterval() == before
+    assert sys.getswitchinterval() == before
 
 
 def _run(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 
@@ -10,20 +11,22 @@ from bucketjit._apart import wire
 from bucketjit._apart.pacer import BUSY, IDLE
 
 _PATIENCE = 120.0  # seconds without a program after which it ends
-_STDIN, _STDOUT, _STDERR = range(3)
 
 
-def serve(tells: int) -> None:
-    """Compile the programs that come by the standard input, one after another, to its end.
+def serve(questions: int, answers: int, tells: int) -> None:
+    """Compile the programs that come, one after another, until no more can come.
 
     Args:
+        questions: Where they come from.
+        answers: Where the executables go.
         tells: Where to tell whether there is something to do.
     """
-    answers = os.dup(_STDOUT)
-    os.dup2(_STDERR, _STDOUT)  # what libraries print does not get among the answers
+    # Not before: where others want all cores, this class would never get to here.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     while True:
         os.write(tells, IDLE)
-        message = _next_message(_STDIN, _PATIENCE)
+        message = _next_message(questions, _PATIENCE)
         os.write(tells, BUSY)
         if message is None:
             return

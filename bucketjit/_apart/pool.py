@@ -20,10 +20,12 @@ from bucketjit._jax import NotElsewhere
 
 _COMPILER = "bucketjit._apart.compiler"
 _MOST_BYTES = 2**28  # of a program with its constants
+# Where it got no time for a compile, nobody asks for so many seconds, then twice as many.
+_FIRST_REST, _LAST_REST = 60.0, 3600.0
 
 
 class Pool:
-    """Processes that compile, each for one thread at a time.
+    """Processes that compile, one for four cores and at most four, for one thread at a time each.
 
     They end with the interpreter, and by themselves where nobody asks for a while.
     """
@@ -31,15 +33,17 @@ class Pool:
     def __init__(self) -> None:
         self._free: list[_Process] = []
         self._all: set[_Process] = set()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._most = min(4, max(1, (os.cpu_count() or 1) // 4))
+        self._rest = _FIRST_REST
+        self._rests_until = 0.0
         self._has_ended = False
 
     def start(self) -> None:
         """Have a process ready: importing JAX takes it most of a second."""
-        if self._all:
-            return
-        with self._lock, contextlib.suppress(NotElsewhere):
-            if not self._all:
+        with self._changed, contextlib.suppress(NotElsewhere):
+            self._drop_ended()
+            if not self._all and time.monotonic() >= self._rests_until:
                 self._free.append(self._started())
 
     def compile(
@@ -64,20 +68,14 @@ class Pool:
         if len(message) > _MOST_BYTES:
             raise NotElsewhere(f"the program has {len(message)} bytes")
         deadline = time.monotonic() + patience
-        process, is_new = self._take()
-        try:
-            answer = self._ask(process, message, deadline)
-        except (EOFError, BrokenPipeError) as error:  # it may have ended for want of work
-            if is_new:
-                raise NotElsewhere(str(error)) from error
-            with self._lock:
-                process = self._started()
+        answer = None
+        while answer is None:
+            process, is_new = self._take(deadline)
             try:
                 answer = self._ask(process, message, deadline)
-            except (EOFError, OSError) as again:
-                raise NotElsewhere(str(again)) from again
-        except OSError as error:
-            raise NotElsewhere(str(error)) from error
+            except (EOFError, BrokenPipeError) as error:  # it may have ended for want of work
+                if is_new:
+                    raise NotElsewhere(str(error)) from error
         outcome, found = wire.unpacked(answer)
         if outcome != wire.DONE:
             raise NotElsewhere(found.decode(errors="replace"))
@@ -85,10 +83,11 @@ class Pool:
 
     def end(self) -> None:
         """End all processes, and start no other."""
-        with self._lock:
+        with self._changed:
             self._has_ended = True
             ending, free = self._all, self._free
             self._all, self._free = set(), []
+            self._changed.notify_all()
         for process in ending:
             process.kill()
         for process in free:
@@ -96,48 +95,71 @@ class Pool:
 
     def forget(self) -> None:
         """Leave the processes to whose they are: after a fork, this is somebody else."""
+        for process in self._all:
+            process.forget()
         self.__init__()  # type: ignore[misc]
 
-    def _take(self) -> tuple[_Process, bool]:
-        """A process, and whether it is new."""
-        with self._lock:
-            while self._free:
-                process = self._free.pop()
-                if process.is_alive:
-                    return process, False
-                self._all.discard(process)
-                process.close()
-            return self._started(), True
+    def _take(self, deadline: float) -> tuple[_Process, bool]:
+        """A process that nobody else uses, and whether it is new."""
+        with self._changed:
+            if time.monotonic() < self._rests_until:
+                raise NotElsewhere("the process that compiles got no time for it lately")
+            while True:
+                self._drop_ended()
+                if self._free:
+                    return self._free.pop(), False
+                if len(self._all) < self._most:
+                    return self._started(), True
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise NotElsewhere("the processes that compile have much to do")
 
     def _ask(self, process: _Process, message: bytes, deadline: float) -> bytes:
+        """What a process answers, which is free again afterwards.
+
+        Raises:
+            EOFError, BrokenPipeError: It has ended.
+            NotElsewhere: It does not answer.
+        """
         try:
             answer = process.ask(message, deadline)
-        except BaseException:
-            with self._lock:
-                self._all.discard(process)
+        except BaseException as error:
             process.kill()
             process.close()
+            with self._changed:
+                self._all.discard(process)
+                self._changed.notify()
+                if isinstance(error, TimeoutError):
+                    self._rests_until = time.monotonic() + self._rest
+                    self._rest = min(2 * self._rest, _LAST_REST)
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+                raise NotElsewhere(str(error)) from error
             raise
-        with self._lock:
+        with self._changed:
+            self._rest = _FIRST_REST
             self._free.append(process)
+            self._changed.notify()
         return answer
+
+    def _drop_ended(self) -> None:
+        for process in [process for process in self._free if not process.is_alive]:
+            self._free.remove(process)
+            self._all.discard(process)
+            process.close()
 
     def _started(self) -> _Process:
         if self._has_ended or not can_start():
-            raise NotElsewhere(
-                "there are no such processes on this platform, or by this interpreter"
-            )
+            raise NotElsewhere("there are no processes that compile")
         try:
             process = _Process()
-        except OSError as error:
-            raise NotElsewhere(str(error)) from error
+        except Exception as error:  # it is a convenience: it must not break a call
+            raise NotElsewhere(f"{type(error).__name__}: {error}") from error
         self._all.add(process)
         return process
 
 
 @functools.cache
 def pool() -> Pool:
-    """The processes that compile for this one."""
+    """The processes that compile for this one; only where they `can_start`."""
     made = Pool()
     atexit.register(made.end)
     os.register_at_fork(after_in_child=made.forget)
@@ -157,20 +179,29 @@ class _Process:
     """A compiler and its pacer, one group of processes."""
 
     def __init__(self) -> None:
-        # Not a session of its own: the scheduler may share cores out by session first.
+        questions, asks = os.pipe()
+        gets, answers = os.pipe()
+        self._asks, self._gets = os.fdopen(asks, "wb", 0), os.fdopen(gets, "rb", 0)
         paths = json.dumps([path for path in sys.path if isinstance(path, str)])
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", pacer.__file__, str(os.getpid()), paths, _COMPILER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            process_group=0,
-            bufsize=0,
-        )
-        assert self._popen.stdin is not None and self._popen.stdout is not None
-        self._streams = self._popen.stdin, self._popen.stdout
-        for stream in self._streams:
+        numbers = map(str, (os.getpid(), questions, answers))
+        try:
+            # Not a session of its own: the scheduler may share cores out by session first.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", pacer.__file__, *numbers, paths, _COMPILER],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "JAX_PLATFORMS": "cpu"},
+                pass_fds=(questions, answers),
+                process_group=0,
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(questions)
+            os.close(answers)
+        for stream in (self._asks, self._gets):
             os.set_blocking(stream.fileno(), False)
 
     @property
@@ -185,14 +216,14 @@ class _Process:
             OSError: It does not take it, or no answer comes in time (`TimeoutError`).
             EOFError: It has ended.
         """
-        asks, answers = (stream.fileno() for stream in self._streams)
+        asks, gets = self._asks.fileno(), self._gets.fileno()
         rest, answer = memoryview(message), bytearray()
         while rest:
             _wait_for(asks, select.POLLOUT, deadline)
             rest = rest[os.write(asks, rest[: 2**20]) :]
         while (wanted := wire.length(answer)) is None or len(answer) < wanted:
-            _wait_for(answers, select.POLLIN, deadline)
-            part = os.read(answers, 2**20)
+            _wait_for(gets, select.POLLIN, deadline)
+            part = os.read(gets, 2**20)
             if not part:
                 raise EOFError("the process has ended")
             answer += part
@@ -207,9 +238,14 @@ class _Process:
 
     def close(self) -> None:
         """Close what leads to it."""
-        for stream in self._streams:
+        for stream in (self._asks, self._gets):
             with contextlib.suppress(OSError):
                 stream.close()
+
+    def forget(self) -> None:
+        """Leave it to another process, whose child it is."""
+        self.close()
+        self._popen.returncode = 0
 
 
 def _wait_for(fd: int, event: int, deadline: float) -> None:
