@@ -286,7 +286,9 @@ class Builders:
 
         At most ``k`` buckets that cost least for these sizes (`strategies.Optimal.fit`, or
         `strategies.Joint.fit` of several variables), beyond them twice the largest each time, and
-        compiles in the background wherever a compiled bucket can stand in.
+        compiles in the background wherever a compiled bucket can stand in. Those are of this
+        process, since the stream as a whole ends sooner so; `with_background_compile` on top, with
+        its own choice, makes single calls wait less.
 
         On CPU, ``split="b"`` on top serves a call row by row, several cores at a time: nothing is
         padded along ``b``, and all buckets are left for the other variables. It takes a program
@@ -341,7 +343,7 @@ class Builders:
                 f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {type(sizes).__name__}"
             )
         chunks = _chunks_of(split)
-        planned = self.with_background_compile()._with(chunked=tuple(chunks))
+        planned = self.with_background_compile(process=False)._with(chunked=tuple(chunks))
         if ahead:
             planned = planned.with_ahead_compile()
         wanted = {dim: list(values) for dim, values in sizes.items()}
@@ -406,16 +408,19 @@ class Builders:
         gets the error.
 
         XLA compiles for CPU with all cores, beside which calls take several times as long. So on
-        Linux, in processes that have no other device, another process compiles: one of low
-        priority, which is halted two thirds of the time while this one is at work. It takes 160
-        MB, is started with the first compile, serves all executors, and ends with this process or
-        after two minutes without work. What it cannot do (programs with callbacks or for several
-        devices), or has not done in half a minute and ten times the longest compile, compiles in
-        this process. While something compiles, threads of Python take turns of 0.5 ms instead of
-        5 ms (``sys.setswitchinterval``), since tracing keeps calls waiting too.
+        Linux, in processes that have no other device, another process compiles. It takes only the
+        time that nobody else wants, and is halted two thirds of the time while this process is at
+        work, so that its buckets take over later. It takes about 150 MB; there is one for four
+        cores, at most four, which serve all executors, start with the first compile, and end with
+        this process or after two minutes without work. Programs with callbacks or for several
+        devices compile in this process, and so does what another has not compiled in half a
+        minute and ten times the longest compile of this one, as where others use all cores; then
+        it is not asked for a while. An event of the kind ``"process"`` says so. While something
+        compiles, threads of Python take turns of 0.5 ms, not of 5 (``sys.setswitchinterval``):
+        tracing keeps calls waiting, too.
 
         Args:
-            workers: Threads that compile, with a process each. One compile uses several cores.
+            workers: Threads that compile. XLA uses several cores for one compile already.
             queue: How many compiles may wait; calls beyond that ask again later.
             process: False to compile in this process.
 

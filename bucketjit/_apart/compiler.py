@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 
@@ -21,9 +20,6 @@ def serve(questions: int, answers: int, tells: int) -> None:
         answers: Where the executables go.
         tells: Where to tell whether there is something to do.
     """
-    # Not before: where others want all cores, this class would never get to here.
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     while True:
         os.write(tells, IDLE)
         message = _next_message(questions, _PATIENCE)
