@@ -27,7 +27,11 @@ from bucketjit._workers import _Turns
 from tests.comparison import assert_same
 
 pytestmark = pytest.mark.skipif(not pool_module.can_start(), reason="no processes that compile")
-SECONDS = 120  # the machine may be busy, and this has the lowest priority
+SECONDS = 240  # the machine may be busy, and this has the lowest priority
+_PATIENT = f"""
+    from bucketjit import _supply
+    _supply._PATIENCE = {SECONDS}
+"""
 
 
 @pytest.fixture
@@ -187,10 +191,6 @@ def test_malformed_process(process: Any) -> None:
         BucketedExec(centred).with_background_compile(process=process)
 
 
-_PATIENT = """
-    from bucketjit import _supply
-    _supply._PATIENCE = 120.0
-"""
 _DEVICES = (
     _PATIENT
     + """
@@ -205,7 +205,7 @@ _DEVICES = (
     for device in jax.devices()[:0:-1]:
         for n in (40, 5):
             fn(jax.device_put(np.arange(n, dtype=np.float32), device))
-        assert fn.wait_for_compiles(120)
+        assert fn.wait_for_compiles()
         out = fn(jax.device_put(np.arange(5, dtype=np.float32), device))
         assert out.devices() == {device} and out.tolist() == [-4, -3, -2, -1, 0]
     print([e.detail for e in told if e.kind == "process"], fn.stats().compiles)
@@ -233,7 +233,7 @@ _KEPT = (
     fn = fn.with_background_compile().with_persistence(sys.argv[1]).with_on_event(told.append)
     for n in (40, 5):
         fn(np.arange(n, dtype=np.float32))
-    assert fn.wait_for_compiles(120)
+    assert fn.wait_for_compiles()
     print([e.kind for e in told if e.kind in ("process", "compile", "load")])
     print(fn(np.arange(5, dtype=np.float32)).tolist())
 """
@@ -276,7 +276,7 @@ _JAX_CACHE = (
     wrapped = BucketedExec(fn).with_pow2().with_background_compile().with_on_event(told.append)
     for n in (40, 5):
         wrapped(np.arange(n, dtype=np.float32))
-    assert wrapped.wait_for_compiles(120)
+    assert wrapped.wait_for_compiles()
     print([e.kind for e in told if e.kind in ("process", "compile", "load")])
     print(bool(np.allclose(wrapped(np.arange(5, dtype=np.float32)), fn(np.arange(5.0)))))
 """
@@ -414,7 +414,9 @@ def test_many_threads_and_messages(processes: Pool, most: int) -> None:
 # --- its life ---
 
 
-_ENDS = """
+_ENDS = (
+    _PATIENT
+    + """
     import os, signal, sys, time
     import numpy as np
     from bucketjit import BucketedExec
@@ -424,7 +426,7 @@ _ENDS = """
     for n in (40, 5):
         fn(np.arange(n, dtype=np.float32))
     if sys.argv[1] != "compiling":
-        assert fn.wait_for_compiles(120)
+        assert fn.wait_for_compiles()
     [process] = pool()._all
     paced = process._popen.pid
     with open(f"/proc/{paced}/task/{paced}/children") as children:
@@ -439,6 +441,7 @@ _ENDS = """
             os._exit(0)
         assert os.waitpid(forked, 0)[1] == 0 and process.is_alive
 """
+)
 
 
 _DIES_COMPILING = """
@@ -453,7 +456,7 @@ _DIES_COMPILING = """
         return x
 
     lowered = jax.jit(deep).lower(np.ones(64, np.float32))
-    ask = lambda *parts: pool().compile(120.0, *parts)
+    ask = lambda *parts: pool().compile(240, *parts)
     threading.Thread(target=_jax.compile_elsewhere, args=(ask, lowered), daemon=True).start()
     while not (processes := list(pool()._all)) or pool()._free:
         time.sleep(0.01)
