@@ -71,7 +71,8 @@ def _stand_back(pacer: int) -> None:
 
 def _pace(compiler: int, told: int, asker: int) -> None:
     """Halt the compiler now and then while both it and the asker are at work, until it ends."""
-    state, work = BUSY, _Work(asker)
+    state = os.read(told, 1)  # from here on it ends with this process, halted or not
+    work = _Work(asker)
     while state:
         if os.getppid() != asker:
             os.kill(compiler, signal.SIGKILL)
