@@ -486,7 +486,8 @@ def test_it_ends_with_whom_it_serves(how: str) -> None:
 @pytest.mark.parametrize("is_halted", [False, True])
 def test_it_ends_with_its_pacer(processes: Pool, is_halted: bool) -> None:
     """Which may have halted it, and would never let it go on."""
-    processes.start()
+    with pytest.raises(_jax.NotElsewhere):
+        processes.compile(SECONDS, b"no module", b"", 1, 0)  # it serves
     [process] = processes._all
     paced, compiles = members(process)
     if is_halted:
