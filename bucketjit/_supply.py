@@ -215,7 +215,7 @@ class Supply:
         except _jax.NotElsewhere as error:
             why = f"it compiles in this process: {error}"
             self._tell(Event("process", self._name, order.sizes, detail=why))
-        return lowered.compile()
+        return _jax.compile_here(lowered)
 
     def _build(self, order: Order, spent: _Spent, compile: Compile) -> Executable:
         if compile is _jax.compile_here and self._asks:

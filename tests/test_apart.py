@@ -24,7 +24,7 @@ from bucketjit._apart import compiler, pacer, wire
 from bucketjit._apart import pool as pool_module
 from bucketjit._apart.pool import Pool
 from bucketjit._workers import _Turns
-from tests.comparison import assert_same
+from tests.comparison import assert_same, ramp
 
 pytestmark = pytest.mark.skipif(not pool_module.can_start(), reason="no processes that compile")
 SECONDS = 240  # the machine may be busy, and this has the lowest priority
@@ -42,10 +42,6 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     monkeypatch.setattr(_supply, "_PATIENCE", SECONDS)
     yield made
     made.end()
-
-
-def ramp(n: int) -> np.ndarray:
-    return np.arange(n, dtype=np.float32)
 
 
 def centred(x: jax.Array) -> jax.Array:

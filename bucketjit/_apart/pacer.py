@@ -2,7 +2,7 @@
 
 The scheduler's idle class alone does not do: beside a compile of that class, 3 to 5 in a hundred
 calls of 6 ms took more than twice as long as alone, and beside one that is halted besides, less
-than one in a hundred (``python -m benchmarks.stalls``).
+than one in a hundred (two cores). ``python -m benchmarks.stalls`` has the p99 that comes of it.
 
 This file is run as a script, and imports nothing but the standard library: it forks.
 """
