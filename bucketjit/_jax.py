@@ -52,6 +52,8 @@ from jax._src.numpy import lax_numpy as _lax_numpy
 from jax._src.random import core as _random
 from jax.extend import core as jex_core
 
+from bucketjit._errors import in_one_line
+
 Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
 _T = TypeVar("_T")
 
@@ -1397,7 +1399,7 @@ def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
     try:
         raw = around.backend.serialize_executable(around.xla_executable)
     except Exception as error:
-        raise NotPlain(f"{type(error).__name__}: {error}") from error
+        raise NotPlain(in_one_line(error)) from error
     return bytes(raw), tuple(sorted(around.kept_var_idx))
 
 
@@ -1505,7 +1507,7 @@ class _Elsewhere:
                 raw, executable_devices=executable_devices
             )
         except Exception as error:
-            raise NotElsewhere(f"{type(error).__name__}: {error}") from error
+            raise NotElsewhere(in_one_line(error)) from error
         self.raw = raw
         return self._executable
 

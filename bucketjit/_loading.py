@@ -16,6 +16,7 @@ from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
 from bucketjit._building import Exact, Expected, Masked, masked_executable
 from bucketjit._config import Persistent
+from bucketjit._errors import in_one_line
 from bucketjit._events import Event
 from bucketjit._executable import Executable, Origin, SignatureChanged
 from bucketjit._persistence.environment import environment
@@ -168,7 +169,7 @@ class Stored:
         try:
             return self._entry(header, raw, began)
         except Exception as error:
-            self._store.discard(wanted, f"{type(error).__name__}: {error}")
+            self._store.discard(wanted, in_one_line(error))
             return None
 
     def save(self, entry: Executable) -> None:
@@ -188,7 +189,7 @@ class Stored:
             self._shelf.refuse(self._store, self._sizes, str(error))
             return
         except Exception as error:  # the executable is there, and serves the call
-            why = f"it cannot be written: {type(error).__name__}: {error}"
+            why = f"it cannot be written: {in_one_line(error)}"
             self._shelf.refuse(self._store, self._sizes, why)
             return
         header = Header(
@@ -208,7 +209,7 @@ class Stored:
     def _failed(self, error: Exception) -> None:
         """Take note that what was loaded does not run."""
         if self._wanted is not None:
-            self._store.discard(self._wanted, f"{type(error).__name__}: {error}")
+            self._store.discard(self._wanted, in_one_line(error))
 
     def _find_key(self) -> Wanted | None:
         self._trace()
@@ -217,7 +218,7 @@ class Stored:
         except NoDigest as error:
             self._shelf.refuse(self._store, self._sizes, str(error))
         except Exception as error:  # a key is a convenience: never let it break the call
-            why = f"its key cannot be made: {type(error).__name__}: {error}"
+            why = f"its key cannot be made: {in_one_line(error)}"
             self._shelf.refuse(self._store, self._sizes, why)
         return self._wanted
 

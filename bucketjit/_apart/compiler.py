@@ -8,6 +8,7 @@ import select
 from bucketjit import _jax
 from bucketjit._apart import wire
 from bucketjit._apart.pacer import BUSY, IDLE
+from bucketjit._errors import in_one_line
 
 _PATIENCE = 120.0  # seconds without a program after which it ends
 
@@ -29,7 +30,7 @@ def serve(questions: int, answers: int, tells: int) -> None:
         try:
             answer = [wire.DONE, _compiled(message)]
         except Exception as error:
-            answer = [wire.FAILED, f"{type(error).__name__}: {error}".encode()]
+            answer = [wire.FAILED, in_one_line(error).encode()]
         rest = memoryview(wire.packed(answer))
         while rest:
             rest = rest[os.write(answers, rest) :]

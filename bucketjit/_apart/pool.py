@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from bucketjit._apart import pacer, wire
+from bucketjit._errors import in_one_line
 from bucketjit._jax import NotElsewhere
 
 _COMPILER = "bucketjit._apart.compiler"
@@ -152,7 +153,7 @@ class Pool:
         try:
             process = _Process()
         except Exception as error:  # it is a convenience: it must not break a call
-            raise NotElsewhere(f"{type(error).__name__}: {error}") from error
+            raise NotElsewhere(in_one_line(error)) from error
         self._all.add(process)
         return process
 
