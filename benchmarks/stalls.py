@@ -4,16 +4,20 @@
 
 The bucket is called first. Then come the calls of the stream, cut to its length, most of them for
 other buckets: those have been called before, or warmed up, or are compiled in the call that needs
-one, or in the background, while the first bucket serves the call.
+one, or in the background, while the first bucket serves the call. Calls of a small MLP are those of
+a tenth of the time, beside which a turn of Python in another thread is long.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.alone import run_alone
@@ -24,6 +28,7 @@ from bucketjit import BucketedExec, Fallback
 
 CALLS, QUICK_CALLS = 1000, 10
 LENGTHS = (64, 128)
+ROWS, MLP_WIDTH, MLP_LAYERS = 256, 256, 4
 BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS = (
     "all called before",
     "all warmed up",
@@ -32,50 +37,123 @@ BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS = (
     "compiled in the background",
     "in the background, `process=False`",
 )
+WAYS = (BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS)
+
+
+class Case(NamedTuple):
+    """What is called.
+
+    Attributes:
+        executor: With its strategies.
+        parameters: The first argument of every call.
+        largest: The second one, in the bucket that is warm.
+        every: Sizes of all that may come.
+        stream: The second arguments of the stream.
+    """
+
+    executor: BucketedExec
+    parameters: Any
+    largest: np.ndarray
+    every: dict[str, range]
+    stream: Sequence[np.ndarray]
 
 
 def stalls(options: Options) -> list[Row]:
-    """A row for each length of the warm bucket and each way of compiling, in its own process."""
+    """A row for each warm bucket and each way of compiling, in its own process."""
     calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     found: list[Row] = []
-    for length in LENGTHS:
-        for way in (BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS):
-            arguments = {"way": way, "length": length, "calls": calls}
+    for which, group in GROUPS.items():
+        for way in WAYS:
+            arguments = {"which": which, "way": way, "calls": calls}
             outcome = run_alone("benchmarks.stalls:measure", arguments)
             if outcome.status != "ok":
                 raise RuntimeError(f"{way}: {outcome.reason}")
-            found.append(
-                {"group": f"The bucket {LARGEST_BATCH} x {length} is warm"} | outcome.value
-            )
+            found.append({"group": group.name} | outcome.value)
     return found
 
 
-def measure(way: str, length: int, calls: int) -> Row:
-    """The stream in this process."""
-    weights = jax.device_put(draw_weights())
+def _encoder(length: int, calls: int) -> Case:
+    """The encoder of the stream, cut to a length."""
     executor = BucketedExec(
         encode, dynamic_axes=(None, "b, s"), fallback=Fallback.ERROR, out="numpy"
     )
-    executor = executor.with_pow2("b", min=4).with_pow2("s", min=16)
+    [largest] = draw_tokens([(LARGEST_BATCH, length)])
+    return Case(
+        executor.with_pow2("b", min=4).with_pow2("s", min=16),
+        jax.device_put(draw_weights()),
+        largest,
+        {"b": range(1, LARGEST_BATCH + 1), "s": range(SHORTEST, length + 1)},
+        draw_tokens([(b, min(s, length)) for b, s in draw_sizes(calls)]),
+    )
+
+
+def _perceptron(layers: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+    for weights in layers:
+        x = jax.nn.gelu(x @ weights)
+        x = x / (1 + jnp.abs(x).max(-1, keepdims=True))
+    return x.mean(0)
+
+
+def _mlp(calls: int) -> Case:
+    """A small MLP and the mean of its rows."""
+    rng = np.random.default_rng(0)
+    shape = (MLP_WIDTH, MLP_WIDTH)
+    layers = [rng.normal(0, 0.05, shape).astype(np.float32) for _ in range(MLP_LAYERS)]
+    executor = BucketedExec(
+        _perceptron, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR, out="numpy"
+    )
+
+    def rows(count: int) -> np.ndarray:
+        return rng.standard_normal((count, MLP_WIDTH), np.float32)
+
+    return Case(
+        executor.with_linear(16),
+        jax.device_put(layers),
+        rows(ROWS),
+        {"b": range(1, ROWS + 1)},
+        [rows(int(count)) for count in rng.integers(1, ROWS, calls, endpoint=True)],
+    )
+
+
+class Group(NamedTuple):
+    """Rows of the table: their heading, and what they measure with so many calls."""
+
+    name: str
+    case: Callable[[int], Case]
+
+
+GROUPS = {
+    **{
+        f"encoder {length}": Group(
+            f"The bucket {LARGEST_BATCH} x {length} is warm", partial(_encoder, length)
+        )
+        for length in LENGTHS
+    },
+    "mlp": Group(f"The bucket {ROWS} of an MLP is warm, of sixteen", _mlp),
+}
+
+
+def measure(which: str, way: str, calls: int) -> Row:
+    """The stream of a group in this process."""
+    executor, parameters, largest, every, stream = GROUPS[which].case(calls)
     if way in (BACKGROUND, SAME_PROCESS):
         executor = executor.with_background_compile(process=way == BACKGROUND)
-    [largest] = draw_tokens([(LARGEST_BATCH, length)])
-    stream = draw_tokens([(b, min(s, length)) for b, s in draw_sizes(calls)])
     if way in (WARMED_UP, FIRST_RUN):
-        every = {"b": range(1, LARGEST_BATCH + 1), "s": range(SHORTEST, length + 1)}
-        executor.warmup(weights, largest, sizes=every, progress=False, first_run=way == FIRST_RUN)
+        executor.warmup(
+            parameters, largest, sizes=every, progress=False, first_run=way == FIRST_RUN
+        )
 
-    def seconds(tokens: Any) -> float:
+    def seconds(x: np.ndarray) -> float:
         began = time.perf_counter()
-        executor(weights, tokens)
+        executor(parameters, x)
         return time.perf_counter() - began
 
-    for tokens in [largest] * 5 + (stream if way == BEFORE else []):
-        executor(weights, tokens)
+    for x in [largest] * 5 + (list(stream) if way == BEFORE else []):
+        executor(parameters, x)
     gc.collect()
     gc.freeze()  # a full collection takes 40 ms once JAX is imported
     warm = [seconds(largest) for _ in range(40)]
-    cold = [seconds(tokens) for tokens in stream]
+    cold = [seconds(x) for x in stream]
     executor.wait_for_compiles()
     warm += [seconds(largest) for _ in range(40)]  # the machine may have changed its speed
     alone = np.median(warm)
@@ -95,7 +173,8 @@ SECTIONS = (
     Section(
         "stalls",
         "Waiting for compiles",
-        f"{CALLS:,} calls of the encoder above, cut to the length of the one bucket that is warm. "
+        f"{CALLS:,} calls of the encoder above, cut to the length of the one bucket that is warm, "
+        "and of an MLP whose calls take a tenth of the time. "
         "*Warm* is the median of that bucket before and after, *ratio* is p99 to it. XLA compiles "
         "with all cores, so a call that runs beside a compile takes longer; how much of the ratio "
         "is the machine's own, the first rows tell. What is compiled ahead still takes longer in "
@@ -104,9 +183,9 @@ SECTIONS = (
         "bucket serves more of them.",
         (
             Column("way", "way"),
-            Column("warm_ms", "warm, ms", ".1f"),
-            Column("p50_ms", "p50, ms", ".1f"),
-            Column("p99_ms", "p99, ms", ".0f"),
+            Column("warm_ms", "warm, ms", ".2f"),
+            Column("p50_ms", "p50, ms", ".2f"),
+            Column("p99_ms", "p99, ms", ".1f"),
             Column("longest_ms", "longest, ms", ".0f"),
             Column("ratio", "ratio", ".2f"),
             Column("compiles", "compiles", "d"),
