@@ -25,9 +25,9 @@ from bucketjit._apart import pool as pool_module
 from bucketjit._apart.pool import Pool
 from bucketjit._workers import _Turns
 from tests.comparison import assert_same, ramp
+from tests.process_table import SECONDS, assert_gone, child, state
 
 pytestmark = pytest.mark.skipif(not pool_module.can_start(), reason="no processes that compile")
-SECONDS = 240  # the machine may be busy, and this has the lowest priority
 _PATIENT = f"""
     from bucketjit import _supply
     _supply._PATIENCE = {SECONDS}
@@ -60,36 +60,7 @@ def executor(
 
 def members(process: Any) -> tuple[int, int]:
     """The pacer, and the compiler, which is its only child."""
-    paced = process._popen.pid
-    deadline = time.monotonic() + SECONDS
-    while not (found := [pid for pid in map(int, pids()) if field(pid, 1) == str(paced)]):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return paced, found[0]
-
-
-def pids() -> list[str]:
-    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def field(pid: int, number: int) -> str | None:
-    """A field of what the system tells of a process behind its name: 0 its state, 1 its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number]
-    except OSError:
-        return None
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    return field(pid, 0) not in (None, "Z")
-
-
-def assert_gone(*pids: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    return process._popen.pid, child(process._popen.pid)
 
 
 # --- what it compiles ---
@@ -417,6 +388,7 @@ _ENDS = (
     import numpy as np
     from bucketjit import BucketedExec
     from bucketjit._apart.pool import pool
+    from tests.process_table import child
 
     fn = BucketedExec(lambda x: x - x.max()).with_pow2().with_background_compile()
     for n in (40, 5):
@@ -424,9 +396,7 @@ _ENDS = (
     if sys.argv[1] != "compiling":
         assert fn.wait_for_compiles()
     [process] = pool()._all
-    paced = process._popen.pid
-    with open(f"/proc/{paced}/task/{paced}/children") as children:
-        print(paced, children.read(), flush=True)
+    print(process._popen.pid, child(process._popen.pid), flush=True)
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1] == "forked":
@@ -445,6 +415,7 @@ _DIES_COMPILING = """
     import jax, numpy as np
     from bucketjit import _jax
     from bucketjit._apart.pool import pool
+    from tests.process_table import child
 
     def deep(x):
         for i in range(600):
@@ -457,15 +428,7 @@ _DIES_COMPILING = """
     while not (processes := list(pool()._all)) or pool()._free:
         time.sleep(0.01)
     time.sleep(3)
-    paced = processes[0]._popen.pid
-    parents = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                parents[pid] = stat.read().rpartition(")")[2].split()[1]
-        except OSError:
-            pass
-    print(paced, *[pid for pid, parent in parents.items() if parent == str(paced)], flush=True)
+    print(processes[0]._popen.pid, child(processes[0]._popen.pid), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 """
 
@@ -507,7 +470,7 @@ def test_those_that_have_ended_are_buried(processes: Pool) -> None:
     os.kill(compiles, signal.SIGKILL)
     assert_gone(paced)
     processes.start()
-    assert field(paced, 0) is None and process not in processes._all
+    assert state(paced) is None and process not in processes._all
 
 
 def test_it_ends_without_work() -> None:
@@ -551,7 +514,7 @@ def test_it_is_halted_while_this_process_is_at_work(processes: Pool) -> None:
     states: set[str] = set()
     deadline = time.monotonic() + SECONDS
     while "T" not in states:  # importing JAX is work, and this loop is too
-        states.add(field(compiles, 0) or "")
+        states.add(state(compiles) or "")
         assert time.monotonic() < deadline, states
 
 
@@ -627,4 +590,5 @@ def _run(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=2 * SECONDS,
+        cwd=Path(__file__).parent.parent,
     )
