@@ -21,18 +21,20 @@ from bucketjit._config import CompileBudget, Config, Fallback, checked_options
 from bucketjit._derivatives import Derivatives
 from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
+from bucketjit._events import Event
 from bucketjit._executable import SignatureChanged
 from bucketjit._explain import Explanation, array_like, explain
-from bucketjit._manifest import Manifest, manifest_of
+from bucketjit._manifest import Manifest, changes_of, manifest_of
 from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
 from bucketjit._plan import Evicted
 from bucketjit._results import Out
 from bucketjit._route import Given
+from bucketjit._signing import Signed
 from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
 from bucketjit._view.views import Views
-from bucketjit._warmup import WarmupReport, together, warm_up
+from bucketjit._warmup import WarmupReport, check_options, none_warmed, together, warm_up
 
 _THREAD_TRACE, _NO_TRACE = _jax.THREAD_TRACE, _jax.NO_TRACE
 
@@ -277,10 +279,12 @@ class BucketedExec(Builders, Views):
         Args:
             *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for
                 arrays. Arrays that will be committed to a device should be so here. Or a
-                `Manifest` of what another process had compiled, and nothing else.
+                `Manifest` of what another process had compiled, and nothing else; what of it fails
+                is reported, and so is what has changed since it was made.
             sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
                 lists its buckets, of which all combinations are warmed up; a list of dicts of a
-                variable to a size; or a joint plan. By default the sizes of ``args``.
+                variable to a size; a joint plan; or, of a single variable, its strategy. By default
+                the sizes of ``args``.
             workers: Threads that compile; by default as many as there are cores, up to four.
             time_budget: Seconds after which no other compile begins.
             progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if
@@ -296,7 +300,8 @@ class BucketedExec(Builders, Views):
             What was compiled, what was there, what failed and why, and what is left.
 
         Raises:
-            SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack.
+            SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack;
+                ``workers`` or ``time_budget`` is out of range.
             ArgumentError: What the call would raise.
 
         Examples:
@@ -309,32 +314,45 @@ class BucketedExec(Builders, Views):
             >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
             ({'n': 4}, {'n': 8})
         """
+        check_options(workers, time_budget)
+        how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
         if len(args) == 1 and isinstance(args[0], Manifest):
             if sizes is not None or kwargs:
                 raise SpecError("warmup: a manifest has its own arguments and sizes")
-            began = time.monotonic()
-            reports = []
-            for entry in args[0].entries():
-                spent = time.monotonic() - began
-                reports.append(
-                    self.warmup(
-                        *entry.args,
-                        sizes=list(entry.sizes) or None,
-                        workers=workers,
-                        time_budget=None if time_budget is None else time_budget - spent,
-                        progress=progress,
-                        first_run=first_run,
-                        **entry.kwargs,
-                    )
-                )
-            return together(reports)
-        given = tuple(map(array_like, args))
-        named = {name: array_like(value) for name, value in kwargs.items()}
+            return self._warmup_as_in(args[0], time_budget, **how)
+        signed = self._sign_like(args, kwargs)
+        return warm_up(self._engine, signed, sizes, time_budget=time_budget, **how)
+
+    def _sign_like(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signed:
+        """The signature of calls with arguments like these, structs among them."""
         signer = self._engine.signer
-        signed = signer.sign(given, named)
+        named = {name: array_like(value) for name, value in kwargs.items()}
+        signed = signer.sign(tuple(map(array_like, args)), named)
         # Structs may say more than the arrays that stood for them: where they are placed.
-        signed = dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))
-        return warm_up(self._engine, signed, sizes, workers, time_budget, progress, first_run)
+        return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))
+
+    def _warmup_as_in(
+        self, manifest: Manifest, time_budget: float | None, **how: Any
+    ) -> WarmupReport:
+        """Warm up what a manifest names; a signature that fails does not lose the others."""
+        engine, began = self._engine, time.monotonic()
+        stale = manifest.changes()
+        if manifest.function != engine.name:
+            stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
+        reports = []
+        for entry in manifest.entries():
+            left = None if time_budget is None else time_budget - (time.monotonic() - began)
+            try:
+                signed = self._sign_like(entry.args, entry.kwargs)
+                sizes = list(entry.sizes) or None
+                reports.append(warm_up(engine, signed, sizes, time_budget=left, **how))
+                stale += changes_of(engine, signed, entry.fingerprint)
+            except Exception as error:
+                reports.append(none_warmed(entry.sizes, error))
+        report = together(reports, stale)
+        for why in report.stale:
+            engine.tell(Event("stale", engine.name, detail=f"the manifest: {why}"))
+        return report
 
     def forbid_compiles(self) -> CompileGuard:
         """Compile nothing any more: a call that would have to raises `CompileBudgetError`.

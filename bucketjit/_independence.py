@@ -177,7 +177,7 @@ class _Proof:
                 return
             rule = _RULES.get(eqn.primitive)
             if rule is None:
-                self._look_inside(eqn)
+                self.look_inside(eqn)
                 return
             rule(step)
             shown = _SHOWN.get(eqn.primitive.name, ())
@@ -192,7 +192,12 @@ class _Proof:
             reason = f"{eqn.primitive.name}: {error.reason}"
             raise _Refusal(reason, error.remedy, _jax.source_line(eqn)) from None
 
-    def _look_inside(self, eqn: Any) -> None:
+    def look_inside(self, eqn: Any) -> None:
+        """The same for the implementation of an equation that has no rule.
+
+        Raises:
+            MaskingError: It breaks the rules, or cannot be looked into.
+        """
         if any(p is eqn.primitive for p in self._looking_inside):
             raise MaskingError(f"nothing is known of what it does along {self.variable}")
         try:
@@ -385,6 +390,11 @@ def _split(step: _Step) -> None:
         step.refuse(f"it takes what is along {step.variable} apart")
 
 
+def _unstack(step: _Step) -> None:
+    if step.ins[0] == step.params["axis"]:
+        step.refuse(f"it takes what is along {step.variable} apart")
+
+
 def _tile(step: _Step) -> None:
     if step.ins[0] is not None and step.params["reps"][step.ins[0]] != 1:
         step.refuse(f"it repeats what is along {step.variable}")
@@ -488,6 +498,36 @@ def _matrices(step: _Step) -> None:
         step.refuse(f"{step.variable} is an axis of its matrices")
 
 
+def _key_by_key(step: _Step, *generators: str) -> None:
+    """Refuse keys of other generators: those may use one key of a batch for all of it."""
+    keys = step.eqn.invars[0].aval.dtype
+    if _jax.key_impl(keys) not in generators:
+        step.refuse(
+            f"keys of {keys} are not known to be used one by one, and each chunk might draw others",
+            "use keys of JAX's default generator (threefry2x32)",
+        )
+
+
+def _fold_in(step: _Step) -> None:
+    _key_by_key(step, "threefry2x32", "rbg")
+    step.aligned()
+
+
+def _split_keys(step: _Step) -> None:
+    _key_by_key(step, "threefry2x32", "rbg")
+    _drawn(step)
+
+
+def _random_gamma(step: _Step) -> None:
+    _key_by_key(step, "threefry2x32")  # on an accelerator it draws for a batch of keys at once
+    step.proof.look_inside(step.eqn)
+
+
+def _random_bits(step: _Step) -> None:
+    _key_by_key(step, "threefry2x32")
+    _drawn(step)
+
+
 def _drawn(step: _Step) -> None:
     if step.ins[0] is None or step.proof.mentions(step.params["shape"]):
         step.refuse(
@@ -579,7 +619,7 @@ _cumulative = _along_others(_is("axis"), "it accumulates along")
 _RULES: dict[Any, _Rule] = _table(
     {
         " ".join(ELEMENTWISE): _elementwise,
-        "threefry2x32 threefry4x32 philox2x32 philox4x32 random_fold_in": _elementwise,
+        "threefry2x32 threefry4x32 philox2x32 philox4x32": _elementwise,
         "bitcast_convert_type random_wrap random_unwrap random_seed random_clone": _elementwise,
         "name device_put sharding_constraint reshard layout_constraint": _by_shape,
         "transpose squeeze": _by_shape,
@@ -593,6 +633,8 @@ _RULES: dict[Any, _Rule] = _table(
         "dynamic_slice": _dynamic_slice,
         "dynamic_update_slice": _dynamic_update_slice,
         "split": _split,
+        "stack": _by_shape,
+        "unstack": _unstack,
         "tile": _tile,
         "rev": _along_others(_in("dimensions"), "it reverses"),
         "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor": _reduction,
@@ -618,7 +660,10 @@ _RULES: dict[Any, _Rule] = _table(
             "it transforms along",
         ),
         "cholesky triangular_solve lu qr geqrf householder_product eigh svd": _matrices,
-        "random_bits random_split": _drawn,
+        "random_bits": _random_bits,
+        "random_gamma": _random_gamma,
+        "random_split": _split_keys,
+        "random_fold_in": _fold_in,
         "dim_as_value": _dim_as_value,
     }
 )

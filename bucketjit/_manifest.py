@@ -23,7 +23,8 @@ from bucketjit._executable import Executable, Origin
 from bucketjit._persistence import files
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.fingerprint import NoDigest
-from bucketjit._persistence.store import environment_changes
+from bucketjit._persistence.store import environment_changes, part_changes
+from bucketjit._signing import Signed
 
 _FORMAT = 1
 _EXPRESSION = re.compile(r"[A-Za-z0-9_+\-*^(), ]{1,200}")
@@ -115,6 +116,8 @@ class Manifest:
             given = json.loads(text)
         except ValueError as error:
             raise SpecError(f"not JSON ({error})") from None
+        except RecursionError:
+            raise SpecError("its JSON is nested too deeply") from None
         if not isinstance(given, dict) or given.get("format") != _FORMAT:
             raise SpecError(f"expected an object with 'format': {_FORMAT}")
         try:
@@ -170,6 +173,19 @@ def manifest_of(engine: Engine) -> Manifest:
     name = engine.name
     surroundings = dict(environment(_jax.default_device()))
     return Manifest(name, surroundings, tuple(signatures), tuple(dict.fromkeys(left_out)))
+
+
+def changes_of(engine: Engine, signed: Signed, fingerprint: Mapping[str, str] | None) -> list[str]:
+    """What of a program is another now than when its fingerprint was taken, in words."""
+    if fingerprint is None or engine.always_exact:
+        return []
+    program = engine.resolve(signed).program
+    if program is None:
+        return ["the call has no program that is masked"]
+    try:
+        return part_changes(fingerprint, {**fingerprint, **engine.orders.shelf.digests_of(program)})
+    except NoDigest as error:
+        return [f"its program cannot be compared: {error}"]
 
 
 class _CannotWrite(Exception):

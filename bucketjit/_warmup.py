@@ -47,6 +47,8 @@ class WarmupReport:
         exact: Sizes that no bucket serves, since the call cannot be masked, and why.
         left: Buckets that there was no time for; another warm-up goes on with them.
         seconds: What it took.
+        stale: What is another now than when the manifest was made, in words. What it names was
+            compiled all the same, as the function and the versions are now.
     """
 
     compiled: tuple[Mapping[str, int], ...]
@@ -55,6 +57,7 @@ class WarmupReport:
     exact: tuple[tuple[Mapping[str, int], str], ...]
     left: tuple[Mapping[str, int], ...]
     seconds: float
+    stale: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = (
@@ -63,11 +66,18 @@ class WarmupReport:
         )
         lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
         lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
+        lines += [f"  stale: {why}" for why in self.stale]
         return "\n".join([head, *lines])
 
 
-def together(reports: Sequence[WarmupReport]) -> WarmupReport:
-    """Several warm-ups as one."""
+def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> WarmupReport:
+    """A warm-up of calls that failed as a whole."""
+    failed = [(FrozenDict(chosen), in_one_line(error)) for chosen in sizes or [{}]]
+    return WarmupReport((), (), tuple(failed), (), (), 0.0)
+
+
+def together(reports: Sequence[WarmupReport], stale: Iterable[str]) -> WarmupReport:
+    """Several warm-ups as one, of a manifest of which this is stale."""
     return WarmupReport(
         compiled=tuple(b for r in reports for b in r.compiled),
         present=tuple(b for r in reports for b in r.present),
@@ -75,7 +85,22 @@ def together(reports: Sequence[WarmupReport]) -> WarmupReport:
         exact=tuple(b for r in reports for b in r.exact),
         left=tuple(b for r in reports for b in r.left),
         seconds=sum(r.seconds for r in reports),
+        stale=tuple(dict.fromkeys(stale)),
     )
+
+
+def check_options(workers: Any, time_budget: Any) -> None:
+    """Hold options of a warm-up to what they may be.
+
+    Raises:
+        SpecError: One of them is something else.
+    """
+    is_whole = isinstance(workers, int) and not isinstance(workers, bool)
+    if workers is not None and not (is_whole and workers > 0):
+        raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
+    is_number = isinstance(time_budget, int | float) and not isinstance(time_budget, bool)
+    if time_budget is not None and not (is_number and time_budget >= 0):
+        raise SpecError(f"warmup: time_budget must be seconds, or None, got {time_budget!r}")
 
 
 def warm_up(
@@ -267,7 +292,7 @@ def combinations(
 
     Args:
         sizes: None; a dict of a variable to a size, to sizes, or to a strategy that lists its
-            buckets; a list of dicts to sizes; or a joint plan.
+            buckets; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
         variables: The variables there are.
         own: The sizes of the example.
 
@@ -276,16 +301,21 @@ def combinations(
     """
     if sizes is None:
         return [dict(own)]
+    if hasattr(sizes, "boundaries"):
+        if len(variables) != 1:
+            raise SpecError(
+                f"warmup: {sizes!r} lists sizes of one dimension, and these arguments have "
+                f"{', '.join(map(repr, variables)) or 'no open axis'}; give a dict of each to its "
+                "sizes"
+            )
+        sizes = {variables[0]: sizes}
     if hasattr(sizes, "bucket_of"):
         sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
     if isinstance(sizes, Mapping):
         _check_names(sizes, variables)
         each = {v: _sizes_of(v, given) for v, given in sizes.items()}
         count = int(np.prod([len(s) for s in each.values()], dtype=np.int64))
-        if count > _MOST_COMBINATIONS:
-            raise SpecError(
-                f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
-            )
+        _check_count(count)
         return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise SpecError(
@@ -309,11 +339,20 @@ def _check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
         )
 
 
+def _check_count(count: int) -> None:
+    if count > _MOST_COMBINATIONS:
+        raise SpecError(
+            f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
+        )
+
+
 def _sizes_of(variable: str, given: Any) -> list[int]:
     boundaries = getattr(given, "boundaries", None)
     if boundaries is not None:
         given = boundaries
     values = [given] if isinstance(given, int | np.integer) else given
+    if isinstance(values, range):
+        _check_count(len(values))
     try:
         found = [int(n) for n in values]
     except (TypeError, ValueError):

@@ -132,6 +132,41 @@ def test_what_puts_rows_together_is_refused(i: int) -> None:
         split_axes(program_of(TOGETHER[i], ("b, _", "b, _"), x, y), "b")
 
 
+# --- keys ---------------------------------------------------------------------------------------
+
+DRAWS: dict[str, Callable[[Any], Any]] = {
+    "bits": lambda key: jax.random.normal(key, (3,)),
+    "fold_in": lambda key: jax.random.key_data(jax.random.fold_in(key, 7)),
+    "split": lambda key: jax.random.key_data(jax.random.split(key, 2)),
+    "gamma": lambda key: jax.random.gamma(key, 2.0, (2,)),
+    "permutation": lambda key: jax.random.permutation(key, 7),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_that_are_drawn_from_as_a_batch_are_not_cut(name: str, impl: str) -> None:
+    """``vmap`` of the hardware's generator draws for a whole batch by its first key."""
+    fn = jax.vmap(DRAWS[name])
+    keys = jax.random.split(jax.random.key(3, impl=impl), 19)
+    cut = BucketedExec(fn).with_pow2(max=8, overflow="split")
+    if impl == "threefry2x32" or (impl == "rbg" and name in ("fold_in", "split")):
+        np.testing.assert_allclose(cut(keys), fn(keys), rtol=1e-5)
+    else:
+        with pytest.raises(SplitError, match="are not known to be used one by one"):
+            cut(keys)
+
+
+def test_rows_are_stacked_and_taken_apart_along_other_axes() -> None:
+    x = np.random.default_rng(0).standard_normal((19, 4, 3)).astype(np.float32)
+
+    def fn(x: Any) -> Any:
+        return jnp.stack(list(jnp.unstack(x, axis=1))[::-1], axis=0).mean(0)
+
+    cut = BucketedExec(fn).with_pow2(max=8, overflow="split")
+    np.testing.assert_allclose(cut(x), fn(x), rtol=1e-5)
+
+
 # --- rules that let too much pass ---------------------------------------------------------------
 
 

@@ -144,6 +144,35 @@ def test_warm_up_by_plans() -> None:
     assert list(map(dict, report.compiled)) == [{"n": 9}, {"n": 5}]
 
 
+def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
+    plan = strategies.Optimal.fit([3, 4, 30, 31], k=2)
+    rows = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_strategy(plan)
+    report = rows.warmup(np.zeros((1, 4), np.float32), sizes=plan, progress=False)
+    assert sorted(b["b"] for b in report.compiled) == [4, 31]
+    both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
+    with pytest.raises(SpecError, match="lists sizes of one dimension, and these arguments have"):
+        both.warmup(np.zeros((1, 4), np.float32), sizes=plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"workers": 0}, "workers must be an int of at least 1, or None, got 0"),
+        ({"workers": 2.5}, "workers must be an int"),
+        ({"workers": True}, "workers must be an int"),
+        ({"time_budget": "soon"}, "time_budget must be seconds, or None, got 'soon'"),
+        ({"time_budget": -1}, "time_budget must be seconds"),
+        ({"time_budget": float("nan")}, "time_budget must be seconds"),
+        ({"sizes": {"batch": range(10**9)}}, "1000000000 combinations of sizes"),
+    ],
+)
+def test_what_a_warm_up_does_not_take(options: dict[str, Any], why: str) -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    with pytest.raises(SpecError, match=why):
+        executor.warmup(ramp(1), progress=False, **options)
+    assert executor.warmup(ramp(3), progress=False).compiled == ({"batch": 4},)
+
+
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
     report = executor.warmup(ramp(1), sizes={"batch": [3, 5]}, progress=False)

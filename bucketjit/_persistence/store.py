@@ -144,9 +144,7 @@ class Store:
 def differences(header: Header, wanted: Wanted) -> str:
     """What has changed since a file was written, in words."""
     changes = environment_changes(header.environment, wanted.environment)
-    for part, text in _SHOWN_PARTS.items():
-        if header.parts.get(part) != wanted.parts.get(part):
-            changes.append(text)
+    changes += part_changes(header.parts, wanted.parts)
     return "; ".join(changes) or "what it was compiled with is not known"
 
 
@@ -157,3 +155,8 @@ def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list
         for name in dict.fromkeys([*then, *now])
         if then.get(name) != now.get(name)
     ]
+
+
+def part_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Which digests differ, in words."""
+    return [text for part, text in _SHOWN_PARTS.items() if then.get(part) != now.get(part)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import OrderedDict
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Manifest, SpecError
+from bucketjit import BucketedExec, Event, Manifest, SpecError, WarmupReport
 from bucketjit._persistence import environment
 
 
@@ -184,3 +185,67 @@ def test_nothing_in_a_manifest_is_run(code):
     text = change(made.manifest().text(), signatures=leaf(shape=[code]))
     with pytest.raises(SpecError, match="expected an expression of n"):
         Manifest.parse(text)
+
+
+def scaled(w: Any, x: Any) -> Any:
+    if x.shape[1] == 3:
+        raise ValueError("three columns\nare too many")
+    return x * w
+
+
+def test_a_signature_that_fails_does_not_lose_the_others():
+    made = BucketedExec(lambda w, x: x * w, dynamic_axes=(None, "b, _")).with_pow2()
+    for rows, columns in ((3, 3), (3, 4), (9, 3), (5, 2)):
+        made(np.float32(2), np.ones((rows, columns), np.float32))
+    warm = BucketedExec(scaled, dynamic_axes=(None, "b, _")).with_pow2()
+    report = warm.warmup(made.manifest(), progress=False)
+    assert sorted(b["b"] for b in report.compiled) == [4, 8]
+    assert [(sizes["b"], why) for sizes, why in report.failed] == [
+        (3, "ValueError: three columns"),
+        (9, "ValueError: three columns"),
+    ]
+    assert warm.cache_size() == 2
+
+
+def test_what_has_changed_since_is_told():
+    told: list[Event] = []
+
+    def warmed(fn: Any, manifest: Manifest) -> WarmupReport:
+        warm = BucketedExec(fn, dynamic_axes="b").with_pow2().with_on_event(told.append)
+        report = warm.warmup(manifest, progress=False)
+        assert len(report.compiled) == 1 and not report.failed
+        return report
+
+    def scale(factor: float, power: int) -> Any:
+        weights = np.full(1, factor, np.float32)
+
+        def scale(x: Any) -> Any:
+            return x**power * weights
+
+        return scale
+
+    made = BucketedExec(scale(2.0, 2), dynamic_axes="b").with_pow2()
+    made(np.ones(3, np.float32))
+    manifest = made.manifest()
+    assert warmed(scale(2.0, 2), manifest).stale == () and not told_stale(told)
+    assert warmed(scale(3.0, 2), manifest).stale == ("its constants are others",)
+    report = warmed(scale(2.0, 3), manifest)
+    assert report.stale == ("the program is another",)
+    assert str(report).endswith("\n  stale: the program is another")
+    elsewhere = dataclasses.replace(
+        manifest, function="other", environment={**manifest.environment, "jax": "9.9"}
+    )
+    assert warmed(scale(2.0, 2), elsewhere).stale == (
+        "it was made for other, this is scale",
+        f"jax was 9.9, is {jax.__version__}",
+    )
+    assert told_stale(told)[-1] == f"the manifest: jax was 9.9, is {jax.__version__}"
+
+
+def told_stale(told: list[Event]) -> list[str]:
+    return [event.detail for event in told if event.kind == "stale"]
+
+
+def test_a_text_that_is_nested_too_deeply():
+    with pytest.raises(SpecError, match="nested too deeply"):
+        Manifest.parse("[" * 100_000)
