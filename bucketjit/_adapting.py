@@ -72,7 +72,7 @@ class Adapting:
                 if not entry.exact and variable in entry.sizes
             }
             proposal = strategy.propose(made)
-            if proposal is None:
+            if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
                 continue
             try:
                 for bucket in proposal.new_buckets:

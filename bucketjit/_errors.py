@@ -67,7 +67,8 @@ class BucketOverflowError(StrategyError):
         what = f"dimension {dim!r}" if dim else "a dimension"
         super().__init__(
             f"{what} has size {size}, beyond the largest bucket {largest}; raise the strategy's "
-            f"max (or add a boundary of at least {size}), or split the input"
+            f"max (or add a boundary of at least {size}), choose Overflow.EXTEND, EXACT or SPLIT, "
+            "or split the input"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

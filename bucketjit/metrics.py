@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bucketjit._errors import SpecError
@@ -63,21 +62,39 @@ class _Collector:
         yield from _metrics(stats)
 
 
-@dataclass(frozen=True)
 class Registration:
     """An executor's metrics in a registry.
+
+    It is a collector of prometheus-client too: whoever registers it with a registry moves the
+    metrics there. Metrics of several executors in one registry are better left to `prometheus`,
+    which tells them as one family each.
 
     Attributes:
         name: The label ``function``.
     """
 
-    name: str
-    _collector: _Collector = field(repr=False)
-    _executor: weakref.ref[BucketedExec] = field(repr=False)
+    def __init__(self, name: str, collector: _Collector, executor: BucketedExec) -> None:
+        self.name = name
+        self._collector = collector
+        self._executor = weakref.ref(executor)
+        self._collects = False
 
     def unregister(self) -> None:
         """Take the metrics out. Nothing happens if they are out already."""
+        self._collects = False
         self._collector.remove(self.name, self._executor)
+
+    def describe(self) -> list[Metric]:
+        """Nothing; a registry asks when this is registered there, and is served from then on."""
+        self.unregister()
+        self._collects = True
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now, where this was registered as a collector."""
+        executor = self._executor()
+        if self._collects and executor is not None:
+            yield from _metrics({self.name: executor.stats()})
 
 
 _collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
@@ -99,7 +116,7 @@ def prometheus(
         registry: Where to; the default registry of prometheus-client if left out.
 
     Returns:
-        The registration, to take it back with ``unregister()``.
+        The registration, to take it back with ``unregister()``, or to register it elsewhere.
 
     Raises:
         MissingExtraError: prometheus-client is not installed.
@@ -130,7 +147,7 @@ def prometheus(
             where.register(collector)
             _collectors[where] = collector
     collector.add(name, executor)
-    return Registration(name, collector, weakref.ref(executor))
+    return Registration(name, collector, executor)
 
 
 class _Metric(NamedTuple):
@@ -147,6 +164,8 @@ _PLAIN = (
     _Metric("misses_total", "Calls that had to compile.", lambda s: s.misses),
     _Metric("compiles_total", "Executables compiled.", lambda s: s.compiles),
     _Metric("compile_seconds_total", "Time spent compiling.", lambda s: s.compile_seconds),
+    _Metric("loads_total", "Executables read from files.", lambda s: s.loads),
+    _Metric("load_seconds_total", "Time spent reading them.", lambda s: s.load_seconds),
     _Metric("evictions_total", "Executables dropped to make room.", lambda s: s.evictions),
     _Metric("executables", "Executables in the cache.", lambda s: len(s.buckets)),
     _Metric("programs", "Programs traced.", lambda s: len(s.programs)),

@@ -107,7 +107,25 @@ def test_unregistering(registry: Any) -> None:
     assert samples(registry) == {}
     again = metrics.prometheus(executor, registry=registry)
     registration.unregister()  # the same executor under the same name: it is the same
-    assert samples(registry) == {} and again == registration
+    assert samples(registry) == {} and again.name == "total"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_registration_is_a_collector(registry: Any, elsewhere: bool) -> None:
+    client = pytest.importorskip("prometheus_client")
+    executor = BucketedExec(total).with_pow2()
+    registration = metrics.prometheus(executor, registry=registry)
+    assert list(registration.collect()) == []  # the registry has them already
+    at = client.CollectorRegistry() if elsewhere else registry
+    at.register(registration)
+    executor(ones(3))
+    text = client.generate_latest(at).decode()
+    assert text.count('bucketjit_calls_total{function="total"} 1.0') == 1
+    assert not elsewhere or client.generate_latest(registry).count(b'"total"') == 0
+    registration.unregister()
+    assert b'"total"' not in client.generate_latest(at)
+    metrics.prometheus(executor, registry=registry)  # and they can go back
+    assert samples(registry)["total", "bucketjit_calls_total"] == 1
 
 
 def test_executors_are_not_kept_alive(registry: Any) -> None:

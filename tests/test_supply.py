@@ -25,6 +25,7 @@ from bucketjit import (
     CompileBudget,
     CompileBudgetError,
     CompileBudgetWarning,
+    Event,
     FallbackWarning,
     SpecError,
     StrategyContractError,
@@ -725,6 +726,27 @@ def adapts_to_three_sizes() -> None:
     hits = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
     assert all(hits[n] >= 1 for n in sizes) and executor.stats().misses == before.misses
     assert executor.stats().calls == 303
+
+
+def test_an_adaptive_strategy_asks_for_no_compile_that_is_not_allowed() -> None:
+    told: list[Event] = []
+    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
+    executor = BucketedExec(jnp.cumsum).with_strategy(strategy).with_on_event(told.append)
+    for n in (17, 40, 70):
+        executor(ramp(n))
+
+    def go_on() -> None:
+        for i in range(300):
+            executor(ramp((17, 40, 70)[i % 3]))
+            if i % 64 == 63:
+                assert executor.wait_for_compiles(60)
+
+    with executor.forbid_compiles():
+        go_on()
+    assert {event.kind for event in told} <= {"compile", "signature"}
+    assert isinstance(strategy.plan, strategies.Pow2)
+    go_on()
+    assert isinstance(strategy.plan, strategies.Optimal)
 
 
 def test_an_adaptive_executor_goes_with_its_last_reference() -> None:

@@ -1,4 +1,4 @@
-"""``cache list|verify|prune DIR``: the executables that `BucketedExec.with_persistence` keeps."""
+"""``cache [list|verify|prune] DIR``: the executables that `BucketedExec.with_persistence` keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bucketjit._persistence.files import Distrusted, Entry
 _DESCRIPTION = """\
 Look after a directory of executables, as with_persistence(DIR) keeps them:
 
-  list    what is there, the file that was of use last first
+  list    what is there, the file that was of use last first; also where no action is named
   verify  check every file; exit code 1 if one is damaged or not to be trusted
   prune   remove damaged files and what was left unfinished, and whatever the options name
 
@@ -32,7 +32,14 @@ _DAY = 86400.0
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=_ACTIONS, metavar="list|verify|prune", help="what to do")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=_ACTIONS,
+        default="list",
+        metavar="list|verify|prune",
+        help="what to do",
+    )
     parser.add_argument("directory", metavar="DIR", help="the directory")
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from bucketjit._cli.command import CommandError, UsageError
 
+_MARK = "\ufeff"  # that a text is UTF-8; spreadsheets write it
+
 
 def read_text(name: str) -> str:
     """Read a file, or standard input for ``-``.
@@ -19,8 +21,8 @@ def read_text(name: str) -> str:
         if name == "-":
             if sys.stdin.isatty():
                 raise UsageError("name a file, or pipe one in")
-            return sys.stdin.read()
-        return Path(name).read_text(encoding="utf-8")
+            return sys.stdin.read().removeprefix(_MARK)
+        return Path(name).read_text(encoding="utf-8").removeprefix(_MARK)
     except UnicodeDecodeError:
         raise CommandError(f"{shown_name(name)} is not text") from None
     except OSError as error:

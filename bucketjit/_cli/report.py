@@ -10,6 +10,7 @@ from typing import Any
 from bucketjit._cli.command import Command, CommandError
 from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.tables import print_tables
+from bucketjit._errors import in_one_line
 from bucketjit._view.tables import tables_of
 
 _DESCRIPTION = """\
@@ -20,12 +21,28 @@ Show a snapshot of an executor's counters. Save one with
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stats", metavar="STATS.json", help="the snapshot; - for standard input")
+    parser.add_argument(
+        "stats",
+        nargs="?",
+        default="-",
+        metavar="STATS.json",
+        help="the snapshot; standard input by default, or for -",
+    )
+    parser.add_argument("--json", action="store_true", help="print the snapshot itself, checked")
 
 
 def _run(options: argparse.Namespace) -> None:
-    stats = _load(read_text(options.stats), shown_name(options.stats))
-    print_tables(tables_of(stats))
+    source = shown_name(options.stats)
+    stats = _load(read_text(options.stats), source)
+    try:
+        tables = tables_of(stats)
+    except (ArithmeticError, AttributeError, OSError, TypeError, ValueError) as error:
+        why = in_one_line(error)
+        raise CommandError(f"{source} has a field that is not as expected: {why}") from None
+    if options.json:
+        print(json.dumps(stats, indent=2))
+    else:
+        print_tables(tables)
 
 
 def _load(text: str, source: str) -> Mapping[str, Any]:

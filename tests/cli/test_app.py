@@ -59,7 +59,6 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_report(tmp_path):
         (["plan", "--k", "0"], "--k: expected a positive int, got '0'"),
         (["plan", "--k", "many"], "--k: expected a positive int, got 'many'"),
         (["plan", "--multiple-of", "s="], "--multiple-of: expected a positive int, got ''"),
-        (["report"], "required: STATS.json"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_code_2(words, message, capsys):

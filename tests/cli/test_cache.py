@@ -45,7 +45,7 @@ def break_one(directory):
 def test_list(directory, run):
     pytest.importorskip("rich")
     code, out, error = run("list", directory)
-    assert (code, error) == (0, "")
+    assert (code, error) == (0, "") and run(directory) == (code, out, error)
     rows = [line.split() for line in out.splitlines()]
     assert rows[0][:2] == ["2", "executables,"]
     assert [r[1] for r in rows if r and r[0] == "<lambda>"] == ["batch=8", "batch=4"]

@@ -50,6 +50,12 @@ def as_json(capsys, *words):
     return json.loads(out)
 
 
+def test_a_mark_of_the_encoding_is_no_size(lengths, capsys):
+    plain = as_json(capsys, lengths)
+    lengths.write_text(lengths.read_text(), encoding="utf-8-sig")
+    assert as_json(capsys, lengths) == plain
+
+
 def test_table(lengths, capsys):
     pytest.importorskip("rich")
     assert main(["plan", str(lengths), "--k", "5"]) == 0

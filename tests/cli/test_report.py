@@ -70,11 +70,34 @@ def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):
     assert "flops" in out and "1.235e+06" in out
 
 
-def test_from_standard_input(stats, monkeypatch, capsys):
+@pytest.mark.parametrize("words", [["-"], []])
+def test_from_standard_input(words, stats, monkeypatch, capsys):
     pytest.importorskip("rich")
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(stats)))
-    assert main(["report", "-"]) == 0
+    assert main(["report", *words]) == 0
     assert "calls" in capsys.readouterr().out
+
+
+def test_as_json(stats, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(stats)))
+    assert main(["report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == stats
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size_counts", {"b": {"x": 1}}),
+        ("size_counts", {"b": {"3": "y"}}),
+        ("buckets", [{"sizes": {"b": 4}, "last_used": 1e300}]),
+        ("programs", 5),
+        ("programs", [3]),
+    ],
+)
+def test_a_field_of_another_kind(field, value, stats, tmp_path, capsys):
+    code, out, error = report({**stats, field: value}, tmp_path, capsys)
+    assert code == 1 and out == ""
+    assert "has a field that is not as expected: " in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN calls"])
