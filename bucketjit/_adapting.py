@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bucketjit import _jax
+from bucketjit._apart.pool import Ended
 from bucketjit._building import without_values
 from bucketjit._config import Background
 from bucketjit._engine import Engine
@@ -77,6 +78,8 @@ class Adapting:
             try:
                 for bucket in proposal.new_buckets:
                     config.run(_compile, engine, signed, call, variable, bucket)
+            except Ended:  # so does the interpreter
+                return
             except Exception as error:  # nobody waits for this thread
                 engine.tell(Event("error", engine.name, {variable: bucket}, detail=str(error)))
                 return

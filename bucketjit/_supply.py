@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from bucketjit import _jax
-from bucketjit._apart.pool import can_start, pool
+from bucketjit._apart.pool import Ended, can_start, pool
 from bucketjit._building import Compile
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
@@ -285,6 +285,8 @@ class Supply:
         def work() -> None:
             try:
                 self.prepare(order, first_run=True, beside_calls=True)
+            except Ended:  # at exit
+                raise
             except Exception as error:
                 self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
                 raise

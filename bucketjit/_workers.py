@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from bucketjit import _jax
+from bucketjit._apart.pool import end_pool
 from bucketjit._config import Background
 
 # Seconds that Python code may run while another thread waits for its turn (CPython has 5 ms). A
@@ -140,6 +141,7 @@ def _end_at_exit(thread: threading.Thread, jobs: queue.Queue[Any], stop: threadi
         running = alive()
         if running is not None and running.is_alive():
             _stop(jobs, stop)
+            end_pool()  # what it compiles elsewhere, nobody waits for
             running.join()
 
     atexit.register(end)

@@ -317,7 +317,7 @@ def test_one_that_gets_no_time_is_given_up(
     assert_same(wrapped(ramp(5)), centred(jnp.asarray(ramp(5))))
     wrapped(ramp(20))
     assert wrapped.wait_for_compiles(SECONDS)
-    assert told("process")[1].endswith("got no time for it lately")  # and is not asked
+    assert told("process")[1].endswith("did not get to it lately")  # and is not asked
     assert not processes._all and processes._rest == 120
     processes._rests_until = 0.0
     monkeypatch.setattr(_supply, "_PATIENCE", SECONDS)
@@ -487,9 +487,165 @@ def test_it_ends_without_work() -> None:
 def test_none_is_started_after_the_end(processes: Pool) -> None:
     processes.end()
     processes.start()
-    with pytest.raises(_jax.NotElsewhere):
+    with pytest.raises(pool_module.Ended):
         processes.compile(SECONDS, b"", b"", 1, 0)
     assert not processes._all
+
+
+# --- where it starts ---
+
+
+_CALLS = (
+    _PATIENT
+    + """
+    import os, sys
+    import numpy as np
+    from bucketjit import BucketedExec
+
+    told = []
+    fn = BucketedExec(lambda x: x - x.max()).with_pow2().with_background_compile()
+    fn = fn.with_on_event(lambda event: told.append((event.kind, event.detail)))
+
+    def call():
+        for n in (40, 5):
+            fn(np.arange(n, dtype=np.float32))
+        assert fn.wait_for_compiles()
+        assert np.array_equal(fn(np.ones(5, np.float32)), np.zeros(5))
+        return [detail for kind, detail in told if kind == "process"]
+"""
+)
+
+
+def test_what_it_runs_is_not_what_lies_about(tmp_path: Path) -> None:
+    """Neither the present directory, nor variables, nor files of sites decide."""
+    for name in ("jax.py", "select.py", "sitecustomize.py", "usercustomize.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
+    script = f"""
+    os.chdir({str(tmp_path)!r})
+    os.environ["PYTHONPATH"] = {str(tmp_path)!r}
+    assert sys.path[0] == ""
+    assert call() == [], told
+"""
+    done = _run(_CALLS + script)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_where_standard_streams_are_closed() -> None:
+    script = """
+    from bucketjit._apart.pool import pool
+    for fd in (0, 1):
+        os.close(fd)
+    assert call() == [], told
+    assert pool()._all
+"""
+    done = _run(_CALLS + script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_starts_no_other() -> None:
+    script = """
+    from bucketjit._apart.pool import can_start, pool
+    assert call() == [] and pool()._all
+    [process] = pool()._all
+    from tests.process_table import child
+    with open(f"/proc/{child(process._popen.pid)}/environ") as file:
+        marks = [line for line in file.read().split(chr(0)) if "BUCKETJIT" in line]
+    assert can_start() and len(marks) == 1
+    os.environ.update(line.split("=") for line in marks)
+    assert not can_start()
+"""
+    done = _run(_CALLS + script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_that_cannot_start_is_not_started_for_each_compile(
+    processes: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_COMPILER", "no_such_module")
+    started = []
+    start = Pool._started
+
+    def counted(pool: Pool) -> Any:
+        started.append(pool)
+        return start(pool)
+
+    monkeypatch.setattr(Pool, "_started", counted)
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    for n in (5, 9, 20):
+        wrapped(ramp(n))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 4 and len(started) <= 2
+    assert [why.rpartition(": ")[2] for why in told("process")] == [
+        "the process has ended",
+        *["the process that compiles did not get to it lately"] * 2,
+    ]
+    monkeypatch.undo()
+    processes._rests_until = 0.0
+
+
+def test_another_version_is_not_asked_again(
+    processes: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files may be replaced after this process has read them, and before the other one does."""
+    monkeypatch.setattr(pool_module, "stamp", lambda: b"jax 0.0.1")
+    wrapped, told = executor()
+    wrapped(ramp(60))
+    wrapped(ramp(5))
+    wrapped(ramp(9))
+    assert wrapped.wait_for_compiles(SECONDS)
+    assert wrapped.stats().compiles == 3
+    [first, second] = told("process")
+    assert first == second and f"finds jax {jax.__version__}, jaxlib" in first
+    assert first.endswith("this one has jax 0.0.1")
+    assert not processes._all
+    assert_same(wrapped(ramp(5)), centred(jnp.asarray(ramp(5))))
+
+
+def test_a_broken_line_is_no_signal() -> None:
+    """Programs of the command line have SIGPIPE end them."""
+    script = """
+    import signal, time
+    from bucketjit._apart.pool import pool
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    pool().start()
+    [process] = pool()._all
+    os.killpg(process._popen.pid, signal.SIGKILL)
+    while process._popen.poll() is None:
+        pass
+    try:
+        process.ask(b"x" * 2**22, time.monotonic() + 60)
+    except EOFError as error:
+        print(error)
+"""
+    done = _run(_CALLS + script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the process has ended\n"
+
+
+@pytest.mark.parametrize("how", ["ends", "is interrupted"])
+def test_exit_does_not_wait_for_what_is_compiled_elsewhere(how: str) -> None:
+    script = """
+    import signal, threading, time
+    from bucketjit._apart.pool import pool
+    from tests.process_table import child
+    fn(np.ones(40, np.float32))
+    while not (processes := list(pool()._all)):
+        time.sleep(0.01)
+    pids = processes[0]._popen.pid, child(processes[0]._popen.pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    fn(np.ones(5, np.float32))
+    while pool()._free:
+        time.sleep(0.01)
+    if sys.argv[1] == "is interrupted":
+        raise KeyboardInterrupt
+"""
+    done = _run(_CALLS + script, how)
+    interrupted = how == "is interrupted"
+    assert done.returncode == (-signal.SIGINT if interrupted else 0), done.stderr
+    assert done.stderr.count("Traceback") == interrupted
 
 
 # --- standing back ---

@@ -5,35 +5,44 @@ from __future__ import annotations
 import os
 import select
 
+import jax
+
 from bucketjit import _jax
 from bucketjit._apart import wire
 from bucketjit._apart.pacer import BUSY, IDLE
 from bucketjit._errors import in_one_line
+from bucketjit._version import __version__
 
 _PATIENCE = 120.0  # seconds without a program after which it ends
 
 
-def serve(questions: int, answers: int, tells: int) -> None:
+def stamp() -> bytes:
+    """What compiles in this process: files may have been replaced since another has read them."""
+    return (
+        f"jax {jax.__version__}, jaxlib {_jax.jaxlib_version()}, bucketjit {__version__}".encode()
+    )
+
+
+def serve(line: int, tells: int) -> None:
     """Compile the programs that come, one after another, until no more can come.
 
     Args:
-        questions: Where they come from.
-        answers: Where the executables go.
+        line: Where they come from, and the executables go.
         tells: Where to tell whether there is something to do.
     """
     while True:
         os.write(tells, IDLE)
-        message = _next_message(questions, _PATIENCE)
+        message = _next_message(line, _PATIENCE)
         os.write(tells, BUSY)
         if message is None:
             return
         try:
-            answer = [wire.DONE, _compiled(message)]
+            answer = [wire.DONE, stamp(), _compiled(message)]
         except Exception as error:
-            answer = [wire.FAILED, in_one_line(error).encode()]
+            answer = [wire.FAILED, stamp(), in_one_line(error).encode()]
         rest = memoryview(wire.packed(answer))
         while rest:
-            rest = rest[os.write(answers, rest) :]
+            rest = rest[os.write(line, rest) :]
 
 
 def _compiled(message: bytes) -> bytes:

@@ -28,13 +28,12 @@ BUSY, IDLE = b"1", b"0"  # what the compiler tells
 _PR_SET_PDEATHSIG = 1
 
 
-def main(asker: int, questions: int, answers: int, paths: list[str], module: str) -> None:
+def main(asker: int, line: int, paths: list[str], module: str) -> None:
     """Start the compiler, and pace it until it ends.
 
     Args:
         asker: The process that it compiles for, which has started this one.
-        questions: Where the compiler reads.
-        answers: Where it writes.
+        line: Where the compiler is asked, and answers.
         paths: Where the asker finds modules.
         module: The module with the compiler.
     """
@@ -48,11 +47,11 @@ def main(asker: int, questions: int, answers: int, paths: list[str], module: str
             _stand_back(pacer)
             os.write(tells, BUSY)
             sys.path[:] = paths
-            importlib.import_module(module).serve(questions, answers, tells)
+            importlib.import_module(module).serve(line, tells)
         finally:
             os._exit(0)
-    for fd in (questions, answers, tells):
-        os.close(fd)
+    os.close(line)
+    os.close(tells)
     _pace(compiler, told, asker)
     os.waitpid(compiler, 0)
 
@@ -115,5 +114,5 @@ class _Work:
 
 
 if __name__ == "__main__":
-    _, _asker, _questions, _answers, _paths, _module = sys.argv
-    main(int(_asker), int(_questions), int(_answers), json.loads(_paths), _module)
+    _, _asker, _line, _paths, _module = sys.argv
+    main(int(_asker), int(_line), json.loads(_paths), _module)

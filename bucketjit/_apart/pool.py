@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,13 +18,20 @@ import time
 from pathlib import Path
 
 from bucketjit._apart import pacer, wire
+from bucketjit._apart.compiler import stamp
 from bucketjit._errors import in_one_line
 from bucketjit._jax import NotElsewhere
 
 _COMPILER = "bucketjit._apart.compiler"
+_IS_ONE = "_BUCKETJIT_COMPILES"  # in the environment of those that compile: they start none
 _MOST_BYTES = 2**28  # of a program with its constants
-# Where it got no time for a compile, nobody asks for so many seconds, then twice as many.
+# Where it got no time for a compile, or did not start, nobody asks for so many seconds, then twice
+# as many.
 _FIRST_REST, _LAST_REST = 60.0, 3600.0
+
+
+class Ended(Exception):
+    """The interpreter ends, and so did the processes: nobody wants what they compile any more."""
 
 
 class Pool:
@@ -39,12 +48,13 @@ class Pool:
         self._rest = _FIRST_REST
         self._rests_until = 0.0
         self._has_ended = False
+        self._never: str | None = None  # why to ask none ever again
 
     def start(self) -> None:
         """Have a process ready: importing JAX takes it most of a second."""
         with self._changed, contextlib.suppress(NotElsewhere):
             self._drop_ended()
-            if not self._all and time.monotonic() >= self._rests_until:
+            if not self._all and not self._never and time.monotonic() >= self._rests_until:
                 self._free.append(self._started())
 
     def compile(
@@ -64,6 +74,7 @@ class Pool:
 
         Raises:
             NotElsewhere: That did not work.
+            Ended: Nobody wants it any more.
         """
         message = wire.packed([module, options, b"%d" % devices, b"%d" % device])
         if len(message) > _MOST_BYTES:
@@ -74,10 +85,15 @@ class Pool:
             process, is_new = self._take(deadline)
             try:
                 answer = self._ask(process, message, deadline)
-            except (EOFError, BrokenPipeError) as error:  # it may have ended for want of work
+            except EOFError as error:  # it may have ended for want of work
                 if is_new:
+                    self._take_a_rest()
                     raise NotElsewhere(str(error)) from error
-        outcome, found = wire.unpacked(answer)
+        outcome, who, found = wire.unpacked(answer)
+        if who != stamp():
+            self._never = f"another process finds {who.decode()}, this one has {stamp().decode()}"
+            self._end_all()
+            raise NotElsewhere(self._never)
         if outcome != wire.DONE:
             raise NotElsewhere(found.decode(errors="replace"))
         return found
@@ -86,6 +102,10 @@ class Pool:
         """End all processes, and start no other."""
         with self._changed:
             self._has_ended = True
+        self._end_all()
+
+    def _end_all(self) -> None:
+        with self._changed:
             ending, free = self._all, self._free
             self._all, self._free = set(), []
             self._changed.notify_all()
@@ -103,9 +123,13 @@ class Pool:
     def _take(self, deadline: float) -> tuple[_Process, bool]:
         """A process that nobody else uses, and whether it is new."""
         with self._changed:
-            if time.monotonic() < self._rests_until:
-                raise NotElsewhere("the process that compiles got no time for it lately")
             while True:
+                if self._has_ended:
+                    raise Ended
+                if self._never is not None:
+                    raise NotElsewhere(self._never)
+                if time.monotonic() < self._rests_until:
+                    raise NotElsewhere("the process that compiles did not get to it lately")
                 self._drop_ended()
                 if self._free:
                     return self._free.pop(), False
@@ -118,8 +142,9 @@ class Pool:
         """What a process answers, which is free again afterwards.
 
         Raises:
-            EOFError, BrokenPipeError: It has ended.
+            EOFError: It has ended.
             NotElsewhere: It does not answer.
+            Ended: So has everything.
         """
         try:
             answer = process.ask(message, deadline)
@@ -129,10 +154,11 @@ class Pool:
             with self._changed:
                 self._all.discard(process)
                 self._changed.notify()
-                if isinstance(error, TimeoutError):
-                    self._rests_until = time.monotonic() + self._rest
-                    self._rest = min(2 * self._rest, _LAST_REST)
-            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            if self._has_ended:
+                raise Ended from error
+            if isinstance(error, TimeoutError):
+                self._take_a_rest()
+            if isinstance(error, OSError):
                 raise NotElsewhere(str(error)) from error
             raise
         with self._changed:
@@ -140,6 +166,11 @@ class Pool:
             self._free.append(process)
             self._changed.notify()
         return answer
+
+    def _take_a_rest(self) -> None:
+        with self._changed:
+            self._rests_until = time.monotonic() + self._rest
+            self._rest = min(2 * self._rest, _LAST_REST)
 
     def _drop_ended(self) -> None:
         for process in [process for process in self._free if not process.is_alive]:
@@ -167,10 +198,20 @@ def pool() -> Pool:
     return made
 
 
+def end_pool() -> None:
+    """End the processes, if there are any: the interpreter is about to."""
+    if pool.cache_info().currsize:
+        pool().end()
+
+
 def can_start() -> bool:
-    """Whether there can be a process: on Linux, by an interpreter that runs scripts."""
+    """Whether there can be a process: on Linux, by an interpreter that runs scripts.
+
+    None of them starts another: whatever runs when an interpreter starts runs in them too.
+    """
     return (
         sys.platform == "linux"
+        and _IS_ONE not in os.environ
         and not getattr(sys, "frozen", False)
         and "python" in Path(sys.executable or "").name
     )
@@ -180,30 +221,30 @@ class _Process:
     """A compiler and its pacer, one group of processes."""
 
     def __init__(self) -> None:
-        questions, asks = os.pipe()
-        gets, answers = os.pipe()
-        self._asks, self._gets = os.fdopen(asks, "wb", 0), os.fdopen(gets, "rb", 0)
-        paths = json.dumps([path for path in sys.path if isinstance(path, str)])
-        numbers = map(str, (os.getpid(), questions, answers))
+        ours, theirs = map(_beyond_standard, socket.socketpair())
+        self._line = ours
         try:
+            # Isolated: neither variables nor files of sites decide what it runs, but the paths do.
             # Not a session of its own: the scheduler may share cores out by session first.
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", pacer.__file__, *numbers, paths, _COMPILER],
+                [
+                    *(sys.executable, "-I", "-S", pacer.__file__),
+                    *(str(os.getpid()), str(theirs.fileno())),
+                    *(json.dumps(_paths()), _COMPILER),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "JAX_PLATFORMS": "cpu"},
-                pass_fds=(questions, answers),
+                env={**os.environ, "JAX_PLATFORMS": "cpu", _IS_ONE: "1"},
+                pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
         except BaseException:
             self.close()
             raise
         finally:
-            os.close(questions)
-            os.close(answers)
-        for stream in (self._asks, self._gets):
-            os.set_blocking(stream.fileno(), False)
+            theirs.close()
+        self._line.setblocking(False)
 
     @property
     def is_alive(self) -> bool:
@@ -214,17 +255,23 @@ class _Process:
         """Send a message and wait for the answer.
 
         Raises:
-            OSError: It does not take it, or no answer comes in time (`TimeoutError`).
+            TimeoutError: No answer comes in time.
             EOFError: It has ended.
         """
-        asks, gets = self._asks.fileno(), self._gets.fileno()
+        try:
+            return self._answer_to(message, deadline)
+        except ConnectionError as error:
+            raise EOFError("the process has ended") from error
+
+    def _answer_to(self, message: bytes, deadline: float) -> bytes:
+        line = self._line
         rest, answer = memoryview(message), bytearray()
         while rest:
-            _wait_for(asks, select.POLLOUT, deadline)
-            rest = rest[os.write(asks, rest[: 2**20]) :]
+            _wait_for(line.fileno(), select.POLLOUT, deadline)
+            rest = rest[line.send(rest[: 2**20], socket.MSG_NOSIGNAL) :]
         while (wanted := wire.length(answer)) is None or len(answer) < wanted:
-            _wait_for(gets, select.POLLIN, deadline)
-            part = os.read(gets, 2**20)
+            _wait_for(line.fileno(), select.POLLIN, deadline)
+            part = line.recv(2**20)
             if not part:
                 raise EOFError("the process has ended")
             answer += part
@@ -239,9 +286,8 @@ class _Process:
 
     def close(self) -> None:
         """Close what leads to it."""
-        for stream in (self._asks, self._gets):
-            with contextlib.suppress(OSError):
-                stream.close()
+        with contextlib.suppress(OSError):
+            self._line.close()
 
     def forget(self) -> None:
         """Leave it to another process, whose child it is."""
@@ -250,8 +296,24 @@ class _Process:
 
 
 def _wait_for(fd: int, event: int, deadline: float) -> None:
-    left = deadline - time.monotonic()
     poll = select.poll()
     poll.register(fd, event)
-    if left <= 0 or not poll.poll(left * 1e3):
+    # Once in any case: this process may have been halted until now.
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
         raise TimeoutError("the process that compiles got no time for it")
+
+
+def _beyond_standard(end: socket.socket) -> socket.socket:
+    """The same end with a number beyond those of the standard streams, which may be closed."""
+    if end.fileno() > 2:
+        return end
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _paths() -> list[str]:
+    """Where another process finds the modules of this one, wherever either works."""
+    found = [path for path in sys.path if isinstance(path, str) and os.path.isabs(path)]
+    for package in ("bucketjit", "jax", "jaxlib", "numpy"):
+        found.append(str(Path(str(sys.modules[package].__file__)).absolute().parent.parent))
+    return list(dict.fromkeys(found))

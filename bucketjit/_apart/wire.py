@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-DONE, FAILED = b"done", b"failed"  # the first part of an answer; the other is what was found
+# The first part of an answer; the others are who gives it, and what was found.
+DONE, FAILED = b"done", b"failed"
 _COUNT = struct.Struct("<Q")
 
 
