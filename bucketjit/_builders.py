@@ -410,12 +410,16 @@ class Builders:
         XLA compiles for CPU with all cores, beside which calls take several times as long. So on
         Linux, in processes that have no other device, another process compiles. It takes only the
         time that nobody else wants, and is halted two thirds of the time while this process is at
-        work, so that its buckets take over later. It takes about 150 MB; there is one for four
+        work, so that its buckets take over later. It takes about 200 MB; there is one for four
         cores, at most four, which serve all executors, start with the first compile, and end with
-        this process or after two minutes without work. Programs with callbacks or for several
+        this process or after two minutes without work. They are children of this process, which
+        whoever waits for any child (``os.wait``) meets too, and what they use counts against a
+        limit on the cores of its group (a container's). They import what this process has, from
+        where it has it: the absolute paths of ``sys.path``. Programs with callbacks or for several
         devices compile in this process, and so does what another has not compiled in half a
-        minute and ten times the longest compile of this one, as where others use all cores; then
-        it is not asked for a while. An event of the kind ``"process"`` says so. While something
+        minute and ten times the longest compile of this one, as where others use all cores; then,
+        or where it does not start, it is not asked for a while. An event of the kind
+        ``"process"`` says so. While something
         compiles, threads of Python take turns of 0.5 ms, not of 5 (``sys.setswitchinterval``):
         tracing keeps calls waiting, too.
 
@@ -497,7 +501,8 @@ class Builders:
         A process that finds the executable of a bucket there traces the function once, and loads:
         no masking, no lowering, no compile. Without this method the directory ``bucketjit`` in
         JAX's own compilation cache (``jax_compilation_cache_dir``) is used, if JAX has one, for
-        what JAX would keep itself.
+        what JAX would keep itself: what took a second to compile, unless
+        ``jax_persistent_cache_min_compile_time_secs`` says otherwise.
 
         Files are found by what their executables depend on: the program, its constants, the types
         and placement of the arguments, versions, device and configuration. Damaged files are
