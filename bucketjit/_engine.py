@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 import warnings
@@ -18,7 +17,13 @@ from bucketjit._axes import STATIC
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
-from bucketjit._errors import BucketOverflowError, FallbackError, FallbackWarning, MaskingError
+from bucketjit._errors import (
+    BucketOverflowError,
+    FallbackError,
+    FallbackWarning,
+    MaskingError,
+    frames_inside,
+)
 from bucketjit._events import Event, tell
 from bucketjit._executable import (
     Executable,
@@ -399,7 +404,7 @@ class Engine:
             warnings.warn(
                 f"{self.name} runs at its exact shapes, one compile each: {refusal}",
                 FallbackWarning,
-                stacklevel=_frames_inside(),
+                stacklevel=frames_inside(),
             )
 
     # --- the warm path ---
@@ -514,11 +519,3 @@ def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) 
     """The leaves of a call as an executable takes them."""
     shapes = dict(pads)
     return [pad(x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]
-
-
-def _frames_inside() -> int:
-    """How many frames up from the caller the first one is that is the user's."""
-    depth = 1
-    while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
-        depth += 1
-    return depth

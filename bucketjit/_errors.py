@@ -28,6 +28,7 @@ same situation, so code that already handles ``TypeError`` or ``ValueError`` kee
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -159,3 +160,11 @@ def first_line(error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """The type of an error and the first line of its message, for use inside another one."""
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def frames_inside() -> int:
+    """The ``stacklevel`` at which a warning of the caller's points to the code of the user."""
+    depth = 1
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
+        depth += 1
+    return depth

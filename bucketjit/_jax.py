@@ -13,6 +13,7 @@ import io
 import itertools
 import math
 import operator
+import os
 import re
 import sys
 import threading
@@ -54,6 +55,7 @@ from jax.extend import core as jex_core
 
 from bucketjit._errors import in_one_line
 
+_PACKAGE = os.path.dirname(__file__) + os.sep
 Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
 _T = TypeVar("_T")
 
@@ -563,9 +565,15 @@ class EquationScopes:
 
 
 def source_line(eqn: Any) -> str:
-    """``file:line (function)`` of the user's code that made the equation, or ``""``."""
+    """``file:line (function)`` of the user's code that made the equation, or ``""``.
+
+    That is the innermost line outside of JAX and of this package, whose functions stand in for some
+    of JAX's while it traces (``source_info_util.user_frames``, since 0.2.21).
+    """
     try:
-        return _source_info_util.summarize(eqn.source_info)
+        frames = _source_info_util.user_frames(eqn.source_info.traceback)
+        of_user = (f for f in frames if not f.file_name.startswith(_PACKAGE))
+        return _source_info_util._summarize_frame(next(of_user))
     except Exception:  # a summary is a courtesy: never let it hide the real message
         return ""
 

@@ -309,7 +309,8 @@ class Splitter:
         what = f"where {broken[0]}" if broken else "at sizes like this"
         raise MaskingError(
             f"the function was traced {what}, and may do something else for chunks of {largest}",
-            "let it not decide by sizes",
+            f"let it not decide by sizes, and name {variable} in dynamic_axes wherever an argument "
+            "has that size",
         )
 
 

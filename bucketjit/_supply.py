@@ -21,7 +21,7 @@ from bucketjit._apart.pool import Ended, can_start, pool
 from bucketjit._building import Compile
 from bucketjit._cache import ExecutableCache
 from bucketjit._config import Background, CompileBudget
-from bucketjit._errors import CompileBudgetError, CompileBudgetWarning
+from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
 from bucketjit._events import Event, shown
 from bucketjit._executable import Executable
 from bucketjit._first_run import run_first
@@ -327,7 +327,7 @@ class Supply:
         self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
         if self._forbidden or self._budget.action == "error":
             raise CompileBudgetError(message)
-        warnings.warn(message, CompileBudgetWarning, stacklevel=2)
+        warnings.warn(message, CompileBudgetWarning, stacklevel=frames_inside())
         with spent.lock:
             spent.compiles += 1
         return spent

@@ -47,6 +47,8 @@ class WarmupReport:
         exact: Sizes that no bucket serves, since the call cannot be masked, and why.
         left: Buckets that there was no time for; another warm-up goes on with them.
         seconds: What it took.
+        evicted: Those of the compiled ones that others have driven out of the cache meanwhile,
+            since it does not hold all of them.
         stale: What is another now than when the manifest was made, in words. What it names was
             compiled all the same, as the function and the versions are now.
     """
@@ -57,6 +59,7 @@ class WarmupReport:
     exact: tuple[tuple[Mapping[str, int], str], ...]
     left: tuple[Mapping[str, int], ...]
     seconds: float
+    evicted: tuple[Mapping[str, int], ...] = ()
     stale: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -66,6 +69,7 @@ class WarmupReport:
         )
         lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
         lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
+        lines += [f"  evicted {shown(b) or 'exact'}: the cache is full" for b in self.evicted]
         lines += [f"  stale: {why}" for why in self.stale]
         return "\n".join([head, *lines])
 
@@ -85,6 +89,7 @@ def together(reports: Sequence[WarmupReport], stale: Iterable[str]) -> WarmupRep
         exact=tuple(b for r in reports for b in r.exact),
         left=tuple(b for r in reports for b in r.left),
         seconds=sum(r.seconds for r in reports),
+        evicted=tuple(b for r in reports for b in r.evicted),
         stale=tuple(dict.fromkeys(stale)),
     )
 
@@ -154,6 +159,7 @@ def warm_up(
         exact=tuple(exact),
         left=tuple(FrozenDict(o.sizes) for o in left),
         seconds=time.monotonic() - began,
+        evicted=tuple(FrozenDict(o.sizes) for o in compiled if o.key not in engine.cache),
     )
 
 

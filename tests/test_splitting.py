@@ -85,6 +85,17 @@ def test_forms_of_results_and_arguments() -> None:
                 np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
 
 
+def test_the_line_to_blame_is_the_users() -> None:
+    """While it traces, functions of the package stand in for some of JAX's."""
+    for fn in (
+        lambda x: jax.lax.scan(lambda c, row: (c + row, c), jnp.zeros(2), x)[1],
+        lambda x: jax.lax.associative_scan(jnp.add, x),
+        lambda x: jax.random.permutation(jax.random.key(0), x),
+    ):
+        with pytest.raises(SplitError, match=rf"\[{__file__}:\d+.*<lambda>"):
+            BucketedExec(fn).with_pow2(max=8, overflow="split")(floats(19, 2))
+
+
 def test_another_static_shape_is_looked_at_anew() -> None:
     """Independent along the axis for weights of two axes, and not for those of one."""
 

@@ -174,6 +174,17 @@ def test_what_a_warm_up_does_not_take(options: dict[str, Any], why: str) -> None
     assert executor.warmup(ramp(3), progress=False).compiled == ({"batch": 4},)
 
 
+def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(2)
+    report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8, 16]}, workers=1, progress=False)
+    assert len(report.compiled) == 4 and executor.cache_size() == 2
+    assert [b["batch"] for b in report.evicted] == [16, 8]
+    assert str(report).splitlines()[1:] == [
+        "  evicted batch=16: the cache is full",
+        "  evicted batch=8: the cache is full",
+    ]
+
+
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
     report = executor.warmup(ramp(1), sizes={"batch": [3, 5]}, progress=False)
@@ -564,8 +575,9 @@ def test_a_compile_that_fails_is_not_counted() -> None:
 def test_a_budget_that_warns_or_counts_seconds() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
     executor(ramp(3))
-    with pytest.warns(CompileBudgetWarning, match="nearest compiled bucket is batch=4"):
+    with pytest.warns(CompileBudgetWarning, match="nearest compiled bucket is batch=4") as warned:
         np.testing.assert_array_equal(executor(ramp(5)), 2 * ramp(5))
+    assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         executor(ramp(5))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bucketjit._errors import PersistenceWarning
+from bucketjit._errors import PersistenceWarning, frames_inside
 from bucketjit._events import Event
 from bucketjit._persistence import files
 from bucketjit._persistence.files import Damaged, Distrusted, Header
@@ -126,7 +126,7 @@ class Store:
             warnings.warn(
                 f"{wanted.name}: {detail}. The call goes on with a compile",
                 PersistenceWarning,
-                stacklevel=2,
+                stacklevel=frames_inside(),
             )
 
     def _tell_stale(self, wanted: Wanted) -> None:
