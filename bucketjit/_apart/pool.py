@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -307,6 +306,8 @@ def _beyond_standard(end: socket.socket) -> socket.socket:
     """The same end with a number beyond those of the standard streams, which may be closed."""
     if end.fileno() > 2:
         return end
+    import fcntl  # not there on every system that this module is imported on
+
     with end:
         return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
 
