@@ -8,8 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-
 from bucketjit import strategies
 from bucketjit._cache import POLICIES
 from bucketjit._config import (
@@ -20,6 +18,7 @@ from bucketjit._config import (
     Config,
     Overflow,
     Persistent,
+    is_positive_int,
 )
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import Listener
@@ -475,7 +474,7 @@ class Builders:
             >>> sorted(bucket.sizes["n"] for bucket in eager.stats().buckets)
             [8, 64]
         """
-        if workers is not None and not _is_positive_int(workers):
+        if workers is not None and not is_positive_int(workers):
             raise SpecError(f"workers must be a positive int or None, got {workers!r}")
         return self._with(ahead=AheadOfCalls(workers))
 
@@ -563,7 +562,7 @@ def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
             f"split must be a variable such as 'b', or a dict such as {{'b': 2}}, got {split!r}"
         )
     for dim, chunk in chunks.items():
-        if not _is_positive_int(chunk):
+        if not is_positive_int(chunk):
             raise SpecError(f"split[{dim!r}] must be a positive int, got {chunk!r}")
     return {dim: int(chunk) for dim, chunk in chunks.items()}
 
@@ -581,7 +580,7 @@ def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str
                 f"{name!r} and {len(cut)} of {dim!r}"
             )
     for n in cut:
-        if not _is_positive_int(n):
+        if not is_positive_int(n):
             raise SpecError(f"sizes of {dim!r} must be positive ints, got {n!r}")
     return {
         name: [
@@ -589,11 +588,6 @@ def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str
         ]
         for name, values in others.items()
     }
-
-
-def _is_positive_int(value: Any) -> bool:
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_int and bool(value >= 1)
 
 
 def _check_bound(name: str, bound: Any) -> None:

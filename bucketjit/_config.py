@@ -7,6 +7,8 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from bucketjit import strategies
 from bucketjit._check import Check
 from bucketjit._errors import SpecError
@@ -137,6 +139,12 @@ def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
                 f"option, got {value!r}"
             )
     return dict(options)
+
+
+def is_positive_int(value: Any) -> bool:
+    """Whether it is an int of at least 1, of Python or NumPy."""
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_int and bool(value >= 1)
 
 
 @dataclasses.dataclass(frozen=True)

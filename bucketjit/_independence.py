@@ -390,11 +390,6 @@ def _split(step: _Step) -> None:
         step.refuse(f"it takes what is along {step.variable} apart")
 
 
-def _unstack(step: _Step) -> None:
-    if step.ins[0] == step.params["axis"]:
-        step.refuse(f"it takes what is along {step.variable} apart")
-
-
 def _tile(step: _Step) -> None:
     if step.ins[0] is not None and step.params["reps"][step.ins[0]] != 1:
         step.refuse(f"it repeats what is along {step.variable}")
@@ -498,34 +493,26 @@ def _matrices(step: _Step) -> None:
         step.refuse(f"{step.variable} is an axis of its matrices")
 
 
-def _key_by_key(step: _Step, *generators: str) -> None:
-    """Refuse keys of other generators: those may use one key of a batch for all of it."""
-    keys = step.eqn.invars[0].aval.dtype
-    if _jax.key_impl(keys) not in generators:
-        step.refuse(
-            f"keys of {keys} are not known to be used one by one, and each chunk might draw others",
-            "use keys of JAX's default generator (threefry2x32)",
-        )
+def _keys_of(*generators: str) -> Callable[[_Rule], _Rule]:
+    """A rule for keys of these generators; others may use one key of a batch for all of it."""
+
+    def held_to(rule: _Rule) -> _Rule:
+        def checked(step: _Step) -> None:
+            keys = step.eqn.invars[0].aval.dtype
+            if _jax.key_impl(keys) not in generators:
+                step.refuse(
+                    f"keys of {keys} are not known to be used one by one, and each chunk might "
+                    "draw others",
+                    "use keys of JAX's default generator (threefry2x32)",
+                )
+            rule(step)
+
+        return checked
+
+    return held_to
 
 
-def _fold_in(step: _Step) -> None:
-    _key_by_key(step, "threefry2x32", "rbg")
-    step.aligned()
-
-
-def _split_keys(step: _Step) -> None:
-    _key_by_key(step, "threefry2x32", "rbg")
-    _drawn(step)
-
-
-def _random_gamma(step: _Step) -> None:
-    _key_by_key(step, "threefry2x32")  # on an accelerator it draws for a batch of keys at once
-    step.proof.look_inside(step.eqn)
-
-
-def _random_bits(step: _Step) -> None:
-    _key_by_key(step, "threefry2x32")
-    _drawn(step)
+_drawing, _deriving = _keys_of("threefry2x32"), _keys_of("threefry2x32", "rbg")
 
 
 def _drawn(step: _Step) -> None:
@@ -634,7 +621,7 @@ _RULES: dict[Any, _Rule] = _table(
         "dynamic_update_slice": _dynamic_update_slice,
         "split": _split,
         "stack": _by_shape,
-        "unstack": _unstack,
+        "unstack": _along_others(_is("axis"), "it takes apart what is along"),
         "tile": _tile,
         "rev": _along_others(_in("dimensions"), "it reverses"),
         "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor": _reduction,
@@ -660,10 +647,11 @@ _RULES: dict[Any, _Rule] = _table(
             "it transforms along",
         ),
         "cholesky triangular_solve lu qr geqrf householder_product eigh svd": _matrices,
-        "random_bits": _random_bits,
-        "random_gamma": _random_gamma,
-        "random_split": _split_keys,
-        "random_fold_in": _fold_in,
+        "random_bits": _drawing(_drawn),
+        # On an accelerator it draws for a batch of keys at once.
+        "random_gamma": _drawing(lambda step: step.proof.look_inside(step.eqn)),
+        "random_split": _deriving(_drawn),
+        "random_fold_in": _deriving(_elementwise),
         "dim_as_value": _dim_as_value,
     }
 )

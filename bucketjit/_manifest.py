@@ -183,7 +183,7 @@ def changes_of(engine: Engine, signed: Signed, fingerprint: Mapping[str, str] | 
     if program is None:
         return ["the call has no program that is masked"]
     try:
-        return part_changes(fingerprint, {**fingerprint, **engine.orders.shelf.digests_of(program)})
+        return part_changes(fingerprint, engine.orders.shelf.digests_of(program))
     except NoDigest as error:
         return [f"its program cannot be compared: {error}"]
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._axes import STATIC
+from bucketjit._config import is_positive_int
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
 from bucketjit._errors import (
@@ -100,8 +101,7 @@ def check_options(workers: Any, time_budget: Any) -> None:
     Raises:
         SpecError: One of them is something else.
     """
-    is_whole = isinstance(workers, int) and not isinstance(workers, bool)
-    if workers is not None and not (is_whole and workers > 0):
+    if workers is not None and not is_positive_int(workers):
         raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
     is_number = isinstance(time_budget, int | float) and not isinstance(time_budget, bool)
     if time_budget is not None and not (is_number and time_budget >= 0):
@@ -311,8 +311,7 @@ def combinations(
         if len(variables) != 1:
             raise SpecError(
                 f"warmup: {sizes!r} lists sizes of one dimension, and these arguments have "
-                f"{', '.join(map(repr, variables)) or 'no open axis'}; give a dict of each to its "
-                "sizes"
+                f"{_listed(variables)}; give a dict of each to its sizes"
             )
         sizes = {variables[0]: sizes}
     if hasattr(sizes, "bucket_of"):
@@ -341,8 +340,12 @@ def _check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
     if unknown := [v for v in sizes if v not in variables]:
         raise SpecError(
             f"warmup: there is no dimension {unknown[0]!r}; these arguments have "
-            f"{', '.join(map(repr, variables)) or 'no open axis'}"
+            f"{_listed(variables)}"
         )
+
+
+def _listed(variables: Sequence[str]) -> str:
+    return ", ".join(map(repr, variables)) or "no open axis"
 
 
 def _check_count(count: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bucketjit._errors import SpecError
@@ -62,6 +63,7 @@ class _Collector:
         yield from _metrics(stats)
 
 
+@dataclass(frozen=True)
 class Registration:
     """An executor's metrics in a registry.
 
@@ -73,27 +75,26 @@ class Registration:
         name: The label ``function``.
     """
 
-    def __init__(self, name: str, collector: _Collector, executor: BucketedExec) -> None:
-        self.name = name
-        self._collector = collector
-        self._executor = weakref.ref(executor)
-        self._collects = False
+    name: str
+    _collector: _Collector = field(repr=False)
+    _executor: weakref.ref[BucketedExec] = field(repr=False)
+    _collects: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def unregister(self) -> None:
         """Take the metrics out. Nothing happens if they are out already."""
-        self._collects = False
+        self._collects.clear()
         self._collector.remove(self.name, self._executor)
 
     def describe(self) -> list[Metric]:
         """Nothing; a registry asks when this is registered there, and is served from then on."""
         self.unregister()
-        self._collects = True
+        self._collects.set()
         return []
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now, where this was registered as a collector."""
         executor = self._executor()
-        if self._collects and executor is not None:
+        if self._collects.is_set() and executor is not None:
             yield from _metrics({self.name: executor.stats()})
 
 
@@ -147,7 +148,7 @@ def prometheus(
             where.register(collector)
             _collectors[where] = collector
     collector.add(name, executor)
-    return Registration(name, collector, executor)
+    return Registration(name, collector, weakref.ref(executor))
 
 
 class _Metric(NamedTuple):

@@ -627,7 +627,7 @@ def test_a_broken_line_is_no_signal() -> None:
 @pytest.mark.parametrize("how", ["ends", "is interrupted"])
 def test_exit_does_not_wait_for_what_is_compiled_elsewhere(how: str) -> None:
     script = """
-    import signal, threading, time
+    import signal, time
     from bucketjit._apart.pool import pool
     from tests.process_table import child
     fn(np.ones(40, np.float32))
