@@ -16,6 +16,7 @@ from jax.extend import core as jex_core
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line
+from bucketjit._folding import folded
 from bucketjit._known import KnownPadding
 from bucketjit._opaque import looked_inside
 from bucketjit._rule import RuleContext, RuleTable, running_rows
@@ -108,7 +109,7 @@ class _Walk:
 
     def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):
-            return _jax.bind_equation(eqn, operands)
+            return folded(eqn, operands) or _jax.bind_equation(eqn, operands)
         name = eqn.primitive.name
         # By name where the module of a primitive need not have been imported (Pallas).
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)

@@ -12,32 +12,14 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec
-from bucketjit._dims import BucketSizes
-from bucketjit._interpret import interpret
 from bucketjit._known import KnownPadding
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
 from tests.comparison import assert_like_jit, ramp
+from tests.masked import masked_jaxpr
 
 
 def fills(fn: Callable[..., Any], *shapes: str, padding: Any = 0) -> int:
     """How many fills are left in a function of open arrays padded with zeros."""
-    leaves = [
-        Leaf("x", tuple(int(t) if t.isdigit() else t for t in s.split(", ")), np.dtype("f4"))
-        for s in shapes
-    ]
-    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
-    names = sorted({v for s in shapes for v in s.split(", ") if v.isalpha()})
-    program = trace(fn, tree, leaves, dict.fromkeys(names, 4))
-
-    def run(values: Any, *args: Any) -> Any:
-        sizes = BucketSizes(dict.fromkeys(names, 8), program.lower, values)
-        table = default_rules()
-        return interpret(program.jaxpr, program.consts, args, sizes, table, padding=padding)
-
-    padded = [np.zeros([8 if isinstance(d, str) else d for d in x.shape], "f4") for x in leaves]
-    text = str(jax.make_jaxpr(run)(dict.fromkeys(names, np.int32(3)), *padded))
-    return text.count("= select_n")
+    return str(masked_jaxpr(fn, *shapes, padding=padding)).count("= select_n")
 
 
 DROPPED: dict[str, Callable[[Any], Any]] = {

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from bucketjit._dims import Dim, Shape, is_symbolic
+from bucketjit._folding import known_int
 from bucketjit._rule import RuleContext, crop, extend, select, shift_right
 
 INT32_MAX = 2**31 - 1
@@ -22,6 +23,8 @@ INT32_MAX = 2**31 - 1
 
 def saturate(index: Any) -> Any:
     """``index`` as int32; what int32 cannot hold becomes its nearest value."""
+    if isinstance(index, np.ndarray | np.integer):
+        return np.clip(index, -INT32_MAX - 1, INT32_MAX).astype(np.int32)
     info = jnp.iinfo(index.dtype)
     if info.max > INT32_MAX:
         index = jnp.minimum(index, jnp.asarray(INT32_MAX, index.dtype))
@@ -38,13 +41,28 @@ def as_index(index: Any) -> Any:
     """
     if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
         return saturate(index)
+    if isinstance(index, np.ndarray):
+        return index.astype(np.int32)
     return lax.convert_element_type(index, jnp.int32)
 
 
 def clamp(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
     """Starts (int32) of a window of ``size`` moved inside an axis of logical size ``dim``."""
+    constant = _clamped(start, dim, size)
+    if constant is not None:
+        return np.int32(constant)
     end = lax.convert_element_type(ctx.logical(dim - size), start.dtype)
     return lax.clamp(np.zeros((), start.dtype), start, end)
+
+
+def _clamped(start: Any, dim: Dim, size: Dim) -> int | None:
+    """The start that `clamp` gives, if that is the same whatever the logical sizes are."""
+    constant, room = known_int(start), dim - size
+    if constant is None:
+        return None
+    if constant <= 0:
+        return 0
+    return None if is_symbolic(room) else min(constant, int(room))
 
 
 def inside(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
@@ -74,11 +92,20 @@ def read_window(
     ctx: RuleContext, operand: Any, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
     """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
-    begin = []
+    begin: list[Any] = []
+    widths = ctx.padded_shape(sizes)
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
-        operand = with_room(ctx, operand, axis, dim, size)
-    return lax.dynamic_slice(operand, begin, ctx.padded_shape(sizes), allow_negative_indices=False)
+        constant = known_int(begin[axis])
+        if constant is None:
+            operand = with_room(ctx, operand, axis, dim, size)
+        else:
+            beyond = constant + widths[axis] - operand.shape[axis]
+            operand = extend(operand, axis, 0, max(0, beyond))
+    if any(known_int(start) is None for start in begin):
+        return lax.dynamic_slice(operand, begin, widths, allow_negative_indices=False)
+    ends = [int(start) + width for start, width in zip(begin, widths, strict=True)]
+    return lax.slice(operand, [int(start) for start in begin], ends)
 
 
 def write_window(

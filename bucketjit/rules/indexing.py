@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bucketjit import _jax
@@ -74,7 +75,7 @@ def _one_window(ctx: RuleContext, operand: Any, indices: Any, **fill: Any) -> An
     """A single window is a dynamic slice: how JAX traces ``x[1:]`` of a symbolic axis."""
     numbers = ctx.params["dimension_numbers"]
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
-    starts = [jnp.int32(0)] * len(shape)
+    starts = [np.int32(0)] * len(shape)
     for k, axis in enumerate(numbers.start_index_map):
         starts[axis] = indices[k]
     out = read_window(ctx, operand, shape, starts, sizes)

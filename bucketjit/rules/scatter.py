@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bucketjit import _jax
@@ -51,7 +52,7 @@ def _one_window(ctx: RuleContext, operand: Any, index: Any, update: Any, combine
     """A single window is written like a dynamic update: how ``x.at[1:].add(y)`` is traced."""
     numbers = ctx.params["dimension_numbers"]
     shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
-    starts, where = [jnp.int32(0)] * len(shape), None
+    starts, where = [np.int32(0)] * len(shape), None
     for k, axis in enumerate(numbers.scatter_dims_to_operand_dims):
         starts[axis] = index[k]
         if ctx.params["mode"] != _MODE.CLIP:

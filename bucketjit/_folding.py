@@ -1,0 +1,96 @@
+"""Index constants worked out while a program is built, and not by XLA in every bucket's compile.
+
+``x[..., 3:]`` of an array with a symbolic size is traced as a gather at ``broadcast_in_dim 3``,
+``x[0]`` as a dynamic slice at ``select_n (lt 0 0) 0 b``. At a constant that is a plain slice; as
+an operation it is a dynamic slice with clamped starts, which XLA has to fold first: a third of all
+operations of a transformer whose queries, keys and values are slices of one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_LARGEST = 16  # elements; an index has one for each axis
+
+
+def folded(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+    """The output of an equation of few integers that are all known, or None.
+
+    A selection is known where what it goes by is.
+
+    Args:
+        eqn: An equation without symbolic sizes.
+        operands: Its operands, traced or not.
+    """
+    name = eqn.primitive.name
+    evaluate = _OF_CONSTANTS.get(name)
+    if evaluate is None and name != "select_n":
+        return None
+    if not all(map(_is_small, (*eqn.invars, *eqn.outvars))):
+        return None
+    constants = list(map(_constant, eqn.invars, operands))
+    if evaluate is None:
+        which = constants[0]
+        if which is None or which.shape:
+            return None
+        chosen = 1 + min(max(int(which), 0), len(operands) - 2)
+        known = constants[chosen]
+        return [operands[chosen] if known is None else known]
+    if any(c is None for c in constants):
+        return None
+    with np.errstate(over="ignore"):  # wraps, as XLA's
+        return [np.asarray(evaluate(eqn, *constants))]
+
+
+def known_int(value: Any) -> int | None:
+    """The integer that a scalar is known to be while the program is built, or None."""
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu":
+        return int(value)
+    return None
+
+
+def _constant(var: Any, operand: Any) -> np.ndarray | None:
+    if not isinstance(operand, int | np.bool_ | np.integer | np.ndarray):
+        return None
+    return np.asarray(operand, var.aval.dtype)
+
+
+def _is_small(var: Any) -> bool:
+    aval = var.aval
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    return np.dtype(dtype).kind in "biu" and int(np.prod(shape)) <= _LARGEST
+
+
+def _broadcast_in_dim(eqn: Any, array: np.ndarray) -> np.ndarray:
+    shape, places = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    aligned = [1] * len(shape)
+    for size, place in zip(array.shape, places, strict=True):
+        aligned[place] = size
+    return np.broadcast_to(array.reshape(aligned), shape)
+
+
+def _concatenate(eqn: Any, *arrays: np.ndarray) -> np.ndarray:
+    return np.concatenate(arrays, axis=eqn.params["dimension"])
+
+
+def _convert_element_type(eqn: Any, array: np.ndarray) -> np.ndarray:
+    return array.astype(eqn.outvars[0].aval.dtype)
+
+
+_OF_CONSTANTS: Mapping[str, Callable[..., np.ndarray]] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _concatenate,
+    "convert_element_type": _convert_element_type,
+    "lt": lambda _, x, y: np.less(x, y),
+    "add": lambda _, x, y: np.add(x, y),
+    "sub": lambda _, x, y: np.subtract(x, y),
+    "mul": lambda _, x, y: np.multiply(x, y),
+}

@@ -1,0 +1,43 @@
+"""The masked program of a function, to look at what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit._dims import BucketSizes
+from bucketjit._interpret import interpret
+from bucketjit._trace import Leaf, trace
+from bucketjit.rules import default_rules
+
+LOGICAL, PADDED = 4, 8
+
+
+def masked_jaxpr(fn: Callable[..., Any], *shapes: str, padding: Any = 0) -> Any:
+    """What is compiled for a function of float32 arrays, every dimension variable at 8.
+
+    Args:
+        fn: The function.
+        shapes: Shape of each argument, such as ``"b, 4"``.
+        padding: What the padding of the arguments holds, or None if that is not known.
+    """
+    leaves = [
+        Leaf("x", tuple(int(t) if t.isdigit() else t for t in s.split(", ")), np.dtype("f4"))
+        for s in shapes
+    ]
+    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
+    names = sorted({v for s in shapes for v in s.split(", ") if v.isalpha()})
+    program = trace(fn, tree, leaves, dict.fromkeys(names, LOGICAL))
+
+    def run(values: Any, *args: Any) -> Any:
+        sizes = BucketSizes(dict.fromkeys(names, PADDED), program.lower, values)
+        table = default_rules()
+        return interpret(program.jaxpr, program.consts, args, sizes, table, padding=padding)
+
+    padded = [
+        np.zeros([PADDED if isinstance(d, str) else d for d in x.shape], "f4") for x in leaves
+    ]
+    return jax.make_jaxpr(run)(dict.fromkeys(names, np.int32(3)), *padded)
