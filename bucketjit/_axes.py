@@ -8,11 +8,12 @@ first call.
 
 from __future__ import annotations
 
+import functools
 import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import export
@@ -20,6 +21,38 @@ from jax import export
 from bucketjit._errors import ArgumentError, SpecError
 
 STATIC = "_"
+Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one for each of its axes
+
+
+class Place(NamedTuple):
+    """An axis of a leaf.
+
+    Attributes:
+        leaf: Position of the leaf.
+        axis: The axis.
+        token: What it is declared as.
+    """
+
+    leaf: int
+    axis: int
+    token: str
+
+
+@functools.lru_cache(maxsize=1024)
+def places_of(tokens: Tokens) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """The axes that are not static, and those that are.
+
+    They are few among many for the first, and every call of new sizes asks.
+    """
+    every = [
+        Place(leaf, axis, token)
+        for leaf, row in enumerate(tokens)
+        for axis, token in enumerate(row)
+    ]
+    return (
+        tuple(p for p in every if p.token != STATIC),
+        tuple(p for p in every if p.token == STATIC),
+    )
 
 
 @dataclass(frozen=True)

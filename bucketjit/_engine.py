@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 
 from bucketjit import strategies
-from bucketjit._axes import STATIC
+from bucketjit._axes import places_of
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
@@ -509,10 +509,8 @@ def _exact_finisher(entry: Executable, program: Program | None, out: Out) -> Cha
 
 
 def _open_leaves(call: Call, signed: Signed) -> list[bool]:
-    return [
-        kind.dtype is None or any(t != STATIC for t in row)
-        for row, kind in zip(call.tokens, signed.family.types, strict=True)
-    ]
+    opened = {place.leaf for place in places_of(call.tokens)[0]}
+    return [kind.dtype is None or leaf in opened for leaf, kind in enumerate(signed.family.types)]
 
 
 def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from bucketjit import _jax
+from bucketjit._axes import Tokens
 from bucketjit._check import POISONS, pad_poisoned
-from bucketjit._family import Call, Tokens
+from bucketjit._family import Call
 from bucketjit._padding import pad
 from bucketjit._results import Change, Out, finisher
 from bucketjit._signing import Signed

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from bucketjit._axes import STATIC, Anonymous, LeafSpec, tokens_of
+from bucketjit._axes import STATIC, Anonymous, LeafSpec, Tokens, places_of, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._paired import Tracer, pair
@@ -32,7 +32,6 @@ from bucketjit._trace import (
     trace,
 )
 
-Tokens = tuple[tuple[str, ...], ...]
 Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
@@ -75,10 +74,9 @@ class Call:
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
     """The dimension variables of some axes, in order of first appearance."""
     found: dict[str, None] = {}
-    for row in tokens:
-        for token in row:
-            if token != STATIC and not token.isdigit():
-                found.update(dict.fromkeys(variables_of(token)))
+    for place in places_of(tokens)[0]:
+        if not place.token.isdigit():
+            found.update(dict.fromkeys(variables_of(place.token)))
     return tuple(found)
 
 
@@ -125,6 +123,7 @@ class Family:
         self.fn = fn
         self.in_tree = in_tree
         self.types = tuple(types)
+        self._is_cut = any(kind.partitions for kind in self.types)
         self.paths = tuple(paths)
         self.specs = tuple(specs)
         self.constraints = tuple(constraints)
@@ -224,12 +223,12 @@ class Family:
 
     def _inputs(self, key: Any) -> tuple[str, ...]:
         """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``."""
-        found = []
-        for path, row, kind, sizes in zip(self.paths, key[0], self.types, key[1], strict=True):
+        tokens, static = key
+        rest, found = iter(static), []
+        for path, row, kind in zip(self.paths, tokens, self.types, strict=True):
+            dims = ", ".join([str(next(rest)) if token == STATIC else token for token in row])
             if all(token == STATIC or token.isdigit() for token in row):
                 continue
-            rest = iter(sizes)
-            dims = ", ".join(str(next(rest)) if token == STATIC else token for token in row)
             found.append(
                 f"{path}: size {dims}" if kind.dtype is None else f"{path}: {kind.dtype}[{dims}]"
             )
@@ -447,10 +446,7 @@ class Family:
         return tuple(rows)
 
     def _static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
-        return tokens, tuple(
-            tuple(n for t, n in zip(row, shape, strict=True) if t == STATIC)
-            for row, shape in zip(tokens, shapes, strict=True)
-        )
+        return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens)[1])
 
     def _at(self, tokens: Tokens, shapes: Shapes) -> _Traced:
         return self._traced.setdefault(self._static_key(tokens, shapes), _Traced())
@@ -472,6 +468,8 @@ class Family:
 
     def _even(self, tokens: Tokens) -> list[Guard]:
         """What sharding holds sizes to: an axis is cut into equal parts."""
+        if not self._is_cut:
+            return []
         return [
             Guard(f"mod({token}, {count})", "==", "0")
             for row, kind in zip(tokens, self.types, strict=True)

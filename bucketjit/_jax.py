@@ -315,6 +315,7 @@ def _single_device(sharding: Any) -> tuple[Any, list[Any]] | None:
     return jax.sharding.SingleDeviceSharding(devices[0]), devices
 
 
+_SINGLE = jax.sharding.SingleDeviceSharding
 CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays: `type(x) is` takes no call
 KEY_ARRAY = _random.prng.PRNGKeyArray  # that of typed random keys, which wrap one
 
@@ -401,6 +402,17 @@ def is_on_several_devices(sharding: Any) -> bool:
         return sharding is not None and len(sharding.device_set) > 1
     except ValueError:  # that of an abstract mesh
         return False
+
+
+def on_one_device(value: Any) -> Any | None:
+    """The type of a concrete array that is cut along no axis, nor of a mesh's type; else None.
+
+    What `explicit_sharding` and `partitions` tell of nearly all arrays, in a tenth of the time.
+    """
+    if type(value) is not CONCRETE_ARRAY or type(value.sharding) is not _SINGLE:
+        return None
+    aval = value.aval
+    return aval if aval.sharding.mesh.empty else None
 
 
 def partitions(array: Any) -> tuple[int, ...] | None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bucketjit import _jax
+from bucketjit._axes import Tokens, places_of
 from bucketjit._dims import evaluate_text, solve, variables_of
 from bucketjit._errors import ArgumentError, SizeMismatchError, SpecError
 from bucketjit._padded import Padded
 
 
-@dataclass(frozen=True)
-class LeafType:
-    """What a program depends on of a leaf, its sizes aside. Hashable.
+class LeafType(NamedTuple):
+    """What a program depends on of a leaf, its sizes aside.
 
     Attributes:
         dtype: JAX dtype; None for a Python int that is itself a size.
@@ -37,6 +37,8 @@ class LeafType:
     partitions: tuple[int, ...] | None = None
 
 
+_leaf_type = functools.lru_cache(maxsize=1024)(LeafType)  # one object is one dict lookup away
+
 _SCALARS = {
     bool: np.dtype(bool),
     int: np.dtype(int),
@@ -51,6 +53,8 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
     Raises:
         ArgumentError: It is not an array, and not a scalar.
     """
+    if (plain := _jax.on_one_device(value)) is not None:
+        return _leaf_type(plain.dtype, plain.weak_type, len(plain.shape)), plain.shape
     if isinstance(value, jax.Array):
         weak = bool(getattr(value.aval if hasattr(value, "aval") else value, "weak_type", False))
         placed = _jax.explicit_sharding(value), _jax.partitions(value)
@@ -263,7 +267,7 @@ def check_declared(token: str, size: int, where: str) -> None:
 
 
 def bind_sizes(
-    tokens: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]], paths: Sequence[str]
+    tokens: Tokens, shapes: Sequence[Sequence[int]], paths: Sequence[str]
 ) -> dict[str, int]:
     """The size of each dimension variable in a call.
 
@@ -282,23 +286,19 @@ def bind_sizes(
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     expressions: list[tuple[str, int, str]] = []
-    for leaf_tokens, shape, path in zip(tokens, shapes, paths, strict=True):
-        for axis, (token, size) in enumerate(zip(leaf_tokens, shape, strict=True)):
-            if token == "_":
-                continue
-            where = f"axis {axis} of {path}"
-            if token.isdigit():
-                check_declared(token, size, where)
-                continue
-            if token.isidentifier():
-                if sizes.setdefault(token, size) != size:
-                    raise SizeMismatchError(
-                        f"dimension {token!r} is {sizes[token]} at {origin[token]} and {size} at "
-                        f"{where}; one name means one size"
-                    )
-                origin.setdefault(token, where)
-            else:
-                expressions.append((token, size, where))
+    for leaf, axis, token in places_of(tokens)[0]:
+        size, where = shapes[leaf][axis], f"axis {axis} of {paths[leaf]}"
+        if token.isdigit():
+            check_declared(token, size, where)
+        elif token.isidentifier():
+            if sizes.setdefault(token, size) != size:
+                raise SizeMismatchError(
+                    f"dimension {token!r} is {sizes[token]} at {origin[token]} and {size} at "
+                    f"{where}; one name means one size"
+                )
+            origin.setdefault(token, where)
+        else:
+            expressions.append((token, size, where))
     _bind_expressions(expressions, sizes, origin)
     return sizes
 

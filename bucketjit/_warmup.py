@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from bucketjit import _jax
-from bucketjit._axes import STATIC
+from bucketjit._axes import STATIC, Tokens
 from bucketjit._config import is_positive_int
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
@@ -28,7 +28,7 @@ from bucketjit._errors import (
     in_one_line,
 )
 from bucketjit._events import shown
-from bucketjit._family import Tokens, variables_in
+from bucketjit._family import variables_in
 from bucketjit._overflow import exactly
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
