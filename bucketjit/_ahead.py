@@ -122,9 +122,11 @@ def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
         together = plan.dims
         found.append([tuple(zip(plan.dims, row, strict=True)) for row in plan.buckets])
     for variable in call.sizes:
-        strategy = config.strategy_of(variable)
-        if isinstance(strategy, strategies.Boundaries) and variable not in together:
-            found.append([((variable, size),) for size in strategy.boundaries])
+        if variable in together:
+            continue
+        buckets = strategies.buckets_of(config.strategy_of(variable))
+        if buckets is not None:
+            found.append([((variable, size),) for size in buckets])
     return found
 
 

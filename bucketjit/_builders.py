@@ -443,13 +443,13 @@ class Builders:
     def with_ahead_compile(self, workers: int | None = None) -> Self:
         """Compile all that the strategies list with the first call that a program serves.
 
-        Where strategies list their buckets (`with_buckets`, `strategies.Optimal`,
-        `strategies.Joint`), all of them are compiled, several at the same time, in every
-        combination; variables of other strategies have the bucket of that first call. The call
-        takes as long as the plan, but for files that are there (`with_persistence`); those after
-        it find their buckets. That is `warmup` with the first call for an example, and as there
-        each executable is run once. Other signatures, derivatives, and programs for other sizes
-        have their own first call.
+        Where strategies have a largest bucket (`strategies.buckets_of`: those of `with_buckets`,
+        ``with_pow2(max=64)``, `strategies.Optimal`, `strategies.Joint`), all of theirs are
+        compiled, several at the same time, in every combination; variables of other strategies
+        have the bucket of that first call. The call takes as long as the plan, but for files that
+        are there (`with_persistence`); those after it find their buckets. That is `warmup` with the
+        first call for an example, and as there each executable is run once. Other signatures,
+        derivatives, and programs for other sizes have their own first call.
 
         What is not compiled then is compiled when a call needs it, and why is logged: buckets for
         which the function raises; all where the cache has no room for them; what is beyond a

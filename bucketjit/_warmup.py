@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit import _jax, strategies
 from bucketjit._axes import STATIC, Tokens
 from bucketjit._config import is_positive_int
 from bucketjit._dims import evaluate_text
@@ -297,8 +297,8 @@ def combinations(
     """The sizes that a warm-up is for.
 
     Args:
-        sizes: None; a dict of a variable to a size, to sizes, or to a strategy that lists its
-            buckets; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
+        sizes: None; a dict of a variable to a size, to sizes, or to a strategy that has a largest
+            bucket; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
         variables: The variables there are.
         own: The sizes of the example.
 
@@ -307,10 +307,10 @@ def combinations(
     """
     if sizes is None:
         return [dict(own)]
-    if hasattr(sizes, "boundaries"):
+    if hasattr(sizes, "bucket"):
         if len(variables) != 1:
             raise SpecError(
-                f"warmup: {sizes!r} lists sizes of one dimension, and these arguments have "
+                f"warmup: {sizes!r} is for sizes of one dimension, and these arguments have "
                 f"{_listed(variables)}; give a dict of each to its sizes"
             )
         sizes = {variables[0]: sizes}
@@ -356,9 +356,8 @@ def _check_count(count: int) -> None:
 
 
 def _sizes_of(variable: str, given: Any) -> list[int]:
-    boundaries = getattr(given, "boundaries", None)
-    if boundaries is not None:
-        given = boundaries
+    if hasattr(given, "bucket"):
+        given = strategies.buckets_of(given) or given
     values = [given] if isinstance(given, int | np.integer) else given
     if isinstance(values, range):
         _check_count(len(values))
@@ -371,8 +370,8 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
     )
     if wrong:
         raise SpecError(
-            f"warmup: the sizes of {variable!r} must be ints, a range, or a strategy that lists "
-            f"its buckets, got {given!r}"
+            f"warmup: the sizes of {variable!r} must be ints, a range, or a strategy that has a "
+            f"largest bucket such as Pow2(max=64), got {given!r}"
         )
     return found
 

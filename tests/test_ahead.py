@@ -22,7 +22,7 @@ from bucketjit import (
     SplitError,
     _supply,
 )
-from bucketjit.strategies import Joint, Optimal
+from bucketjit.strategies import Adaptive, Joint, Linear, Optimal
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
 LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
@@ -262,6 +262,19 @@ def test_strategies_of_ones_own_list_nothing(boundaries: Any) -> None:
     executor = executor.with_ahead_compile()
     assert_like_jit(executor, rows, floats(3, 4))
     assert executor.stats().compiles == 1
+
+
+def test_strategies_with_a_largest_bucket_are_compiled_ahead() -> None:
+    executor = (
+        BucketedExec(rows, dynamic_axes="b, s").with_pow2("b", min=2, max=6).with_ahead_compile()
+    )
+    executor = executor.with_strategy(Adaptive(Linear(8, max=16)), "s")
+    assert_like_jit(executor, rows, floats(3, 4))
+    expected = [{"b": b, "s": s} for b in (2, 4, 6) for s in (8, 16)]
+    assert sorted(buckets(executor), key=lambda bucket: tuple(bucket.values())) == expected
+    with executor.forbid_compiles():
+        for b, s in ((1, 1), (5, 9), (6, 16)):
+            assert_like_jit(executor, rows, floats(b, s))
 
 
 def test_calls_that_fail_compile_nothing(executor: BucketedExec) -> None:

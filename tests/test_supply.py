@@ -151,8 +151,19 @@ def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
     report = rows.warmup(np.zeros((1, 4), np.float32), sizes=plan, progress=False)
     assert sorted(b["b"] for b in report.compiled) == [4, 31]
     both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
-    with pytest.raises(SpecError, match="lists sizes of one dimension, and these arguments have"):
+    with pytest.raises(SpecError, match="for sizes of one dimension, and these arguments have"):
         both.warmup(np.zeros((1, 4), np.float32), sizes=plan)
+
+
+def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
+    both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
+    both = both.with_pow2("b", min=4, max=16).with_linear(8, "s", max=20)
+    sizes = {"b": strategies.Pow2(min=4, max=16), "s": strategies.Linear(8, max=20)}
+    report = both.warmup(np.zeros((1, 4), np.float32), sizes=sizes, progress=False)
+    assert len(report.compiled) == 9
+    with both.forbid_compiles():
+        for b, s in ((1, 1), (5, 9), (16, 20)):
+            np.testing.assert_allclose(both(ramp(b, s)), 2 * ramp(b, s))
 
 
 @pytest.mark.parametrize(
@@ -261,6 +272,8 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
         ({"n": [2.5]}, "must be ints"),
         ({"n": []}, "must be ints"),
         ({"n": -1}, "must be ints"),
+        ({"n": strategies.Pow2()}, r"strategy that has a largest bucket such as .*got Pow2\(\)"),
+        (strategies.Linear(8), r"strategy that has a largest bucket .*got Linear\(8\)"),
         ("all", "sizes must be a dict"),
         ([3], "expected dicts"),
         ({"n": range(200_000)}, "combinations"),

@@ -16,7 +16,8 @@ strategy            buckets                                     choose it for
 ``Exact``           every size                                  dimensions that hardly vary
 ==================  ==========================================  ===============================
 
-`assess` tells what a strategy needs and wastes for given sizes. `Joint` plans buckets of several
+`assess` tells what a strategy needs and wastes for given sizes, `buckets_of` lists the buckets of
+one that has a largest. `Joint` plans buckets of several
 variables together. Your own strategy is any object with a ``bucket(n: int) -> int`` method that
 keeps the contract of :class:`Strategy`.
 """
@@ -35,6 +36,7 @@ from bucketjit.strategies.exponential import Exponential as Exponential
 from bucketjit.strategies.extended import Extended as Extended
 from bucketjit.strategies.joint import Joint as Joint
 from bucketjit.strategies.linear import Linear as Linear
+from bucketjit.strategies.listing import buckets_of as buckets_of
 from bucketjit.strategies.multiple_of import MultipleOf as MultipleOf
 from bucketjit.strategies.optimal import Optimal as Optimal
 from bucketjit.strategies.pow2 import Pow2 as Pow2

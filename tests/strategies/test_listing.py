@@ -1,0 +1,98 @@
+"""All buckets of a strategy are those that its sizes have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bucketjit.strategies import (
+    Adaptive,
+    Boundaries,
+    BoundedWaste,
+    Exact,
+    Exponential,
+    Extended,
+    Joint,
+    Linear,
+    MultipleOf,
+    Optimal,
+    Pow2,
+    SizeClasses,
+    buckets_of,
+)
+from bucketjit.strategies.listing import MOST_LISTED
+
+LISTED = [
+    Pow2(max=64),
+    Pow2(max=48, min=5),
+    Pow2(max=1),
+    Pow2(max=60, multiple_of=12),
+    Linear(16, max=100, multiple_of=4),
+    Exponential(1.3, max=90),
+    SizeClasses(max=100),
+    BoundedWaste(0.2, min=8, max=77),
+    Boundaries([30, 60, 90]),
+    Optimal.fit([3, 5, 90, 91, 200], k=3),
+    MultipleOf(Boundaries([10, 20, 35]), 8),
+    MultipleOf(MultipleOf(Pow2(max=50), 3), 8),
+    MultipleOf(Adaptive(Pow2(max=50)), 3),
+    Adaptive(Linear(7, max=50)),
+]
+
+
+@pytest.mark.parametrize("strategy", LISTED, ids=repr)
+def test_they_are_those_of_all_sizes(strategy: Any) -> None:
+    found = buckets_of(strategy)
+    assert found is not None
+    assert found == tuple(sorted({strategy.bucket(n) for n in range(1, found[-1] + 1)}))
+    with pytest.raises(ValueError, match="beyond"):
+        strategy.bucket(found[-1] + 1)
+
+
+@given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 12))
+def test_of_any_ladder(smallest: int, largest: int, multiple: int) -> None:
+    largest = max(smallest, largest) * multiple
+    strategy = Pow2(min=smallest, max=largest, multiple_of=multiple)
+    assert buckets_of(strategy) == tuple(
+        sorted({strategy.bucket(n) for n in range(1, largest + 1)})
+    )
+
+
+def test_the_planned_ones_of_what_goes_on() -> None:
+    assert buckets_of(Extended(Pow2(max=48, min=16))) == (16, 32, 48)
+    assert buckets_of(Optimal.fit([4, 8], k=2, beyond=Pow2())) == (4, 8)
+
+
+def test_of_ones_own() -> None:
+    class Own:
+        boundaries = (10, 20)  # whatever that means there
+
+        def bucket(self, n: int) -> int:
+            return -(-n // 10) * 10
+
+    assert buckets_of(Own()) is None and buckets_of(MultipleOf(Own(), 4)) is None
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Pow2(),
+        Linear(16),
+        Exact(),
+        Adaptive(Pow2()),
+        MultipleOf(Pow2(), 3),
+        Extended(Linear(3)),
+        Linear(1, max=MOST_LISTED + 1),
+        Joint([{"b": 8, "s": 64}]),
+    ],
+    ids=repr,
+)
+def test_no_list(strategy: Any) -> None:
+    assert buckets_of(strategy) is None
+
+
+def test_as_many_as_there_may_be() -> None:
+    assert buckets_of(Linear(1, max=MOST_LISTED)) == tuple(range(1, MOST_LISTED + 1))
