@@ -16,6 +16,7 @@ from bucketjit._events import shown
 from bucketjit._persistence import files
 from bucketjit._persistence.environment import versions
 from bucketjit._persistence.files import Distrusted, Entry
+from bucketjit._view.tables import counted, shown_bytes
 
 _DESCRIPTION = """\
 Look after a directory of executables, as with_persistence(DIR) keeps them:
@@ -110,15 +111,15 @@ def _show(found: Sequence[Entry], as_json: bool) -> None:
     if as_json:
         print(json.dumps([_told(entry) for entry in found], indent=1))
         return
-    columns = ("function", "bucket", "made by", "for", "MiB", "compiled in", "last use", "problem")
+    columns = ("function", "bucket", "made by", "for", "size", "compiled in", "last use", "problem")
     rows = [_row(entry) for entry in found]
     total = sum(entry.nbytes for entry in found)
-    title = f"{len(found)} executables, {total / 2**20:,.1f} MiB"
-    print_table(title, columns, rows, numeric=("MiB", "compiled in", "last use"))
+    title = f"{counted(len(found), 'executable')}, {shown_bytes(total)}"
+    print_table(title, columns, rows, numeric=("size", "compiled in", "last use"))
 
 
 def _row(entry: Entry) -> list[str]:
-    size, used = f"{entry.nbytes / 2**20:,.2f}", f"{(time.time() - entry.used) / _DAY:,.1f} d ago"
+    size, used = shown_bytes(entry.nbytes), f"{(time.time() - entry.used) / _DAY:,.1f} d ago"
     header = entry.header
     if header is None:
         return [entry.path.name[:24], "-", "-", "-", size, "-", used, entry.problem]
@@ -171,7 +172,7 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
         verb = "would remove" if options.dry_run else "removed"
         for name, why in gone.items():
             print(f"{verb} {name}: {why}")
-        print(f"{verb} {len(gone)} of {len(found)} files, {total / 2**20:,.1f} MiB stay")
+        print(f"{verb} {len(gone)} of {counted(len(found), 'file')}, {shown_bytes(total)} stay")
     if failed:
         raise CommandError(f"cannot remove {failed[0]}")
 

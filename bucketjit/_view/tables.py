@@ -101,17 +101,23 @@ def shown(name: str, value: object) -> str:
         if name.endswith("waste"):
             return f"{value:.1%}"
         if name.endswith("bytes"):
-            return _bytes(value)
+            return shown_bytes(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     if isinstance(value, list | tuple) and all(isinstance(x, str) for x in value):
         return "\n".join(value) or "-"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _bytes(count: float) -> str:
+def shown_bytes(count: float) -> str:
+    """An amount of memory, as people read it: ``1.5 MiB``."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB"):
         if count < 1024:
             break
         count, unit = count / 1024, larger
     return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 executable``, ``2 executables``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

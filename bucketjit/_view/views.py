@@ -10,7 +10,7 @@ from bucketjit._engine import Engine
 from bucketjit._stats import ProgramStats, Stats
 from bucketjit._view.plot import plot
 from bucketjit._view.report import Report, as_html
-from bucketjit._view.tables import tables_of
+from bucketjit._view.tables import counted, tables_of
 
 if TYPE_CHECKING:
     from bucketjit._config import Config
@@ -88,8 +88,8 @@ class Views:
         config = self._config
         parts = [repr(config.default), *(f"{d}: {s!r}" for d, s in config.per_dim.items())]
         name = getattr(config.fn, "__qualname__", None) or repr(config.fn)
-        size = len(self._engine.cache)
-        line = f"<BucketedExec {name}, {', '.join(parts)}, {size} executables>"
+        size = counted(len(self._engine.cache), "executable")
+        line = f"<BucketedExec {name}, {', '.join(parts)}, {size}>"
         return " ".join(line.split())  # one line, whatever a function or strategy is shown as
 
 

@@ -50,6 +50,8 @@ def test_list(directory, run):
     assert rows[0][:2] == ["2", "executables,"]
     assert [r[1] for r in rows if r and r[0] == "<lambda>"] == ["batch=8", "batch=4"]
     assert any("3.0" in r for r in rows)
+    total, *sizes = [float(r[i]) for r in rows for i in range(len(r) - 1) if r[i + 1] == "KiB"]
+    assert len(sizes) == 2 and sum(sizes) == pytest.approx(total, abs=0.11)
 
 
 def test_list_as_json(directory, run):

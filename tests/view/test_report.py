@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -120,9 +121,10 @@ def test_repr_is_one_line() -> None:
         def __repr__(self) -> str:
             return "Wide(\n  1)"
 
-    executor = BucketedExec(np.sum).with_strategy(Wide())
+    executor = BucketedExec(jnp.sum).with_strategy(Wide())
     assert repr(executor) == "<BucketedExec sum, Wide( 1), 0 executables>"
-    assert str(executor) == repr(executor)
+    executor(np.ones(3, np.float32))
+    assert str(executor) == repr(executor) == "<BucketedExec sum, Wide( 1), 1 executable>"
 
 
 def test_of_an_executor_that_has_done_nothing() -> None:
