@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from bucketjit.strategies import (
@@ -59,7 +59,7 @@ def compare(sizes: list[int], k: int, multiple_of: int) -> list[Plan]:
     plans = [
         pow2,
         plan("ladder", SizeClasses(2, multiple_of=multiple_of)),
-        plan("linear", Linear(-(-largest // k), multiple_of=multiple_of)),
+        plan("linear", _linear(smallest, largest, k, multiple_of)),
         plan("exponential", _exponential(smallest, largest, k, multiple_of)),
     ]
     if bounded := _bounded_waste(smallest, largest, k, multiple_of):
@@ -81,6 +81,11 @@ def frontier(sizes: list[int], most: int, multiple_of: int) -> list[Assessment]:
     """
     numbers = range(1, min(most, 64) + 1)
     return [assess(Optimal.fit(sizes, k, multiple_of=multiple_of), sizes) for k in numbers]
+
+
+def _linear(smallest: int, largest: int, k: int, multiple_of: int) -> Linear:
+    """The ladder up to the largest size in k equal steps."""
+    return Linear(-(-largest // k), multiple_of=multiple_of)
 
 
 def _exponential(smallest: int, largest: int, k: int, multiple_of: int) -> Exponential:
@@ -116,7 +121,9 @@ def compare_joint(
         multiples: What the buckets of each variable are multiples of.
 
     Returns:
-        Ladders for each variable, the best boundaries for each, and the best joint plan.
+        The ladders that have no parameters, of each other kind that with at most ``k``
+        combinations of rungs which wastes least, the best boundaries for each variable, and the
+        best joint plan.
     """
     calls = [dict(zip(sizes, call, strict=True)) for call in {*zip(*sizes.values(), strict=True)}]
 
@@ -127,9 +134,32 @@ def compare_joint(
             buckets = {tuple(strategy[d].bucket(n) for d, n in call.items()) for call in calls}
         return Plan(name, strategy, assess_joint(strategy, sizes), sorted(buckets))
 
+    def ladders(name: str, make: Callable[[int, int, int, int], Strategy | None]) -> list[Plan]:
+        found = []
+        for counts in _shares(k, len(sizes)):
+            made = {
+                dim: make(min(seen), max(seen), count, multiples[dim])
+                for (dim, seen), count in zip(sizes.items(), counts, strict=True)
+            }
+            chosen = {dim: ladder for dim, ladder in made.items() if ladder is not None}
+            if len(chosen) == len(made):
+                found.append(plan(name, chosen))
+        return [min(found, key=lambda p: p.assessment.waste)] if found else []
+
     return [
         plan("pow2", {dim: Pow2(multiple_of=multiples[dim]) for dim in sizes}),
         plan("ladder", {dim: SizeClasses(2, multiple_of=multiples[dim]) for dim in sizes}),
+        *ladders("linear", _linear),
+        *ladders("exponential", _exponential),
+        *ladders("bounded waste", _bounded_waste),
         plan("optimal grid", Optimal.fit_joint(sizes, k, multiple_of=multiples)),
         plan("joint", Joint.fit(sizes, k, multiple_of=multiples)),
     ]
+
+
+def _shares(k: int, count: int) -> list[tuple[int, ...]]:
+    """Numbers of rungs for so many variables, of which no one can be raised with k combinations."""
+    if count == 1:
+        return [(k,)]
+    firsts = sorted({k // (k // first) for first in range(1, k + 1)})
+    return [(first, *rest) for first in firsts for rest in _shares(k // first, count - 1)]

@@ -1,3 +1,4 @@
+import itertools
 import json
 import sys
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from bucketjit._cli.app import main
 from bucketjit._cli.command import CommandError
-from bucketjit._cli.comparison import compare
+from bucketjit._cli.comparison import _shares, compare, compare_joint
 from bucketjit._cli.lengths import parse_lengths
 from bucketjit.strategies import (
     Boundaries,
@@ -90,8 +91,9 @@ def test_columns_are_planned_together(columns, capsys):
     told = as_json(capsys, columns, "--k", 3)
     assert told["calls"] == 20, "one with a size 0 does not count"
     plans = {plan["name"]: plan for plan in told["plans"]}
-    assert list(plans) == ["pow2", "ladder", "optimal grid", "joint"]
-    for name in ("optimal grid", "joint"):
+    ladders = ["linear", "exponential"]
+    assert list(plans) == ["pow2", "ladder", *ladders, "optimal grid", "joint"]
+    for name in (*ladders, "optimal grid", "joint"):
         assert plans[name]["executables"] == len(plans[name]["buckets"]) <= 3
         assert set(plans[name]["buckets"][0]) == {"b", "s"}
     joint = eval(plans["joint"]["strategy"], NAMES)
@@ -116,6 +118,32 @@ def test_ladders_keep_to_k(sizes, k):
     for plan in compare(sizes, k, 1):
         if plan.name not in ("pow2", "ladder", "optimal, as pow2"):
             assert plan.assessment.executables <= k, plan
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 9)), min_size=1, max_size=20),
+    st.integers(1, 12),
+)
+def test_ladders_of_several_variables_keep_to_k(calls, k):
+    sizes = dict(zip("ab", map(list, zip(*calls, strict=True)), strict=True))
+    plans = {plan.name: plan for plan in compare_joint(sizes, k, dict.fromkeys("ab", 1))}
+    for name in ("linear", "exponential", "bounded waste"):
+        if name == "bounded waste" and name not in plans:
+            continue  # no percentage of waste has so few rungs
+        assert plans[name].assessment.executables <= k, plans[name]
+        assert plans[name].strategy.keys() == sizes.keys()
+
+
+def test_the_shares_of_variables():
+    for k, count in ((1, 3), (6, 2), (12, 2), (7, 3)):
+        every = [c for c in itertools.product(range(1, k + 1), repeat=count) if np.prod(c) <= k]
+        largest = [
+            c
+            for c in every
+            if not any((*c[:i], c[i] + 1, *c[i + 1 :]) in every for i in range(count))
+        ]
+        assert sorted(_shares(k, count)) == largest
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
