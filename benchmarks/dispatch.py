@@ -94,7 +94,11 @@ def _rows(group: str, calls: Calls, arguments: list[tuple[Any, ...]], rounds: in
                 call(*given)
     drawn = random.Random(0).choices(arguments, k=rounds)
     times = in_turn(waiting, drawn)
-    floor = next(iter(calls))
+    return _compared(group, times)
+
+
+def _compared(group: str, times: Mapping[str, list[float]]) -> list[Row]:
+    floor = next(iter(times))
     return [
         {
             "group": group,
@@ -103,7 +107,7 @@ def _rows(group: str, calls: Calls, arguments: list[tuple[Any, ...]], rounds: in
             "over": median(a - b for a, b in zip(times[name], times[floor], strict=True)) * 1e6,
             "ratio": paired_ratio(times, name, floor),
         }
-        for name in calls
+        for name in times
     ]
 
 
@@ -156,6 +160,49 @@ def _with_leaves(options: Options) -> list[Row]:
     return found
 
 
+def new_sizes(options: Options) -> list[Row]:
+    """Calls of sizes that were not there before, in a bucket that was."""
+    bucket, width = 1024, 16
+    sizes = range(bucket // 2 + 1, bucket // 2 + (20 if options.quick else 500))
+    arguments = [(np.ones((n, width), np.float32),) for n in sizes]
+    found = []
+    for leaves in (1, 100):
+        params = [jnp.ones(16) for _ in range(leaves)]
+
+        def shifted(params: Any, x: Any) -> Any:
+            return tiny(x) + sum(p[0] for p in params)
+
+        def masked(params: Any, n: Any, x: Any, fn: Any = shifted) -> Any:
+            real = lax.broadcasted_iota(jnp.int32, (bucket, 1), 0) < n
+            return jnp.where(real, fn(params, x), 0)
+
+        jitted = jax.jit(masked)
+
+        def by_hand(x: Any, params: Any = params, jitted: Any = jitted) -> Any:
+            padded = np.zeros((bucket, width), np.float32)
+            padded[: len(x)] = x
+            return np.asarray(jitted(params, np.int32(len(x)), padded))[: len(x)]
+
+        known, new = (
+            BucketedExec(shifted, dynamic_axes=(None, "b, _"), out="numpy").with_pow2()
+            for _ in range(2)
+        )
+        by_hand(*arguments[0])
+        for executor in (known, new):
+            for n in (bucket, bucket - 1, bucket - 2):
+                executor(params, np.ones((n, width), np.float32))
+        for (x,) in arguments:
+            known(params, x)
+        calls = {
+            "by hand": by_hand,
+            "bucketjit, a size again": lambda x, e=known, p=params: e(p, x),
+            "bucketjit, a new size": lambda x, e=new, p=params: e(p, x),
+        }
+        group = f"{leaves} parameter leaves" if leaves > 1 else "one parameter leaf"
+        found += _compared(group, in_turn(calls, arguments))
+    return found
+
+
 COLUMNS = (
     Column("way", "way"),
     Column("us", "p50, us", ".1f"),
@@ -171,6 +218,15 @@ SECTIONS = (
         "*Over* and *ratio* are medians of differences and ratios to the first row.",
         COLUMNS,
         "benchmarks.dispatch:warm",
+        group="group",
+    ),
+    Section(
+        "new-sizes",
+        "New sizes",
+        "Calls of a size that was not there before, in a bucket whose executable was: what a "
+        "stream of ever new sizes pays for each, once. NumPy in, host array out, about 500 sizes.",
+        COLUMNS,
+        "benchmarks.dispatch:new_sizes",
         group="group",
     ),
     Section(

@@ -10,9 +10,7 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-import jax
-
-from bucketjit import strategies
+from bucketjit import _jax, strategies
 from bucketjit._axes import places_of
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
@@ -222,7 +220,7 @@ class Engine:
         small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
         if given is not None and small and not stands_in:
             is_open = _open_leaves(call, signed)
-            on_device = jax.device_put(sizes)
+            on_device = _jax.on_default_device(sizes)
             self._remember(signed, given, is_open, key, on_device, finish, line, call.sizes)
         return result
 

@@ -270,6 +270,23 @@ def host_placer(
     return lambda host: put(aval, sharding, [host], devices, committed)
 
 
+def on_default_device(host: Any) -> Any:
+    """``jax.device_put(host)``; of one array, which nobody writes to again, in less time.
+
+    3 us in place of 21 (``config.default_device`` is not typed among the public flags).
+    """
+    if not isinstance(host, np.ndarray):
+        return jax.device_put(host)
+    return _default_placer(_config.default_device.value, host.shape, host.dtype)(host)
+
+
+@functools.lru_cache(maxsize=256)
+def _default_placer(device: Any, shape: tuple[int, ...], dtype: Any) -> Callable[..., jax.Array]:
+    with jax.ensure_compile_time_eval():
+        like = jax.device_put(np.zeros(shape, dtype))  # on ``device``, the default one
+    return jax.device_put if like.committed else host_placer(shape, dtype, False, like)
+
+
 def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
     """A sharding over several devices, less the axes of its mesh that would cut unequal parts."""
     try:

@@ -199,7 +199,7 @@ class Supply:
         loaded = None if order.kept is None else order.kept.load()
         if loaded is not None:
             self._compiled(loaded)
-            self._tell(Event("load", self._name, loaded.sizes, loaded.compile_seconds))
+            self._tell(_event("load", self._name, order, loaded))
         return loaded
 
     @property
@@ -234,7 +234,7 @@ class Supply:
             self._longest = max(self._longest, built.compile_seconds)
         try:
             self._compiled(built)
-            self._tell(Event("compile", self._name, built.sizes, built.compile_seconds))
+            self._tell(_event("compile", self._name, order, built))
             if order.kept is not None:
                 order.kept.save(built)
         finally:
@@ -386,3 +386,8 @@ class CompileGuard:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _event(kind: str, name: str, order: Order, entry: Executable) -> Event:
+    detail = "an exact shape" if order.program is None else ""
+    return Event(kind, name, entry.sizes, entry.compile_seconds, detail)

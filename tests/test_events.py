@@ -122,6 +122,7 @@ def test_one_line_each_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     lines = [record.getMessage() for record in caplog.records if record.name == "bucketjit"]
     kinds = [line.split(" ")[1].rstrip(":") for line in lines]
     assert kinds == ["signature", "compile", "fallback", "signature", "compile", "evict"]
+    assert all(line.endswith(": an exact shape") for line in lines if "compile" in line)
     assert all(line.startswith("total: ") and "\n" not in line for line in lines)
     assert [r.levelname for r in caplog.records if "fallback" in r.getMessage()] == ["WARNING"]
 
