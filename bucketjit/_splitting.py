@@ -229,9 +229,6 @@ class Splitter:
             own = chunk(whole, cut, *ends[i])
             like = _as_given(own, given, routes)
             way = routes.find(like.args, like.kwargs)
-            if way is not None and way.following is None:
-                ways[size] = way  # its chunks are served with the others
-                continue
             while way is not None and way.following is not None:  # one of several, if any
                 try:
                     results[i] = way.serve(like.args, like.kwargs)
