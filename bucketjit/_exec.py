@@ -282,9 +282,10 @@ class BucketedExec(Builders, Views):
                 `Manifest` of what another process had compiled, and nothing else; what of it fails
                 is reported, and so is what has changed since it was made.
             sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
-                has a largest bucket (`strategies.buckets_of`), of which all combinations are warmed
-                up; a list of dicts of a variable to a size; a joint plan; or, of a single variable,
-                its strategy. By default the sizes of ``args``.
+                has a largest bucket (`strategies.buckets_of`; one of your own lists its buckets as
+                ``boundaries``), of which all combinations are warmed up; a list of dicts of a
+                variable to a size; a joint plan; or, of a single variable, its strategy. By default
+                the sizes of ``args``.
             workers: Threads that compile; by default as many as there are cores, up to four.
             time_budget: Seconds after which no other compile begins.
             progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if

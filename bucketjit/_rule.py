@@ -261,6 +261,8 @@ def select(mask: Any, array: Any, value: Any) -> Any:
     """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
     if _is_key(array):
         data = jax.random.key_data(array)
+        if hasattr(value, "dtype") and _is_key(value):
+            value = jax.random.key_data(value)
         wide = mask.reshape(*mask.shape, *(1,) * (data.ndim - mask.ndim))
         return jax.random.wrap_key_data(select(wide, data, value), impl=_jax.key_impl(array.dtype))
     sharding = _jax.explicit_sharding(array)

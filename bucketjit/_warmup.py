@@ -307,7 +307,7 @@ def combinations(
     """
     if sizes is None:
         return [dict(own)]
-    if hasattr(sizes, "bucket"):
+    if _is_strategy(sizes):
         if len(variables) != 1:
             raise SpecError(
                 f"warmup: {sizes!r} is for sizes of one dimension, and these arguments have "
@@ -355,9 +355,14 @@ def _check_count(count: int) -> None:
         )
 
 
+def _is_strategy(sizes: Any) -> bool:
+    """Whether it has buckets; one's own strategies list theirs in ``boundaries``."""
+    return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
+
+
 def _sizes_of(variable: str, given: Any) -> list[int]:
-    if hasattr(given, "bucket"):
-        given = strategies.buckets_of(given) or given
+    if _is_strategy(given):
+        given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
     values = [given] if isinstance(given, int | np.integer) else given
     if isinstance(values, range):
         _check_count(len(values))
@@ -371,7 +376,7 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
     if wrong:
         raise SpecError(
             f"warmup: the sizes of {variable!r} must be ints, a range, or a strategy that has a "
-            f"largest bucket such as Pow2(max=64), got {given!r}"
+            f"largest bucket such as Pow2(max=64) and not too many below it, got {given!r}"
         )
     return found
 

@@ -91,6 +91,25 @@ def test_the_same_numbers_beyond_the_end(name: str) -> None:
     _assert_the_same_numbers(JUDGED[name])
 
 
+WRITTEN: dict[str, Callable[[Any], Any]] = {
+    "one": lambda x: x.at[0].set(x[2]),
+    "a known window": lambda x: x.at[1:3].set(x[2]),
+    "where there is room": lambda x: lax.dynamic_update_slice(x, x[:2], (1,)),
+    "all but the first": lambda x: x.at[1:].set(x[:-1]),
+    "beyond the end": lambda x: x.at[99].set(x[0], mode="drop"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_keys_are_written_in_place(name: str) -> None:
+    def fn(keys: Any) -> Any:
+        return jax.random.key_data(WRITTEN[name](keys))
+
+    executor = BucketedExec(fn, dynamic_axes="b", check=Check.POISON).with_pow2()
+    for size in (3, 4, 5):
+        assert_like_jit(executor, fn, jax.random.split(jax.random.key(size), size))
+
+
 def test_a_table_that_is_as_long_as_the_bucket_is_not_extended() -> None:
     text = str(masked_jaxpr(PLAIN["as many as there are"], "b, 6"))
     assert " pad" not in text

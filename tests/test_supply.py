@@ -155,6 +155,19 @@ def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
         both.warmup(np.zeros((1, 4), np.float32), sizes=plan)
 
 
+def test_warm_up_by_a_strategy_of_ones_own() -> None:
+    class Own:
+        boundaries = (8, 16)
+
+        def bucket(self, size: int) -> int:
+            return -(-size // 8) * 8
+
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b").with_strategy(Own())
+    for sizes in ({"b": Own()}, Own()):
+        executor.warmup(ramp(1), sizes=sizes, progress=False)
+        assert sorted(b.sizes["b"] for b in executor.stats().buckets) == [8, 16]
+
+
 def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
     both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
     both = both.with_pow2("b", min=4, max=16).with_linear(8, "s", max=20)
@@ -273,6 +286,7 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
         ({"n": []}, "must be ints"),
         ({"n": -1}, "must be ints"),
         ({"n": strategies.Pow2()}, r"strategy that has a largest bucket such as .*got Pow2\(\)"),
+        ({"n": strategies.Linear(1, max=70_000)}, "not too many below it"),
         (strategies.Linear(8), r"strategy that has a largest bucket .*got Linear\(8\)"),
         ("all", "sizes must be a dict"),
         ([3], "expected dicts"),

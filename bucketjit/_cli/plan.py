@@ -24,8 +24,8 @@ dimension variables, separated by white space or commas. A first line may name t
     32, 17
     8, 120
 
-Several variables are planned together: by boundaries for each of them (a grid), and by buckets
-placed freely (joint).
+Several variables are planned together: by a ladder for each of them, by boundaries for each (a
+grid), and by buckets placed freely (joint).
 """
 
 

@@ -39,9 +39,13 @@ def as_index(index: Any) -> Any:
     ``jax.numpy`` indexes an axis of static size with int32, a symbolic one with the widest
     signed type; to wrap that one gives what the exact run indexes with.
     """
-    if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
-        return saturate(index)
-    if isinstance(index, np.ndarray):
+    unsigned = jnp.issubdtype(index.dtype, jnp.unsignedinteger)
+    return saturate(index) if unsigned else wrapped(index)
+
+
+def wrapped(index: Any) -> Any:
+    """``index`` as int32, by its low bits."""
+    if isinstance(index, np.ndarray | np.integer):
         return index.astype(np.int32)
     return lax.convert_element_type(index, jnp.int32)
 

@@ -12,7 +12,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, select
-from bucketjit.rules._regions import as_index, clamp, fits, inside, read_window, with_room
+from bucketjit.rules._regions import as_index, clamp, fits, inside, read_window, with_room, wrapped
 
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
 
@@ -32,11 +32,8 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
 
 
 def _gather(ctx: RuleContext, operand: Any, indices: Any, **fill: Any) -> Any:
-    if ctx.params["mode"] == _FILL:
-        # The plain gather wraps wide indices to int32 before it judges them.
-        indices = lax.convert_element_type(indices, jnp.int32)
-    else:
-        indices = as_index(indices)
+    # The plain gather that fills wraps wide indices to int32 before it judges them.
+    indices = wrapped(indices) if ctx.params["mode"] == _FILL else as_index(indices)
     if indices.ndim == 1:
         return _one_window(ctx, operand, indices, **fill)
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]

@@ -48,16 +48,20 @@ def buckets_of(strategy: Any) -> tuple[int, ...] | None:
 
 
 def _planned(strategy: Any) -> Strategy:
-    """What a strategy goes by up to its largest bucket."""
-    while isinstance(strategy, Changing | Extended):
-        strategy = strategy.plan if isinstance(strategy, Changing) else strategy.inner
+    """What a strategy goes by now, up to its largest bucket."""
+    if isinstance(strategy, Changing):
+        return _planned(strategy.plan)
+    if isinstance(strategy, Extended):
+        return _planned(strategy.inner)
+    if isinstance(strategy, MultipleOf):
+        return MultipleOf(_planned(strategy.inner), strategy.multiple)
     return strategy
 
 
 def _largest(strategy: Strategy) -> int | None:
     """A size up to which the buckets are listed."""
     if isinstance(strategy, MultipleOf):
-        return _largest(_planned(strategy.inner))
+        return _largest(strategy.inner)
     if isinstance(strategy, Ladder):
         return strategy.max
     return strategy.boundaries[-1] if isinstance(strategy, Boundaries) else None
