@@ -14,6 +14,7 @@ from jax import lax
 
 from bucketjit import BucketedExec, Check
 from bucketjit._folding import folded, known_int
+from bucketjit.rules._regions import saturate, wrapped
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 
@@ -145,6 +146,14 @@ def test_what_is_not_folded() -> None:
     assert _folded(lambda x: lax.convert_element_type(x, np.float32), np.int32(1)) is None
     assert _folded(lambda x: lax.broadcast_in_dim(x, (2,), ()), jnp.int32(1)) is None
     assert _folded(jnp.sin, np.float32(1)) is None
+
+
+def test_what_int32_cannot_hold() -> None:
+    wide = (np.uint64(2**64 - 1), np.int64(-(2**40)), np.uint8(254), np.int8(-3))
+    assert [int(saturate(x)) for x in wide] == [2**31 - 1, -(2**31), 254, -3]
+    assert all(saturate(x).dtype == np.int32 for x in wide)
+    assert np.array_equal(saturate(np.asarray([1, 2**40])), [1, 2**31 - 1])
+    assert int(wrapped(np.int64(2**32 + 5))) == 5
 
 
 def test_known_int() -> None:

@@ -23,9 +23,10 @@ INT32_MAX = 2**31 - 1
 
 def saturate(index: Any) -> Any:
     """``index`` as int32; what int32 cannot hold becomes its nearest value."""
-    if isinstance(index, np.ndarray | np.integer):
-        return np.clip(index, -INT32_MAX - 1, INT32_MAX).astype(np.int32)
     info = jnp.iinfo(index.dtype)
+    if isinstance(index, np.ndarray | np.integer):
+        least, most = max(int(info.min), -INT32_MAX - 1), min(int(info.max), INT32_MAX)
+        return np.clip(index, least, most).astype(np.int32)
     if info.max > INT32_MAX:
         index = jnp.minimum(index, jnp.asarray(INT32_MAX, index.dtype))
     if info.min < -INT32_MAX - 1:
