@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks import masking
+from benchmarks.contenders import padded
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec
@@ -179,9 +180,8 @@ def new_sizes(options: Options) -> list[Row]:
         jitted = jax.jit(masked)
 
         def by_hand(x: Any, params: Any = params, jitted: Any = jitted) -> Any:
-            padded = np.zeros((bucket, width), np.float32)
-            padded[: len(x)] = x
-            return np.asarray(jitted(params, np.int32(len(x)), padded))[: len(x)]
+            result = jitted(params, np.int32(len(x)), padded(x, (bucket, width)))
+            return np.asarray(result)[: len(x)]
 
         known, new = (
             BucketedExec(shifted, dynamic_axes=(None, "b, _"), out="numpy").with_pow2()

@@ -24,14 +24,12 @@ INT32_MAX = 2**31 - 1
 def saturate(index: Any) -> Any:
     """``index`` as int32; what int32 cannot hold becomes its nearest value."""
     info = jnp.iinfo(index.dtype)
-    if isinstance(index, np.ndarray | np.integer):
-        least, most = max(int(info.min), -INT32_MAX - 1), min(int(info.max), INT32_MAX)
-        return np.clip(index, least, most).astype(np.int32)
+    numpy: Any = np if isinstance(index, np.ndarray | np.integer) else jnp
     if info.max > INT32_MAX:
-        index = jnp.minimum(index, jnp.asarray(INT32_MAX, index.dtype))
+        index = numpy.minimum(index, numpy.asarray(INT32_MAX, index.dtype))
     if info.min < -INT32_MAX - 1:
-        index = jnp.maximum(index, jnp.asarray(-INT32_MAX - 1, index.dtype))
-    return lax.convert_element_type(index, jnp.int32)
+        index = numpy.maximum(index, numpy.asarray(-INT32_MAX - 1, index.dtype))
+    return wrapped(index)
 
 
 def as_index(index: Any) -> Any:
@@ -87,30 +85,29 @@ def is_whole(dim: Dim, size: Dim) -> bool:
     return not is_symbolic(room) and room == 0
 
 
-def with_room(ctx: RuleContext, operand: Any, axis: int, dim: Dim, size: Dim) -> Any:
-    """Extend ``axis`` so that a window of padded size fits at every start in logical bounds."""
-    need = ctx.padded(dim - size) + ctx.padded(size)
-    return extend(operand, axis, 0, max(0, need - operand.shape[axis]))
+def with_room(
+    ctx: RuleContext, operand: Any, axis: int, dim: Dim, size: Dim, start: int | None = None
+) -> Any:
+    """Extend ``axis`` so that a window of padded size fits at ``start``; by default, anywhere."""
+    last = ctx.padded(dim - size) if start is None else start
+    return extend(operand, axis, 0, max(0, last + ctx.padded(size) - operand.shape[axis]))
 
 
 def read_window(
     ctx: RuleContext, operand: Any, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
     """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
-    begin: list[Any] = []
-    widths = ctx.padded_shape(sizes)
+    begin, known = [], []
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
-        constant = known_int(begin[axis])
-        if constant is None:
-            operand = with_room(ctx, operand, axis, dim, size)
-        else:
-            beyond = constant + widths[axis] - operand.shape[axis]
-            operand = extend(operand, axis, 0, max(0, beyond))
-    if any(known_int(start) is None for start in begin):
+        place = known_int(begin[axis])
+        operand = with_room(ctx, operand, axis, dim, size, place)
+        if place is not None:
+            known.append(place)
+    widths = ctx.padded_shape(sizes)
+    if len(known) < len(begin):
         return lax.dynamic_slice(operand, begin, widths, allow_negative_indices=False)
-    ends = [int(start) + width for start, width in zip(begin, widths, strict=True)]
-    return lax.slice(operand, [int(start) for start in begin], ends)
+    return lax.slice(operand, known, [n + width for n, width in zip(known, widths, strict=True)])
 
 
 def write_window(
