@@ -60,7 +60,7 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
         executor.warmup(*calls[-1], sizes={"b": [BATCH], "s": LENGTHS}, progress=False)
     for call in calls:
         signed = engine.signer.sign(call, {})
-        resolved = signed.family.resolve(signed.shapes)
+        resolved = engine.resolve(signed)
         bucket = engine.bucket_of(resolved.program, resolved)
         engine.supply.prepare(engine.orders.masked(signed, resolved, bucket), first_run=False)
     start = time.perf_counter() - began

@@ -498,10 +498,15 @@ class Builders:
         """Keep executables in files, so that the next process loads what this one compiles.
 
         A process that finds the executable of a bucket there traces the function once, and loads:
-        no masking, no lowering, no compile. Without this method the directory ``bucketjit`` in
-        JAX's own compilation cache (``jax_compilation_cache_dir``) is used, if JAX has one, for
-        what JAX would keep itself: what took a second to compile, unless
-        ``jax_persistent_cache_min_compile_time_secs`` says otherwise.
+        no masking, no lowering, no compile. While it traces, it loads what was of use last of the
+        same function for arguments of the same types (32 executables at most, no more than the
+        cache has room for, none where its bytes are bounded); calls that ask for those find them
+        ready, and what nobody asks for goes with the executor.
+
+        Without this method the directory ``bucketjit`` in JAX's own compilation cache
+        (``jax_compilation_cache_dir``) is used, if JAX has one, for what JAX would keep itself:
+        what took a second to compile, unless ``jax_persistent_cache_min_compile_time_secs`` says
+        otherwise.
 
         Files are found by what their executables depend on: the program, its constants, the types
         and placement of the arguments, versions, device and configuration. Damaged files are

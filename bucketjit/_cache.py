@@ -227,6 +227,14 @@ class ExecutableCache(Generic[K, V]):
         with self._lock:
             return key in self._slots
 
+    @property
+    def room(self) -> float:
+        """How many more entries there may be until others leave; 0 where bytes are bounded."""
+        with self._lock:
+            if self._max_bytes is not None:
+                return 0
+            return math.inf if self._maxsize is None else self._maxsize - len(self._slots)
+
     def get_or_compile(self, key: K, compile: Callable[[], V]) -> V:
         """Return the entry of a key, compiled if there is none yet.
 

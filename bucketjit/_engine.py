@@ -131,6 +131,7 @@ class Engine:
             self.supply.clear()
             self.cache.clear()
             self.signer.clear()
+            self.orders.shelf.clear()
             self.routes.clear()
             self.chunk_routes.clear()
             self.refused.clear()
@@ -234,6 +235,8 @@ class Engine:
         """The sizes and the program of a call; what is learnt from it is told."""
         began = time.perf_counter()
         with self.lock:
+            if signed.family.tokens is None:
+                self.orders.expect(signed)
             call = signed.family.resolve(signed.shapes)
             news = signed.family.take_news()
         if news:

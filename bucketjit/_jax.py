@@ -1615,8 +1615,21 @@ def default_device() -> Any:
     return _pxla.get_default_device()
 
 
+def deserialized(raw: bytes, device: Any) -> Any:
+    """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
+
+    Raises:
+        Exception: The bytes are no executable for this device.
+    """
+    if device.platform == "cpu" and b"lapack_" in raw:
+        # Lowering does; without it, a factorisation jumps to nowhere. It imports scipy (100 ms).
+        _linalg.initialize_lapack()
+    devices = _xla_client.DeviceList((device,))
+    return device.client.deserialize_executable(raw, executable_devices=devices)
+
+
 def loaded_function(
-    raw: bytes,
+    xla: Any,
     kept: Sequence[int],
     name: str,
     in_avals: Sequence[Any],
@@ -1635,7 +1648,7 @@ def loaded_function(
     raises where arguments are placed in another way.
 
     Args:
-        raw: The bytes of the executable.
+        xla: The executable, `deserialized`.
         kept: Positions of the arguments that it takes, among all.
         name: What profiles call it.
         in_avals: Types of all arguments.
@@ -1652,12 +1665,9 @@ def loaded_function(
         The function, and what tells of the memory and cost of its executable.
 
     Raises:
-        Exception: The bytes are no executable for these types on this device.
+        Exception: The executable is none for these types on this device.
     """
-    if device.platform == "cpu" and b"lapack_" in raw:
-        # Lowering does; without it, a factorisation jumps to nowhere. It imports scipy (100 ms).
-        _linalg.initialize_lapack()
-    taken = raw, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
+    taken = xla, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
     loaded = _Loaded(*taken)
     function = _xla_client._xla.pjit(
         name,
@@ -1677,7 +1687,7 @@ class _Loaded:
 
     def __init__(
         self,
-        raw: bytes,
+        xla: Any,
         kept: Sequence[int],
         name: str,
         in_avals: Sequence[Any],
@@ -1699,7 +1709,6 @@ class _Loaded:
         if not self._kept <= set(range(self._count)):
             raise ValueError(f"{self._count} arguments cannot be taken at {sorted(self._kept)}")
         devices = _xla_client.DeviceList((device,))
-        xla = device.client.deserialize_executable(raw, executable_devices=devices)
         avals = [aval for i, aval in enumerate(in_avals) if i in self._kept]
         here = jax.sharding.SingleDeviceSharding(device)
         ins, outs = [here] * len(avals), [here] * len(out_avals)

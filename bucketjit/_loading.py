@@ -14,7 +14,7 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
-from bucketjit._building import Exact, Expected, Masked, masked_executable
+from bucketjit._building import Exact, Expected, Masked, masked_executable, without_values
 from bucketjit._config import Persistent
 from bucketjit._errors import in_one_line
 from bucketjit._events import Event
@@ -23,6 +23,7 @@ from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
 from bucketjit._persistence.store import Store, Wanted
+from bucketjit._preloading import MOST, Preloads
 from bucketjit._signing import Signed
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
@@ -42,6 +43,7 @@ class Shelf:
         rules: Rules of the user's.
         name: Name of the function.
         tell: Told of events.
+        room: Tells how many executables there may be that nobody has asked for.
     """
 
     def __init__(
@@ -50,12 +52,15 @@ class Shelf:
         rules: Mapping[Any, Any],
         name: str,
         tell: Callable[[Event], None],
+        room: Callable[[], float],
     ) -> None:
         self._config = config
         self._rules = rules
         self.name = name
         self._tell = tell
+        self._room = room
         self._stores: dict[Any, Store] = {}
+        self._preloads: dict[tuple[Store, str], Preloads] = {}
         self._programs: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
         self._refused: set[tuple[str, str]] = set()
 
@@ -88,6 +93,44 @@ class Shelf:
         """The place of an executable; None if executables are not kept."""
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
+
+    def expect(self, signed: Signed) -> None:
+        """Begin to load what there is of a kind of calls, whose program is about to be traced.
+
+        It is a convenience: whatever goes wrong here comes up where an executable is asked for.
+        """
+        store = self.store()
+        if store is None or _jax.looks_for_nans():
+            return
+        if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
+            return  # what runs is a derivative
+        try:
+            device = _device_of(without_values(signed).leaves)
+            kind = _kind_of(signed, device)
+        except NoDigest:
+            return
+        if (store, kind) not in self._preloads and (most := self.most_ahead()) > 0:
+            # Not in its threads: they would wait for Python's lock after each source that is read.
+            around = environment(device)
+            self._preloads[store, kind] = Preloads(store, kind, most, device, around)
+
+    def most_ahead(self, coming: int = 0) -> int:
+        """Forget what there is no room for besides what comes; tell how many more may be loaded."""
+        left = min(self._room() - coming, MOST)
+        for preloads in list(self._preloads.values()):
+            left -= preloads.keep(int(left))
+        return int(left)
+
+    def claim(self, store: Store, wanted: Wanted) -> tuple[Header, Any] | None:
+        """The executable, if it was loaded before it was asked for."""
+        preloads = self._preloads.get((store, wanted.kind))
+        found = None if preloads is None else preloads.claim(wanted)
+        self.most_ahead(coming=1)
+        return found
+
+    def clear(self) -> None:
+        """Forget what was loaded ahead."""
+        self._preloads.clear()
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants.
@@ -162,12 +205,18 @@ class Stored:
         began = time.perf_counter()
         self._hits = _jax.cache_hits()
         wanted = self._find_key()
-        found = None if wanted is None else self._store.find(wanted)
-        if wanted is None or found is None:
+        if wanted is None:
             return None
-        header, raw = found
+        ahead = self._shelf.claim(self._store, wanted)
         try:
-            return self._entry(header, raw, began)
+            if ahead is not None:
+                self._store.mark_used(wanted)
+                return self._entry(*ahead, began)
+            found = self._store.find(wanted)
+            if found is None:
+                return None
+            header, raw = found
+            return self._entry(header, _jax.deserialized(raw, self._device()), began)
         except Exception as error:
             self._store.discard(wanted, in_one_line(error))
             return None
@@ -243,11 +292,9 @@ class Stored:
         )
         parts = {**self._digests(), "call": called.hexdigest()}
         surroundings = environment(device)
-        fn = self._signed.family.fn
-        module, qualname = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
-        known_as = (module, qualname, self.exact, types, list(self._sizes.items()), here)
         return Wanted(
-            identity=Digest().add(*known_as).hexdigest()[:16],
+            kind=_kind_of(self._signed, device),
+            bucket=_short(self.exact, types, list(self._sizes.items())),
             key=Digest().add(parts, surroundings).hexdigest(),
             name=self._shelf.name,
             sizes=self._sizes,
@@ -257,19 +304,7 @@ class Stored:
         )
 
     def _device(self) -> Any:
-        """The device that ``jit`` would run it on.
-
-        Raises:
-            NoDigest: There are several.
-        """
-        shardings = [getattr(x, "sharding", None) for x in self._leaves()]
-        placed: set[Any] = {s for s in shardings if s is not None}
-        if not placed:
-            return _jax.default_device()
-        if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
-            raise NoDigest("its arguments are on several devices, or placed by a mesh")
-        (device,) = placed.pop().device_set
-        return device
+        return _device_of(self._leaves())
 
     def _checked(self, expected: Expected, args: Any, kwargs: Any, sizes: Any) -> Any:
         """A check of arguments by their types, as the first tracing would make it."""
@@ -297,7 +332,7 @@ class Stored:
     def _digests(self) -> Mapping[str, str]:
         raise NotImplementedError
 
-    def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
+    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
         raise NotImplementedError
 
 
@@ -337,14 +372,14 @@ class StoredMasked(Stored):
     def _digests(self) -> Mapping[str, str]:
         return self._shelf.digests_of(self._program)
 
-    def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
+    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
         program, made = self._program, self._made
         outs = [
             _jax.shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
         function, compiled = _jax.loaded_function(
-            raw,
+            xla,
             header.kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self._leaves()],
@@ -379,11 +414,11 @@ class StoredExact(Stored):
     def _digests(self) -> Mapping[str, str]:
         return self._shelf.digests(*_jax.open_jaxpr(self._traced.jaxpr))
 
-    def _entry(self, header: Header, raw: bytes, began: float) -> Executable:
+    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
         made = self._made
         tree = jax.tree_util.tree_structure(self._traced.out_info)
         function, compiled = _jax.loaded_function(
-            raw,
+            xla,
             header.kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self._leaves()],
@@ -408,6 +443,41 @@ class StoredExact(Stored):
 
 
 _SINGLE = jax.sharding.SingleDeviceSharding
+
+
+def _device_of(leaves: Sequence[Any]) -> Any:
+    """The device that ``jit`` would run arguments on.
+
+    Raises:
+        NoDigest: There are several.
+    """
+    shardings = [getattr(x, "sharding", None) for x in leaves]
+    placed: set[Any] = {s for s in shardings if s is not None}
+    if not placed:
+        return _jax.default_device()
+    if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
+        raise NoDigest("its arguments are on several devices, or placed by a mesh")
+    (device,) = placed.pop().device_set
+    return device
+
+
+def _kind_of(signed: Signed, device: Any) -> str:
+    """The kind of a call: what is known of it before its program is, sizes aside."""
+    family = signed.family
+    leaves = zip(family.types, family.specs, signed.shapes, strict=True)
+    return _short(
+        getattr(family.fn, "__module__", ""),
+        getattr(family.fn, "__qualname__", ""),
+        f"{device.platform}:{device.id}",
+        [
+            (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
+            for kind, spec, shape in leaves
+        ],
+    )
+
+
+def _short(*values: Any) -> str:
+    return Digest().add(*values).hexdigest()[:8]
 
 
 def _digest_of(consts: Sequence[Any]) -> str:

@@ -55,7 +55,8 @@ class Orders:
         # Neither holds `self`: without a cycle, what an executor holds goes when it does.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(tell, listeners=config.listeners)
-        self.shelf = Shelf(config.persistence, config.rules, name, told)
+        room = functools.partial(_room, cache)
+        self.shelf = Shelf(config.persistence, config.rules, name, told, room)
         self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.runs_chunks else {}
 
     @staticmethod
@@ -67,6 +68,11 @@ class Orders:
     def exact_key(signed: Signed) -> Any:
         """The key of the executable of an exact shape."""
         return signed.family, tuple(signed.shapes)
+
+    def expect(self, signed: Signed) -> None:
+        """Begin to load what calls of a signature may ask for, which is about to be traced."""
+        if self._config.check is Check.OFF:
+            self.shelf.expect(signed)
 
     def masked(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
         """What to ask for to serve a call in a bucket."""
@@ -145,3 +151,7 @@ class Orders:
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
     return {**default_rules(), **added}
+
+
+def _room(cache: ExecutableCache[Any, Executable]) -> float:
+    return cache.room

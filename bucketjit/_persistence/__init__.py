@@ -11,6 +11,8 @@ What is trusted, and what is not:
 * A file is found by a key that covers everything its executable depends on: the traced program,
   the contents of its constants, the bucket, the types and the device of the arguments, what is
   donated, the versions and sources of the libraries, flags and configuration. What cannot be
-  covered soundly (host callbacks, primitives and rules from elsewhere) is not stored.
+  covered soundly (host callbacks, primitives and rules from elsewhere) is not stored. A file may
+  be loaded before its key is known to be asked for; it has to pass the same checks before, and no
+  call gets it by another key.
 * No problem with a file breaks a call: it is told, and the executable is compiled.
 """

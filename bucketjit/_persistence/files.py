@@ -2,8 +2,8 @@
 
 A file is a line that says what it is, the digest of the rest, the length of the header, the header
 in JSON, and an executable, compressed. Its name is ``<identity>-<key>.bjx``: the identity is that
-of what was asked for (a function's name, a bucket, types), the key covers all that the
-executable depends on.
+of what was asked for (a function's name, a bucket, types), half of it that of the kind of calls
+(all buckets of the function); the key covers all that the executable depends on.
 """
 
 from __future__ import annotations
@@ -227,6 +227,22 @@ def write(path: Path, data: bytes) -> None:
         raise
 
 
+def key_of(path: Path) -> str:
+    """The key in the name of a file."""
+    return path.stem.partition("-")[2]
+
+
+def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
+    """So many files of one kind at most, the one that was of use last first.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    with os.scandir(directory) as listed:
+        names = [e.name for e in listed if e.name.startswith(kind) and _NAME.fullmatch(e.name)]
+    return sorted((directory / name for name in names), key=_used, reverse=True)[:most]
+
+
 def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:
     """Files of the same identity with other keys, the latest first."""
     found = [
@@ -304,7 +320,7 @@ def _look(path: Path) -> tuple[Header | None, str]:
         raise
     except OSError as error:
         return None, error.strerror or str(error)
-    if not _NAME.fullmatch(path.name) or path.stem.partition("-")[2] != header.key:
+    if not _NAME.fullmatch(path.name) or key_of(path) != header.key:
         return None, "its name is not that of its key"
     return header, ""
 

@@ -23,18 +23,25 @@ class Wanted(NamedTuple):
     """An executable that may be in a file.
 
     Attributes:
-        identity: Digest of what users would call the same: function, types, bucket.
+        kind: Digest of what all buckets of a function have in common: its name, its types.
+        bucket: Digest of what users would call the same besides: the bucket.
         key: Digest of everything that it depends on.
         name, sizes, exact, parts, environment: See `Header`.
     """
 
-    identity: str
+    kind: str
+    bucket: str
     key: str
     name: str
     sizes: Mapping[str, int]
     exact: bool
     parts: Mapping[str, str]
     environment: Mapping[str, str]
+
+    @property
+    def identity(self) -> str:
+        """What names its files whatever they were compiled from."""
+        return self.kind + self.bucket
 
 
 class Store:
@@ -70,10 +77,7 @@ class Store:
         """What is stored of an executable; None if there is nothing that can be trusted."""
         path = self._path(wanted)
         try:
-            files.check_directory(self.directory)
-            header, raw = files.unpack(files.read(path))
-            if header.key != wanted.key:
-                raise Damaged("its name is not that of its key")
+            header, raw = self.read(path)
             if dict(header.environment) != dict(wanted.environment):
                 raise Damaged("its header tells of another environment than its key")
         except FileNotFoundError:
@@ -88,8 +92,33 @@ class Store:
         except OSError as error:
             self._warn(wanted, "unreadable", f"cannot read {path}: {error.strerror or error}")
             return None
-        files.mark_used(path)
+        self.mark_used(wanted)
         return header, raw
+
+    def read(self, path: Path) -> tuple[Header, bytes]:
+        """What a file of the directory holds, if it can be trusted.
+
+        Raises:
+            Distrusted: Somebody else may have written it.
+            Damaged: It is not what was written.
+            OSError: It cannot be read.
+        """
+        files.check_directory(self.directory)
+        header, raw = files.unpack(files.read(path))
+        if header.key != files.key_of(path):
+            raise Damaged("its name is not that of its key")
+        return header, raw
+
+    def latest(self, kind: str, most: int) -> list[Path]:
+        """So many files of one kind at most, the one that was of use last first."""
+        try:
+            return files.latest_of(self.directory, kind, most)
+        except OSError:
+            return []  # `find` tells of that
+
+    def mark_used(self, wanted: Wanted) -> None:
+        """Let pruning know that an executable was of use."""
+        files.mark_used(self._path(wanted))
 
     def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
         """Write an executable, if that is possible."""
