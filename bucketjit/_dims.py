@@ -8,6 +8,7 @@ evaluation takes 14 us).
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import itertools
 import math
@@ -66,7 +67,10 @@ def variables_of(text: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str, kind: str) -> Callable[..., Any]:
     names = variables_of(text)
-    code = f"lambda {', '.join(names)}: {ast.unparse(_parse(text))}"
+    node = _parse(text)
+    if kind == "traced" and any(_is_beyond(n) for n in ast.walk(node)):
+        node = _WithinInt32().visit(copy.deepcopy(node))
+    code = f"lambda {', '.join(names)}: {ast.unparse(node)}"
     return eval(compile(code, f"<dimension {text}>", "eval"), dict(_FUNCTIONS[kind]))  # noqa: S307
 
 
@@ -294,6 +298,50 @@ def _factors(node: ast.expr) -> list[ast.expr]:
         case ast.UnaryOp(operand=operand):
             return _factors(operand)
     return [node]
+
+
+_LEAST, _MOST = -(2**31), 2**31 - 1  # of int32, which sizes are at run time
+
+
+def _is_beyond(node: ast.AST) -> bool:
+    match node:
+        case ast.Constant(value=int() as value):
+            return not _LEAST <= value <= _MOST
+    return False
+
+
+class _WithinInt32(ast.NodeTransformer):
+    """Leaves out what no size reaches: ``min(n, 9223372036854775807)`` is ``n``.
+
+    Python's way to take all of an axis is ``x[: sys.maxsize]``.
+    """
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        assert isinstance(node.func, ast.Name)
+        left, right = node.args
+        (a, b), (c, d) = _reached(left), _reached(right)
+        match node.func.id:
+            case "min" if b <= c:
+                return left
+            case "min" if d <= a:
+                return right
+            case "max" if a >= d:
+                return left
+            case "max" if c >= b:
+                return right
+            case "mod" if a >= 0 and _is_beyond(right):
+                return left
+            case "floordiv" if a >= 0 and _is_beyond(right):
+                return ast.Constant(0)
+        return node
+
+
+def _reached(node: ast.expr) -> Range:
+    """Bounds of a part of an expression whose value is one of int32."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    low, high = _interval(node, dict.fromkeys(names, 0), dict.fromkeys(names, _MOST))
+    return min(max(low, _LEAST), _MOST), min(max(high, _LEAST), _MOST)
 
 
 class BucketSizes:

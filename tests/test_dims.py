@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from jax import export
 
+from bucketjit import BucketedExec
 from bucketjit._dims import (
     BucketSizes,
     bind_unique_names,
@@ -107,6 +109,40 @@ def test_evaluate_traced_is_evaluate(text: str, numbers: list[int]) -> None:
             return text
 
     assert int(evaluate_traced(Dim(), at.values)) == want
+
+
+BEYOND = (2**31, 2**32 + 3, 2**63 - 1)
+
+
+@pytest.mark.parametrize("beyond", BEYOND)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "min(b, {})",
+        "min({}, b)",
+        "max(0, b - {})",
+        "2*min(b, {}) + s",
+        "min(b*s, {})",
+        "max(s, min(b, {}) - 2)",
+        "floordiv(b, {})",
+        "mod(b + s, {})",
+        "max(-1*{}, 1 - b)",
+    ],
+)
+def test_sizes_do_not_reach_what_int32_does_not_hold(text: str, beyond: int) -> None:
+    text = text.format(beyond)
+    for b, s in ((1, 1), (7, 5), (4000, 3)):
+        traced = evaluate_traced(text, {"b": jnp.int32(b), "s": jnp.int32(s)})
+        assert int(traced) == evaluate_text(text, {"b": b, "s": s})
+
+
+@pytest.mark.parametrize("take", [lambda x: x[: sys.maxsize], lambda x: x[-sys.maxsize :]])
+def test_all_of_an_axis_as_python_writes_it(take) -> None:
+    fn = BucketedExec(lambda x: take(x).cumsum(0) + x.sum()).with_pow2()
+    for n in (3, 5, 8):
+        x = np.arange(2.0 * n, dtype=np.float32).reshape(n, 2)
+        np.testing.assert_allclose(fn(x), x.cumsum(0) + x.sum())
+    assert (fn.stats().compiles, fn.stats().fallback_calls) == (2, 0)
 
 
 @hypothesis.given(expressions(), boxes())
