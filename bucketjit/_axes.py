@@ -38,18 +38,30 @@ class Place(NamedTuple):
     token: str
 
 
-@functools.lru_cache(maxsize=1024)
-def places_of(tokens: Tokens) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """The axes that are not static, and those that are.
+class Places(NamedTuple):
+    """The axes of the leaves of a call.
 
-    They are few among many for the first, and every call of new sizes asks.
+    Attributes:
+        opened: Those that are not static.
+        static: Those that are.
+    """
+
+    opened: tuple[Place, ...]
+    static: tuple[Place, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def places_of(tokens: Tokens) -> Places:
+    """The axes that are not static, which are few among many, and those that are.
+
+    Every call of new sizes asks.
     """
     every = [
         Place(leaf, axis, token)
         for leaf, row in enumerate(tokens)
         for axis, token in enumerate(row)
     ]
-    return (
+    return Places(
         tuple(p for p in every if p.token != STATIC),
         tuple(p for p in every if p.token == STATIC),
     )

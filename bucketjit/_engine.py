@@ -510,7 +510,7 @@ def _exact_finisher(entry: Executable, program: Program | None, out: Out) -> Cha
 
 
 def _open_leaves(call: Call, signed: Signed) -> list[bool]:
-    opened = {place.leaf for place in places_of(call.tokens)[0]}
+    opened = {place.leaf for place in places_of(call.tokens).opened}
     return [kind.dtype is None or leaf in opened for leaf, kind in enumerate(signed.family.types)]
 
 

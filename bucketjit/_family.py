@@ -74,7 +74,7 @@ class Call:
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
     """The dimension variables of some axes, in order of first appearance."""
     found: dict[str, None] = {}
-    for place in places_of(tokens)[0]:
+    for place in places_of(tokens).opened:
         if not place.token.isdigit():
             found.update(dict.fromkeys(variables_of(place.token)))
     return tuple(found)
@@ -446,7 +446,7 @@ class Family:
         return tuple(rows)
 
     def _static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
-        return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens)[1])
+        return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
 
     def _at(self, tokens: Tokens, shapes: Shapes) -> _Traced:
         return self._traced.setdefault(self._static_key(tokens, shapes), _Traced())

@@ -286,7 +286,7 @@ def bind_sizes(
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     expressions: list[tuple[str, int, str]] = []
-    for leaf, axis, token in places_of(tokens)[0]:
+    for leaf, axis, token in places_of(tokens).opened:
         size, where = shapes[leaf][axis], f"axis {axis} of {paths[leaf]}"
         if token.isdigit():
             check_declared(token, size, where)

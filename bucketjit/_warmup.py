@@ -33,8 +33,7 @@ from bucketjit._overflow import exactly
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Order
-
-_MOST_COMBINATIONS = 65_536
+from bucketjit.strategies.listing import MOST_LISTED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +348,7 @@ def _listed(variables: Sequence[str]) -> str:
 
 
 def _check_count(count: int) -> None:
-    if count > _MOST_COMBINATIONS:
+    if count > MOST_LISTED:
         raise SpecError(
             f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
         )
