@@ -13,7 +13,7 @@ from bucketjit._apart.pool import Ended
 from bucketjit._building import without_values
 from bucketjit._config import Background
 from bucketjit._engine import Engine
-from bucketjit._errors import BucketOverflowError
+from bucketjit._errors import BucketOverflowError, in_one_line
 from bucketjit._events import Event
 from bucketjit._family import Call
 from bucketjit._signing import Signed
@@ -40,6 +40,7 @@ class Adapting:
         self._strategies = dict(strategies)
         self._own = engine.config.per_dim.keys()
         self._calls = itertools.count(1).__next__
+        self._failed: set[str] = set()
         self._latest: tuple[Signed, Call, _jax.ThreadConfig] | None = None
         self.workers = Workers(Background(1, 1))
 
@@ -72,21 +73,29 @@ class Adapting:
                 for _, entry in engine.cache.items()
                 if not entry.exact and variable in entry.sizes
             }
-            proposal = strategy.propose(made)
-            if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
-                continue
+            sizes = {variable: call.sizes[variable]}
             try:
+                proposal = strategy.propose(made)
+                if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
+                    continue
                 for bucket in proposal.new_buckets:
+                    sizes = {variable: bucket}
                     config.run(_compile, engine, signed, call, variable, bucket)
             except Ended:  # so does the interpreter
                 return
             except Exception as error:  # nobody waits for this thread
-                engine.tell(Event("error", engine.name, {variable: bucket}, detail=str(error)))
+                self._tell_failed(engine, sizes, in_one_line(error))
                 return
             if strategy.adopt(proposal):
                 engine.forget_routes()
                 detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
                 engine.tell(Event("plan", engine.name, {variable: call.sizes[variable]}, 0, detail))
+
+    def _tell_failed(self, engine: Engine, sizes: Mapping[str, int], why: str) -> None:
+        """Tell of an error, once: the next look for a better plan may well end in the same."""
+        if why not in self._failed:
+            self._failed.add(why)
+            engine.tell(Event("error", engine.name, sizes, detail=f"the plan stays: {why}"))
 
     def _of(self, variable: str) -> Any:
         return self._strategies.get(variable if variable in self._own else None)

@@ -23,6 +23,7 @@ from bucketjit._config import (
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import Listener
 from bucketjit._persistence.files import Distrusted, check_directory
+from bucketjit._planning.histogram import joint_histogram
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
 
@@ -300,8 +301,9 @@ class Builders:
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
             k: The most buckets.
-            cost: What a call in a bucket costs, of the padded sizes in the order of ``sizes``
-                (the one that is split left out); by default their product.
+            cost: What a call in a bucket costs. It is given the padded size of the one variable
+                that is planned, or those of several by name (``lambda b, s: b * s * s``); one that
+                is split is not among them. By default their product.
             split: A variable along which calls are cut into chunks of 1, or a dict of it to the
                 size of the chunks.
             ahead: Whether the first call compiles all buckets.
@@ -313,6 +315,7 @@ class Builders:
             SpecError: ``sizes`` is no dict of a variable to sizes, or they are not as many of each;
                 or ``split`` is malformed or has a variable without sizes. (Calls of a program that
                 cannot be split raise `SplitError`.)
+            TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.Joint.fit` takes it.
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
@@ -338,14 +341,16 @@ class Builders:
             [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
         """
         if not isinstance(sizes, Mapping) or not sizes:
-            raise SpecError(
-                f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {type(sizes).__name__}"
-            )
+            raise SpecError(f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {sizes!r}")
+        wanted = {d: list(v) if isinstance(v, Iterable) else v for d, v in sizes.items()}
+        try:
+            joint_histogram(wanted)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"with_fitted_plan: {error}") from None
         chunks = _chunks_of(split)
         planned = self.with_background_compile(process=False)._with(chunked=tuple(chunks))
         if ahead:
             planned = planned.with_ahead_compile()
-        wanted = {dim: list(values) for dim, values in sizes.items()}
         for dim, chunk in chunks.items():
             wanted = _in_chunks(wanted, dim, chunk)
             planned = planned.with_buckets([chunk], dim, overflow=Overflow.SPLIT)
@@ -578,12 +583,6 @@ def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str
         raise SpecError(f"split: there are no sizes of {dim!r}, only of {', '.join(sizes)}")
     cut = sizes[dim]
     others = {name: values for name, values in sizes.items() if name != dim}
-    for name, values in others.items():
-        if len(values) != len(cut):
-            raise SpecError(
-                f"sizes: the i-th of all belong together, but there are {len(values)} of "
-                f"{name!r} and {len(cut)} of {dim!r}"
-            )
     for n in cut:
         if not is_positive_int(n):
             raise SpecError(f"sizes of {dim!r} must be positive ints, got {n!r}")

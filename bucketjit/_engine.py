@@ -190,6 +190,8 @@ class Engine:
         except BucketOverflowError as error:
             return self._run_split(signed, call, error, out, given)
         beyond = exactly(self.config, call.sizes)
+        if beyond is not None and self.counters.fallback(beyond.reason):
+            self.tell(Event("fallback", self.name, call.sizes, detail=beyond.reason))
         if beyond is not None and beyond.wholly:
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
         key = self.orders.masked_key(program, bucket)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._signature import LeafType, Statics
@@ -28,11 +29,24 @@ class Key(NamedTuple):
     context: Any
 
 
+def nearest(before: Iterable[Key], now: Key) -> Key | None:
+    """The key that differs least from a new one; of several, the last."""
+    return min(reversed(list(before)), key=lambda key: _distance(key, now), default=None)
+
+
+def _distance(before: Key, now: Key) -> tuple[bool, int]:
+    if before.tree != now.tree:
+        return True, 0
+    parts = zip(itertools.chain(*before.types), itertools.chain(*now.types), strict=True)
+    changed = sum(old != new for old, new in parts)
+    return False, changed + len(_static_changes(before.statics, now.statics))
+
+
 def why_new(before: Key | None, now: Key, paths: Sequence[str]) -> str:
-    """What a family differs in from the one that was made before it.
+    """What a family differs in from another one.
 
     Args:
-        before: Its key; None if there was none.
+        before: The key of the other one, the `nearest`; None if there was none.
         now: The key of the new family.
         paths: How its leaves are named.
     """

@@ -17,7 +17,7 @@ from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._family import Family, is_default_name
 from bucketjit._padded import Padded
-from bucketjit._resign import Key, why_new
+from bucketjit._resign import Key, nearest, why_new
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
 
 
@@ -53,14 +53,12 @@ class Signer:
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
         self._families: dict[Key, Family] = {}
-        self._newest: Key | None = None
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Forget every family."""
         with self._lock:
             self._families.clear()
-            self._newest = None
 
     def families(self) -> list[Family]:
         """The families so far."""
@@ -86,7 +84,6 @@ class Signer:
                 if family is None:
                     family = self._new_family(key, positions, positional, keywords)
                     self._families[key] = family
-                    self._newest = key
         shapes = [
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, family.types, strict=True)
@@ -148,7 +145,7 @@ class Signer:
             specs,
             self._config.constraints,
             learns=self._config.dynamic_axes is None,
-            why=why_new(self._newest, key, names),
+            why=why_new(nearest(self._families, key), key, names),
         )
 
     def _leaf_specs(

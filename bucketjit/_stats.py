@@ -350,6 +350,7 @@ class Counters:
         with self._lock:
             self._compiles += 1
             self._compile_seconds += seconds
+        self._clock.mark(time.monotonic())
 
     def load(self, seconds: float) -> None:
         """Count an executable that was read from a file."""

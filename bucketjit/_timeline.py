@@ -1,8 +1,8 @@
 """How counters grew over time, in bounded memory and next to nothing a call.
 
-Nothing is noted call by call. The warm path compares the time, which it has read anyway, with
-the time at which the next moment is `Clock.due`. When there are too many moments, every second
-one goes and the time between two of them doubles, so they always span the whole run.
+Nothing is noted call by call, but every compile is. The warm path compares the time, which it has
+read anyway, with the time at which the next moment is `Clock.due`. When there are too many moments,
+every second one goes and the time between two of them doubles, so they always span the whole run.
 """
 
 from __future__ import annotations
@@ -68,20 +68,29 @@ class Clock:
 
     def tick(self, now: float) -> None:
         """Take a moment, if it is due still."""
-        if self._read is None or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return
         try:
-            if now < self.due:
-                return
-            began = time.thread_time()
-            self._moments.append(Moment(now - self._start, *self._read()))
-            if len(self._moments) >= MOMENTS:
-                self._moments = self._moments[::2]
-                self._interval *= 2
-            worked = time.thread_time() - began
-            self.due = now + max(self._interval, _PATIENCE * worked)
+            if now >= self.due:
+                self._take(now)
         finally:
             self._lock.release()
+
+    def mark(self, now: float) -> None:
+        """Take a moment: something has happened that is rare, and takes longer than this."""
+        with self._lock:
+            self._take(now)
+
+    def _take(self, now: float) -> None:
+        if self._read is None:
+            return
+        began = time.thread_time()
+        self._moments.append(Moment(now - self._start, *self._read()))
+        if len(self._moments) >= MOMENTS:
+            self._moments = self._moments[::2]
+            self._interval *= 2
+        worked = time.thread_time() - began
+        self.due = now + max(self._interval, _PATIENCE * worked)
 
     def moments(self, now: float, reading: Reading) -> tuple[Moment, ...]:
         """The moments so far, the last one that of the reading; the same while nothing happens."""

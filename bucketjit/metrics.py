@@ -121,7 +121,8 @@ def prometheus(
 
     Raises:
         MissingExtraError: prometheus-client is not installed.
-        SpecError: ``executor`` is none, or another one has that name in the registry.
+        SpecError: ``executor`` is none, ``name`` no text, ``registry`` no registry, or another
+            executor has that name there.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -140,7 +141,11 @@ def prometheus(
     with Extra("Prometheus metrics", "prometheus-client", "metrics"):
         from prometheus_client import REGISTRY
     where = REGISTRY if registry is None else registry
+    if not callable(getattr(where, "register", None)):
+        raise SpecError(f"registry must be a CollectorRegistry of prometheus-client, got {where!r}")
     name = executor._name if name is None else name
+    if not isinstance(name, str):
+        raise SpecError(f"name must be text, got {name!r}")
     with _lock:
         collector = _collectors.get(where)
         if collector is None:

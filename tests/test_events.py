@@ -91,6 +91,17 @@ def test_another_static_argument() -> None:
     assert news(told)[1] == "re-signed: static how is False, not True"
 
 
+def test_the_reason_is_told_against_what_is_nearest() -> None:
+    executor, told = watched(lambda x: x * 2)
+    executor(ones(3, 4))
+    executor(ones(3, 4, 2))
+    executor(ones(3, 4).astype(np.int32))
+    assert news(told)[1:] == [
+        "re-signed: x has 3 axes, not 2",
+        "re-signed: x is int32, not float32",
+    ]
+
+
 def test_a_guard_that_breaks_and_a_static_size() -> None:
     executor, told = watched(lambda x: x.sum() if x.shape[0] > 4 else x.max(), dynamic_axes="b, _")
     executor(ones(3, 2))

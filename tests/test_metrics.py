@@ -165,6 +165,14 @@ def test_what_is_no_executor(registry: Any) -> None:
         metrics.prometheus(3, registry=registry)  # type: ignore[arg-type]
 
 
+def test_names_are_text(registry: Any) -> None:
+    with pytest.raises(SpecError, match="name must be text, got 3"):
+        metrics.prometheus(BucketedExec(total), name=3, registry=registry)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="registry must be a CollectorRegistry .* got 'there'"):
+        metrics.prometheus(BucketedExec(total), registry="there")  # type: ignore[arg-type]
+    assert not list(registry.collect())
+
+
 def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [m for m in sys.modules if m.split(".")[0] == "prometheus_client"]:
         monkeypatch.delitem(sys.modules, module)

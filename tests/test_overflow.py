@@ -17,6 +17,7 @@ from bucketjit import (
     BucketedExec,
     BucketOverflowError,
     Check,
+    Event,
     Overflow,
     Padded,
     SpecError,
@@ -91,6 +92,18 @@ def test_exact_leaves_the_size_as_it_is_and_counts(xla_compiles: Callable[[], in
     assert (told.kind, told.reason, told.compiled) == ("exact", reason, True)
     executor(ramp(5))
     assert executor.stats().fallback_calls == 4
+
+
+def test_exact_is_told_once() -> None:
+    told: list[Event] = []
+    executor = BucketedExec(total).with_pow2(max=8, overflow="exact").with_on_event(told.append)
+    for n in (5, 9, 9, 11):
+        executor(ramp(n))
+    (event,) = [e for e in told if e.kind == "fallback"]
+    assert (event.detail, event.sizes) == (
+        "the size of batch is beyond its largest bucket 8 (Overflow.EXACT)",
+        {"batch": 9},
+    )
 
 
 def test_exact_for_one_variable_only() -> None:

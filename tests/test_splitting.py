@@ -278,6 +278,28 @@ def test_a_fitted_plan_by_rows(split: Any, chunk: int) -> None:
     assert {b["s"] for b in buckets(executor)} <= {10, 31, 62}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({}, "sizes must be a dict such as .*, got {}"),
+        ({"b": [1], "s": [1, 2]}, "as many sizes as there were calls"),
+        ({"b": 3, "s": 4}, r"sizes\['b'\] must be an iterable of ints, not 3"),
+        ({"b": [1.5]}, r"sizes\['b'\] must be a flat iterable of ints"),
+    ],
+)
+def test_a_plan_of_no_sizes(sizes: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(sizes)
+
+
+def test_a_plan_by_costs() -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s")
+    planned = executor.with_fitted_plan(LOG, 1, cost=lambda b, s: b * s * s)
+    assert "Joint([{'b': 7, 's': 31}])" in repr(planned)
+    with pytest.raises(TypeError, match="cost must take the padded sizes by name, b, s: "):
+        executor.with_fitted_plan(LOG, 1, cost=lambda x, y: x * y)
+
+
 def test_plans_of_several_lengths_and_of_none() -> None:
     def both(x: Any, y: Any) -> Any:
         return x.sum(1) + y.sum(1)
@@ -297,7 +319,7 @@ def test_plans_of_several_lengths_and_of_none() -> None:
         (LOG, {"b": 0}, "positive int, got 0"),
         (LOG, {"b": True}, "positive int, got True"),
         (LOG, 3, "split must be a variable"),
-        ({**LOG, "s": [3]}, "b", "1 of 's' and 4 of 'b'"),
+        ({**LOG, "s": [3]}, "b", "as many sizes as there were calls, not {'b': 4, 's': 1}"),
         ({**LOG, "b": [2, 1, 0, 3]}, "b", "positive ints, got 0"),
         ([3], "b", "sizes must be a dict"),
     ],

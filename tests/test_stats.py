@@ -220,6 +220,13 @@ def test_unknown_flops_are_null() -> None:
     assert json.loads(stats.to_json())["buckets"][0]["flops"] is None
 
 
+def test_history_has_every_compile() -> None:
+    counters = Counters()
+    for _ in range(5):
+        counters.compile(0.25)
+    assert [m.compiles for m in counters.snapshot(0, 0, 0, []).history] == [1, 2, 3, 4, 5]
+
+
 # --- in bounded memory -------------------------------------------------------------------------
 
 

@@ -788,6 +788,18 @@ def test_an_adaptive_strategy_asks_for_no_compile_that_is_not_allowed() -> None:
     assert isinstance(strategy.plan, strategies.Optimal)
 
 
+def test_a_plan_that_cannot_be_made_is_told_once() -> None:
+    told: list[Event] = []
+    strategy = strategies.Adaptive(strategies.Pow2(), cost=lambda n: 1 / 0, patience=64)
+    executor = BucketedExec(lambda x: x * 2).with_strategy(strategy).with_on_event(told.append)
+    for _ in range(4):
+        for _ in range(64):
+            executor(np.ones(17, np.float32))
+        assert executor.wait_for_compiles(60)
+    (event,) = [e for e in told if e.kind == "error"]
+    assert event.detail == "the plan stays: ZeroDivisionError: division by zero"
+
+
 def test_an_adaptive_executor_goes_with_its_last_reference() -> None:
     strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
     made = [BucketedExec(jnp.cumsum).with_strategy(strategy)]

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from bucketjit._cli import bench, cache, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
+from bucketjit._errors import in_one_line
 from bucketjit._version import __version__
 
 COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, cache.COMMAND, bench.COMMAND)
@@ -59,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"{options.parser.prog}: {error}", file=sys.stderr)
         return FAILURE
-    except BrokenPipeError:
-        # Who reads has seen enough. What is still buffered must not fail at exit once more.
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # who reads has seen enough
+            print(f"{options.parser.prog}: {in_one_line(error)}", file=sys.stderr)
+        # What is still buffered must not fail at exit once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from bucketjit._cli.command import Command, CommandError
 from bucketjit._cli.tables import print_table
 from bucketjit._exec import BucketedExec
 from bucketjit._version import __version__
+from bucketjit._view.tables import counted
 
 _DESCRIPTION = """\
 Run one function over a stream of ragged calls in three ways, and compare them:
@@ -76,10 +77,8 @@ def _run(options: argparse.Namespace) -> None:
         print(json.dumps(told, indent=2))
         return
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
-    title = (
-        f"{len(sizes)} calls of {len(set(sizes))} different sizes on {jax.devices()[0]} "
-        f"({versions})"
-    )
+    different = counted(len(set(sizes)), "different size")
+    title = f"{counted(len(sizes), 'call')} of {different} on {jax.devices()[0]} ({versions})"
     columns = ("way", "compiles", "cold", "warm median", "warm p99")
     rows = [
         (r.way, f"{r.compiles}", f"{r.cold_seconds:.2f} s", *_micros(r.median_us, r.p99_us))

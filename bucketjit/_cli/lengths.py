@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bucketjit._cli.command import CommandError
 
+_MOST_COLUMNS = 8
+
 
 def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
     r"""Read the columns of a file of sizes.
@@ -40,6 +42,11 @@ def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
             names = words
             columns = [[] for _ in names]
             continue
+        if len(words) > _MOST_COLUMNS:
+            raise CommandError(
+                f"{source}, line {number}: expected one call a line, with a column for each of at "
+                f"most {_MOST_COLUMNS} variables, got {len(words)} columns"
+            )
         if not columns:
             names = ["n"] if len(words) == 1 else [f"dim{i}" for i in range(len(words))]
             columns = [[] for _ in names]

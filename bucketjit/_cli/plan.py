@@ -14,6 +14,7 @@ from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.lengths import parse_lengths
 from bucketjit._cli.plot import plot
 from bucketjit._cli.tables import print_table
+from bucketjit._view.tables import counted
 
 _DESCRIPTION = """\
 Compare strategies on the sizes of past calls: how many executables each needs, and which share
@@ -77,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
         print(json.dumps(_as_json(sizes, options.k, plans), indent=2))
         return
     print_table(
-        f"{len(calls):,} calls of {source}, at most {options.k} executables",
+        f"{counted(len(calls), 'call')} of {source}, at most {options.k} executables",
         ("plan", "executables", "waste", "strategy"),
         [
             (p.name, f"{p.assessment.executables:,}", f"{p.assessment.waste:.1%}", _code(p))

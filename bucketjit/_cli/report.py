@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from bucketjit._cli.command import Command, CommandError
 from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.tables import print_tables
 from bucketjit._errors import in_one_line
+from bucketjit._stats import Stats
 from bucketjit._view.tables import tables_of
 
 _DESCRIPTION = """\
@@ -48,9 +50,11 @@ def _run(options: argparse.Namespace) -> None:
 def _load(text: str, source: str) -> Mapping[str, Any]:
     """A snapshot, with the fields that it cannot do without."""
     try:
-        stats = json.loads(text)
-    except json.JSONDecodeError as error:
+        stats = json.loads(text, parse_constant=_refuse)
+    except ValueError as error:
         raise CommandError(f"{source} is not JSON: {error}") from None
+    except RecursionError:
+        raise CommandError(f"{source} is not JSON of a snapshot: it is nested too deeply") from None
     buckets = stats.get("buckets") if isinstance(stats, dict) else None
     if (
         not isinstance(buckets, list)
@@ -61,7 +65,31 @@ def _load(text: str, source: str) -> Mapping[str, Any]:
             f"{source} is no snapshot of counters: expected an object with 'calls' and a list of "
             "'buckets', each with its 'sizes', as executor.stats().to_json() has them"
         )
+    for name, value in stats.items():
+        kind = _KINDS.get(name)
+        if kind is not None and not _is(kind, value):
+            what = "a count" if kind is int else "a number of 0 or more"
+            raise CommandError(f"{source}: {name}: expected {what}, got {json.dumps(value)[:80]}")
     return stats
+
+
+# The numbers of `Stats`, by their annotations, which are text.
+_KINDS = {
+    field.name: {"int": int, "float": float}[field.type]
+    for field in dataclasses.fields(Stats)
+    if field.type in ("int", "float")
+}
+
+
+def _is(kind: type, value: Any) -> bool:
+    """Whether a value of JSON is a number of a kind, and one that can be told."""
+    kinds = (int,) if kind is int else (int, float)
+    return type(value) in kinds and 0 <= value < 2**63
+
+
+def _refuse(constant: str) -> NoReturn:
+    """Refuse what Python takes for JSON and no one else does."""
+    raise ValueError(f"{constant} is no value of JSON")
 
 
 COMMAND = Command(

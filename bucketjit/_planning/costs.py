@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,6 +49,13 @@ def joint_costs_of(
     if cost is None:
         return np.array([math.prod(sizes) for sizes in combinations], np.float64)
     check_callable(cost)
+    with contextlib.suppress(ValueError):  # it has no signature that Python knows
+        try:
+            inspect.signature(cost).bind(**dict.fromkeys(dims))
+        except TypeError as error:
+            raise TypeError(
+                f"cost must take the padded sizes by name, {', '.join(dims)}: {error}"
+            ) from None
     return np.array(
         [
             checked_cost(

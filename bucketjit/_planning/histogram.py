@@ -14,6 +14,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 Sizes = Iterable[int] | Mapping[int, float]
 
+_LARGEST = int(np.iinfo(np.int64).max)
+
 
 class Histogram(NamedTuple):
     """How often each size occurred.
@@ -159,9 +161,13 @@ def _integers(name: str, values: Any) -> Ints:
     """An array of sizes, checked."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be an iterable of ints, not {values!r}")
-    array = values if isinstance(values, np.ndarray) else np.array(list(values))
+    array = values if isinstance(values, np.ndarray) else np.array(values := list(values))
     if not array.size:
         return np.zeros(0, np.int64)
+    if array.ndim == 1 and array.dtype.kind not in "ib":  # NumPy has another type for such ints
+        for n in values:
+            if isinstance(n, int | np.integer) and n > _LARGEST:
+                raise ValueError(f"{name} must be below 2**63, not {n}")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(
             f"{name} must be a flat iterable of ints, not of {array.dtype} with shape {array.shape}"

@@ -36,7 +36,8 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
     figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
     figure.suptitle(
         f"{name}: {stats.calls:,} calls, {stats.compiles} compiles, "
-        f"{stats.padding_waste:.0%} padding"
+        f"{stats.padding_waste:.0%} padding",
+        parse_math=False,
     )
     spots = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
     for axes, dim in zip(spots, dims, strict=False):

@@ -11,9 +11,13 @@ from bucketjit._stats import ProgramStats, Stats
 from bucketjit._view.plot import plot
 from bucketjit._view.report import Report, as_html
 from bucketjit._view.tables import counted, tables_of
+from bucketjit.strategies import Exact
 
 if TYPE_CHECKING:
     from bucketjit._config import Config
+
+
+_LONGEST = 80  # characters that one line shows of a strategy
 
 
 class Views:
@@ -86,7 +90,12 @@ class Views:
 
     def __repr__(self) -> str:
         config = self._config
-        parts = [repr(config.default), *(f"{d}: {s!r}" for d, s in config.per_dim.items())]
+        parts = [f"{d}: {s!r}" for d, s in config.per_dim.items()]
+        if config.plan is None or not isinstance(config.default, Exact):
+            parts.insert(0, repr(config.default))
+        if config.plan is not None:
+            parts.insert(0, repr(config.plan))
+        parts = [p if len(p) <= _LONGEST else f"{p[: _LONGEST - 3]}..." for p in parts]
         name = getattr(config.fn, "__qualname__", None) or repr(config.fn)
         size = counted(len(self._engine.cache), "executable")
         line = f"<BucketedExec {name}, {', '.join(parts)}, {size}>"

@@ -50,6 +50,24 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_report(tmp_path):
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_device_that_is_full_is_one_line_and_code_1():
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "bucketjit", "plan", "-", "--json"]
+        done = subprocess.run(
+            words,
+            input="3\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -100,13 +100,30 @@ def test_a_field_of_another_kind(field, value, stats, tmp_path, capsys):
     assert "has a field that is not as expected: " in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN calls"])
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("calls", -5, "a count"),
+        ("calls", True, "a count"),
+        ("compiles", 1.5, "a count"),
+        ("padding_waste", "much", "a number of 0 or more"),
+        ("since", 1e30, "a number of 0 or more"),
+        ("load_seconds", None, "a number of 0 or more"),
+    ],
+)
+def test_a_number_that_is_none(field, value, expected, stats, tmp_path, capsys):
+    code, out, error = report({**stats, field: value}, tmp_path, capsys)
+    assert (code, out) == (1, "")
+    assert error.endswith(f": {field}: expected {expected}, got {json.dumps(value)}\n")
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN calls", "[" * 100_000, '{"calls": NaN}'])
 def test_what_is_no_json(text, tmp_path, capsys):
     file = tmp_path / "stats.json"
     file.write_text(text)
     assert main(["report", str(file)]) == 1
     error = capsys.readouterr().err
-    assert f"{file} is not JSON: " in error and error.count("\n") == 1
+    assert f"{file} is not JSON" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,19 @@ def test_an_executor_that_has_done_nothing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     BucketedExec(lambda x: x).plot(tmp_path / "empty.svg")
     assert ElementTree.parse(tmp_path / "empty.svg").getroot().tag.endswith("svg")
+
+
+def test_a_name_is_no_formula(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def total(x: Any) -> Any:
+        return x.sum()
+
+    total.__name__ = r"$\frac{$ <b> _x"
+    executor = BucketedExec(total).with_pow2()
+    executor(np.ones(3, np.float32))
+    executor.plot(tmp_path / "plot.svg")
+    assert ElementTree.parse(tmp_path / "plot.svg").getroot().tag.endswith("svg")
 
 
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
