@@ -28,6 +28,8 @@ from bucketjit._signing import Signed
 
 _FORMAT = 1
 _EXPRESSION = re.compile(r"[A-Za-z0-9_+\-*^(), ]{1,200}")
+# Powers of powers take for ever, and all memory: JAX writes ``b^2``.
+_POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -122,10 +124,10 @@ class Manifest:
             raise SpecError(f"expected an object with 'format': {_FORMAT}")
         try:
             made = cls(
-                given["function"],
-                given["environment"],
+                _text("function", given["function"]),
+                _texts("environment", given["environment"]),
                 tuple(given["signatures"]),
-                tuple(given["left_out"]),
+                tuple(_text("left_out", why) for why in given["left_out"]),
             )
             list(made.entries())
         except SpecError:
@@ -310,7 +312,22 @@ def _entry(signature: Mapping[str, Any]) -> Entry:
     at = sizes[0] if sizes else {}
     args = tuple(_read(x, at) for x in signature["args"])
     kwargs = {str(k): _read(x, at) for k, x in signature["kwargs"].items()}
-    return Entry(args, kwargs, sizes if variables else (), signature["fingerprint"])
+    fingerprint = signature["fingerprint"]
+    if fingerprint is not None:
+        fingerprint = _texts("fingerprint", fingerprint)
+    return Entry(args, kwargs, sizes if variables else (), fingerprint)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise SpecError(f"{name}: expected text, got {value!r}")
+    return value
+
+
+def _texts(name: str, values: Any) -> Mapping[str, str]:
+    if not isinstance(values, dict):
+        raise SpecError(f"{name}: expected texts by name, got {values!r}")
+    return {key: _text(f"{name}[{key!r}]", value) for key, value in values.items()}
 
 
 def _read(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -362,7 +379,8 @@ def _size(size: int | str, sizes: Mapping[str, int]) -> int:
     if not isinstance(size, str):
         return _whole(size)
     # An expression becomes Python code, so no other character may get there.
-    if not _EXPRESSION.fullmatch(size) or not set(variables_of(size)) <= sizes.keys():
+    is_plain = _EXPRESSION.fullmatch(size) and not _POWERS.search(size)
+    if not is_plain or not set(variables_of(size)) <= sizes.keys():
         raise SpecError(f"expected an expression of {', '.join(sizes)}, got {size!r}")
     return _whole(evaluate_text(size, sizes))
 

@@ -143,7 +143,8 @@ class Optimal(Boundaries):
         Boundaries of one variable are fitted exactly given those of the others, in turn, for all
         numbers of boundaries, and the best results then improved boundary by boundary. That finds
         the cheapest plan nearly always, not for certain, which would be a hard problem. Where a
-        variable has very many sizes, the best few dozen of them are candidates.
+        variable has very many sizes, the best few dozen of them are candidates. The time grows
+        with ``k``: for 100,000 calls some 2 s at 12, and 20 s at 32.
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong

@@ -156,6 +156,14 @@ def leaf(**changes: Any) -> list[Any]:
         (lambda text: change(text, signatures=leaf(shape=[1.5])), "expected a size"),
         (lambda text: change(text, signatures=leaf(shape=["m"])), "expected an expression of n"),
         (lambda text: change(text, signatures=leaf(more=1, dtype=3)), "expected an array"),
+        (
+            lambda text: change(text, signatures=[{**leaf()[0], "fingerprint": "x"}]),
+            "fingerprint: ",
+        ),
+        (lambda text: change(text, environment=["x"]), "environment: expected texts by name"),
+        (lambda text: change(text, environment={"jax": 5}), r"environment\['jax'\]: expected text"),
+        (lambda text: change(text, function=7), "function: expected text, got 7"),
+        (lambda text: change(text, left_out=[7]), "left_out: expected text, got 7"),
     ],
 )
 def test_a_text_that_is_no_manifest(make, why, tmp_path):
@@ -178,6 +186,10 @@ def test_a_text_that_is_no_manifest(make, why, tmp_path):
         "open(n)",
         "n if n else n; n",
         "n" * 201,
+        "n**9**9**9",  # takes for ever
+        "n^9^9^9",
+        "n^99",
+        "(((((n^9)^9)^9)^9)^9)",
     ],
 )
 def test_nothing_in_a_manifest_is_run(code):
@@ -185,6 +197,13 @@ def test_nothing_in_a_manifest_is_run(code):
     text = change(made.manifest().text(), signatures=leaf(shape=[code]))
     with pytest.raises(SpecError, match="expected an expression of n"):
         Manifest.parse(text)
+
+
+def test_sizes_may_be_powers():
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    text = change(made.manifest().text(), signatures=leaf(shape=["n^2 + 3*n^3"]))
+    [entry] = Manifest.parse(text).entries()
+    assert entry.args[0].shape == (90,)
 
 
 def scaled(w: Any, x: Any) -> Any:
