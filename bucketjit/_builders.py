@@ -506,7 +506,8 @@ class Builders:
         no masking, no lowering, no compile. While it traces, it loads what was of use last of the
         same function for arguments of the same types (32 executables at most, no more than the
         cache has room for, none where its bytes are bounded); calls that ask for those find them
-        ready, and what nobody asks for goes with the executor.
+        ready. What nobody asks for goes with the executor, what is of another program than the
+        one that was traced at once.
 
         Without this method the directory ``bucketjit`` in JAX's own compilation cache
         (``jax_compilation_cache_dir``) is used, if JAX has one, for what JAX would keep itself:

@@ -35,6 +35,7 @@ from bucketjit._orders import Orders
 from bucketjit._overflow import exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._plan import Plan, Way, give_away
+from bucketjit._preloading import Preloading
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
 from bucketjit._route import (
     Given,
@@ -88,6 +89,7 @@ class Engine:
         config: The configuration.
         signer: From arguments to families.
         cache: The executables.
+        preloading: What is loaded from files before it is asked for.
         counters: What was done so far.
         orders: What to ask of the cache.
         routes: The warm path: ways to read the arguments.
@@ -109,12 +111,14 @@ class Engine:
         if kin is None:
             self.counters = Counters()
             self.cache, self.supply = _stock(config, self.name, self.counters)
+            self.preloading = Preloading(functools.partial(_room, self.cache))
         else:
+            self.preloading = kin.preloading
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
         self.relatives: weakref.WeakKeyDictionary[Engine, None]
         self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
         self.relatives[self] = None
-        self.orders = Orders(config, self.name, self.cache)
+        self.orders = Orders(config, self.name, self.cache, self.preloading)
         self.routes = Routes()
         self.chunk_routes = Routes()
         self.refused: dict[Program, MaskingError] = {}
@@ -131,7 +135,7 @@ class Engine:
             self.supply.clear()
             self.cache.clear()
             self.signer.clear()
-            self.orders.shelf.clear()
+            self.preloading.clear()
             self.routes.clear()
             self.chunk_routes.clear()
             self.refused.clear()
@@ -455,6 +459,10 @@ class Engine:
         for way in ways:
             if isinstance(way, Plan):  # the chunks of others count for themselves
                 self.counters.close(way.line)
+
+
+def _room(cache: ExecutableCache[Any, Executable]) -> float:
+    return cache.room
 
 
 def _stock(

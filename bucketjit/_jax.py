@@ -1261,12 +1261,15 @@ def context_of_keys() -> Sequence[Any]:
     """`trace_context`, in values that are equal in another process.
 
     The environment of named axes is an object of its own (``core.AxisEnv``, since 0.4.36); outside
-    of every mapping it is the empty one.
+    of every mapping it is the empty one. A device (``jax.default_device``) is told by its number.
     """
-    return [
-        "no axes" if value is _core.top_axis_env else value
-        for value in cast(tuple[Any, ...], trace_context())
-    ]
+
+    def told(value: Any) -> Any:
+        if value is _core.top_axis_env:
+            return "no axes"
+        return f"{value.platform}:{value.id}" if isinstance(value, jax.Device) else value
+
+    return list(map(told, cast(tuple[Any, ...], trace_context())))
 
 
 def looks_for_nans() -> bool:
@@ -1804,8 +1807,8 @@ class _Loaded:
                 return None
             if type(x.sharding) is not jax.sharding.SingleDeviceSharding:
                 return None
-            if x.sharding.device_set != {self._device}:
-                return None
+            if x.committed and x.sharding.device_set != {self._device}:
+                return None  # what is not committed is moved
             committed = committed or x.committed
         return committed
 

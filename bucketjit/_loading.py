@@ -23,7 +23,7 @@ from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
 from bucketjit._persistence.store import Store, Wanted
-from bucketjit._preloading import MOST, Preloads
+from bucketjit._preloading import Preloading
 from bucketjit._signing import Signed
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
@@ -43,7 +43,7 @@ class Shelf:
         rules: Rules of the user's.
         name: Name of the function.
         tell: Told of events.
-        room: Tells how many executables there may be that nobody has asked for.
+        preloading: What is loaded before it is asked for.
     """
 
     def __init__(
@@ -52,15 +52,14 @@ class Shelf:
         rules: Mapping[Any, Any],
         name: str,
         tell: Callable[[Event], None],
-        room: Callable[[], float],
+        preloading: Preloading,
     ) -> None:
         self._config = config
         self._rules = rules
         self.name = name
         self._tell = tell
-        self._room = room
+        self._preloading = preloading
         self._stores: dict[Any, Store] = {}
-        self._preloads: dict[tuple[Store, str], Preloads] = {}
         self._programs: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
         self._refused: set[tuple[str, str]] = set()
 
@@ -95,10 +94,7 @@ class Shelf:
         return None if store is None else kind(self, store, signed, sizes, made)
 
     def expect(self, signed: Signed) -> None:
-        """Begin to load what there is of a kind of calls, whose program is about to be traced.
-
-        It is a convenience: whatever goes wrong here comes up where an executable is asked for.
-        """
+        """Begin to load what there is of a kind of calls, whose program is about to be traced."""
         store = self.store()
         if store is None or _jax.looks_for_nans():
             return
@@ -107,30 +103,14 @@ class Shelf:
         try:
             device = _device_of(without_values(signed).leaves)
             kind = _kind_of(signed, device)
-        except NoDigest:
+            around = functools.partial(environment, device)
+            self._preloading.expect(store, kind, device, around)
+        except Exception:  # what it is will come up where an executable is asked for
             return
-        if (store, kind) not in self._preloads and (most := self.most_ahead()) > 0:
-            # Not in its threads: they would wait for Python's lock after each source that is read.
-            around = environment(device)
-            self._preloads[store, kind] = Preloads(store, kind, most, device, around)
-
-    def most_ahead(self, coming: int = 0) -> int:
-        """Forget what there is no room for besides what comes; tell how many more may be loaded."""
-        left = min(self._room() - coming, MOST)
-        for preloads in list(self._preloads.values()):
-            left -= preloads.keep(int(left))
-        return int(left)
 
     def claim(self, store: Store, wanted: Wanted) -> tuple[Header, Any] | None:
         """The executable, if it was loaded before it was asked for."""
-        preloads = self._preloads.get((store, wanted.kind))
-        found = None if preloads is None else preloads.claim(wanted)
-        self.most_ahead(coming=1)
-        return found
-
-    def clear(self) -> None:
-        """Forget what was loaded ahead."""
-        self._preloads.clear()
+        return self._preloading.claim(store, wanted)
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants.

@@ -29,6 +29,7 @@ from bucketjit._events import tell
 from bucketjit._executable import Executable
 from bucketjit._family import Call
 from bucketjit._loading import Shelf, StoredExact, StoredMasked
+from bucketjit._preloading import Preloading
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed
 from bucketjit._supply import Order
@@ -43,20 +44,26 @@ class Orders:
         config: The configuration.
         name: Name of the function.
         cache: What is compiled already, among which a stand-in may be.
+        preloading: What is loaded from files before it is asked for.
 
     Attributes:
         rules: Gives the rule table; importing it takes 50 ms.
         shelf: Where executables are kept in files.
     """
 
-    def __init__(self, config: Config, name: str, cache: ExecutableCache[Any, Executable]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        cache: ExecutableCache[Any, Executable],
+        preloading: Preloading,
+    ) -> None:
         self._config = config
         self._cache = cache
         # Neither holds `self`: without a cycle, what an executor holds goes when it does.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(tell, listeners=config.listeners)
-        room = functools.partial(_room, cache)
-        self.shelf = Shelf(config.persistence, config.rules, name, told, room)
+        self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
         self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.runs_chunks else {}
 
     @staticmethod
@@ -151,7 +158,3 @@ class Orders:
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
     return {**default_rules(), **added}
-
-
-def _room(cache: ExecutableCache[Any, Executable]) -> float:
-    return cache.room

@@ -110,7 +110,7 @@ def _work(
         key, work = job
         failed = False
         try:
-            with _turns().short():
+            with short_turns():
                 work()
         except Exception:
             failed = True
@@ -184,6 +184,11 @@ class _Turns:
         if sys.getswitchinterval() == self._ours < self._before:
             # Whole microseconds are kept, rounded down.
             sys.setswitchinterval(self._before + 0.5e-6)
+
+
+def short_turns() -> contextlib.AbstractContextManager[None]:
+    """A context for work beside calls, in which no thread of Python keeps others waiting long."""
+    return _turns().short()
 
 
 @functools.cache

@@ -788,6 +788,20 @@ def test_an_adaptive_strategy_asks_for_no_compile_that_is_not_allowed() -> None:
     assert isinstance(strategy.plan, strategies.Optimal)
 
 
+def test_a_warm_up_without_open_axes() -> None:
+    """Two dicts with weights and data: the first axis of both varies for all the default knows."""
+    executor = BucketedExec(lambda p, d: (d["x"] @ p["w"]).mean()).with_pow2()
+    p, d = {"w": np.ones(4, np.float32)}, {"x": np.ones((5, 4), np.float32)}
+    assert executor.explain(p, d).kind == "exact"
+    report = executor.warmup(p, d, progress=False)
+    assert (len(report.compiled), report.exact, report.failed) == (1, (), ())
+    with executor.forbid_compiles():
+        assert executor(p, d) == 4
+    short = BucketedExec(lambda p, x: x @ p["w"]).with_pow2().warmup(p, progress=False)
+    [(_, why)] = short.failed
+    assert "missing 1 required positional argument" in why
+
+
 def test_a_plan_that_cannot_be_made_is_told_once() -> None:
     told: list[Event] = []
     strategy = strategies.Adaptive(strategies.Pow2(), cost=lambda n: 1 / 0, patience=64)

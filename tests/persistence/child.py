@@ -46,7 +46,8 @@ def main(directory: str | None) -> None:
     attention = BucketedExec(attend, dynamic_axes=("b, s, _", None)).with_pow2()
     calls += [(attention, (rows(b, s, 4), rows(4, 4))) for b, s in ((3, 5), (4, 6), (2, 9))]
     elsewhere = BucketedExec(attend, dynamic_axes=("b, s, _", None)).with_pow2()
-    calls += [(elsewhere, (rows(3, 5, 4), jax.device_put(rows(4, 4), far)))]
+    calls += [(elsewhere, (rows(3, n, 4), jax.device_put(rows(4, 4), far))) for n in (5, 6, 5)]
+    calls += [(elsewhere, (jnp.asarray(rows(3, 5, 4)), jax.device_put(rows(4, 4), far)))]
     factors = BucketedExec(factor, dynamic_axes="n, n").with_pow2()
     calls += [(factors, (rows(n, n),)) for n in (5, 6)]
     noise = BucketedExec(noisy).with_pow2()

@@ -237,6 +237,15 @@ def test_arguments_on_a_mesh_are_not_kept(kept):
     assert "on several devices, or placed by a mesh" in kept.events[0].detail
 
 
+def test_under_a_default_device(kept):
+    device = jax.devices()[-1]
+    for expected in ((1, 0), (0, 1)):
+        with jax.default_device(device):
+            executor = kept()
+            assert kept.did(executor, (rows(3, 2),), (rows(4, 2),)) == expected
+            assert executor(rows(3, 2)).devices() == {device}
+
+
 def test_without_jit(kept):
     kept.did(kept(), (rows(3, 2),))
     executor = kept()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +20,7 @@ import pytest
 from bucketjit import BucketedExec, PersistenceWarning, _preloading
 from bucketjit._persistence.files import SUFFIX
 
+ROOT = Path(__file__).parents[2]
 SIZES = (3, 7, 15)
 PATIENCE = 30.0
 
@@ -89,9 +94,14 @@ def test_another_program_gets_none_of_it(directory, live_executables):
     other = executor(fn, directory)
     assert did(other, power=3) == (3, 0)
     assert fn.waited_for_it
+    assert live_executables() == 3  # those of the other program are not kept
 
 
-def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch):
+def preloading_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "bucketjit-preload"]
+
+
+def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch, live_executables):
     """A function that was changed many times has left many files."""
     read, go = [], threading.Event()
 
@@ -105,10 +115,12 @@ def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch):
     monkeypatch.setattr(_preloading._jax, "deserialized", deserialized)
     other = executor(Pooled(until=lambda: bool(read), power=3), directory)
     assert did(other, power=3) == (3, 0)
-    workers = [p._workers for p in other._engine.orders.shelf._preloads.values()]
+    threads = preloading_threads()
     go.set()
-    assert workers and all(w.wait(PATIENCE) for w in workers)
+    assert len(threads) == 1
+    threads[0].join(PATIENCE)
     assert len(read) == 1
+    assert live_executables() == 3  # and what had been begun is not kept
 
 
 def test_arguments_of_another_kind_expect_nothing(directory, monkeypatch):
@@ -185,9 +197,8 @@ def test_a_fork_waits_for_nothing(directory, monkeypatch, live_executables):
     fn = Pooled(until=lambda: live_executables() == 3)
     second = executor(fn, directory)
     assert did(second, SIZES[:1]) == (0, 1)
-    [preloads] = second._engine.orders.shelf._preloads.values()
     monkeypatch.setattr(_preloading.os, "getpid", lambda: -1)
-    with preloads._lock:
+    with second._engine.preloading._lock:
         assert did(second) == (0, 3)
 
 
@@ -198,6 +209,72 @@ def test_derivatives_expect_theirs(directory):
         np.testing.assert_allclose(gradient, 3 * rows(5) ** 2, rtol=1e-5)
         stats = second.stats()
         assert (stats.compiles, stats.loads) == expected
+
+
+def test_derivatives_share_the_room(tmp_path, live_executables):
+    def most_alive() -> int:
+        found = executor(Pooled(), tmp_path / "cache").with_cache(3, hysteresis=0)
+        most = 0
+        for n in SIZES:
+            x = jnp.asarray(rows(n))
+            found(x)
+            most = max(most, live_executables())
+            jax.grad(lambda x: found(x).sum())(x)
+            most = max(most, live_executables())
+        assert found.cache_size() == 3
+        return most
+
+    compiled = most_alive()
+    before = live_executables()
+    assert most_alive() <= compiled + before  # loaded
+
+
+def test_threads_end(directory):
+    second = executor(Pooled(), directory)
+    assert did(second) == (0, 3)
+    for thread in preloading_threads():
+        thread.join(PATIENCE)
+    assert not preloading_threads()
+
+
+AT_EXIT = """
+import atexit, sys
+import numpy as np
+from tests.persistence.test_preloading import Pooled, executor, rows
+
+def late():
+    second = executor(Pooled(), sys.argv[1])
+    second(rows(3))
+    stats = second.stats()
+    print(stats.compiles, stats.loads)
+
+atexit.register(late)
+"""
+
+
+def test_a_call_while_the_interpreter_ends(directory):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in the file system")
+def test_a_pipe_in_place_of_a_file(directory):
+    files = sorted(directory.glob(f"*{SUFFIX}"))
+    pipe = files[0]
+    pipe.unlink()
+    os.mkfifo(pipe, 0o600)
+    with pytest.warns(PersistenceWarning, match="is not a file"):
+        assert did(executor(Pooled(), directory)) == (1, 2)
+    for thread in preloading_threads():
+        thread.join(PATIENCE)
+    assert not preloading_threads()
 
 
 def test_threads_share_what_is_loaded(directory):
