@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,7 @@ class Shelf:
         self._preloading = preloading
         self._stores: dict[Any, Store] = {}
         self._programs: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
         self._refused: set[tuple[str, str]] = set()
 
     def store(self) -> Store | None:
@@ -118,14 +120,15 @@ class Shelf:
         Raises:
             NoDigest: There are none.
         """
-        known = self._programs.get(program)
-        if known is None:
-            try:
-                known = self.digests(program.jaxpr, program.consts)
-            except NoDigest as error:
-                known = str(error)  # and not the error, whose frames hold the program
-            self._programs[program] = known
-        elif not isinstance(known, str) and _may_change(program.consts):
+        with self._lock:  # threads that want buckets of one program wait, and need not do it again
+            known = self._programs.get(program)
+            if is_new := known is None:
+                try:
+                    known = self.digests(program.jaxpr, program.consts)
+                except NoDigest as error:
+                    known = str(error)  # and not the error, whose frames hold the program
+                self._programs[program] = known
+        if not is_new and not isinstance(known, str) and _may_change(program.consts):
             known = {**known, "constants": _digest_of(program.consts)}
         if isinstance(known, str):
             raise NoDigest(known)
