@@ -237,31 +237,33 @@ def test_threads_end(directory):
     assert not preloading_threads()
 
 
-AT_EXIT = """
+CALLS = """
 import atexit, sys
-import numpy as np
-from tests.persistence.test_preloading import Pooled, executor, rows
+from tests.persistence.test_preloading import SIZES, Pooled, executor, rows
 
-def late():
-    second = executor(Pooled(), sys.argv[1])
-    second(rows(3))
-    stats = second.stats()
-    print(stats.compiles, stats.loads)
+def call(*sizes):
+    found = executor(Pooled(), sys.argv[1])
+    for n in sizes:
+        found(rows(n))
+    print(found.stats().compiles, found.stats().loads)
 
-atexit.register(late)
+if sys.argv[2:] == ["at exit"]:
+    atexit.register(call, SIZES[0])
+else:
+    call(*SIZES)
 """
 
 
-def test_a_call_while_the_interpreter_ends(directory):
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(directory)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+def test_a_call_while_the_interpreter_ends(tmp_path):
+    def run(*words: str) -> str:
+        command = [sys.executable, "-c", CALLS, str(tmp_path / "cache"), *words]
+        options: Any = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run(command, check=False, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run() == "3 0\n"
+    assert run("at exit") == "0 1\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in the file system")
