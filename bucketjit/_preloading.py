@@ -21,7 +21,7 @@ from typing import Any
 from bucketjit import _jax
 from bucketjit._persistence.files import Header, key_of
 from bucketjit._persistence.store import Store, Wanted
-from bucketjit._workers import short_turns
+from bucketjit._workers import is_running, short_turns
 
 MOST = 32  # executables that wait before anybody has asked for them
 _THREADS = 2
@@ -104,7 +104,7 @@ class _Preloads:
         todo = deque(self._waiting.values())
         weakref.finalize(self, todo.clear)
         with contextlib.suppress(RuntimeError):  # no more threads can be started
-            for _ in range(min(_THREADS, len(todo)) if _is_running() else 0):
+            for _ in range(min(_THREADS, len(todo)) if is_running() else 0):
                 # No daemon: the interpreter must not end, and cut it off, while it is inside XLA.
                 threading.Thread(target=_work, args=(todo,), name="bucketjit-preload").start()
 
@@ -158,14 +158,9 @@ class _Preload:
         self._begin.acquire(blocking=False)
 
 
-def _is_running() -> bool:
-    """Whether the interpreter is not about to end, when nobody would wait for a thread."""
-    return threading.main_thread().is_alive()
-
-
 def _work(todo: deque[_Preload]) -> None:
     with short_turns():
-        while _is_running():
+        while is_running():
             try:
                 preload = todo.popleft()
             except IndexError:

@@ -42,13 +42,15 @@ class Workers:
         weakref.finalize(self, _stop, self._jobs, self._stop)
 
     def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Have something done, unless it waits already or too much does.
+        """Have something done, unless it waits already, too much does, or the interpreter ends.
 
         It is done under the configuration of JAX that is in force here.
         """
         with self._lock:
             if key in self._pending:
                 return True
+            if not is_running():
+                return False
             try:
                 self._jobs.put_nowait((key, functools.partial(_jax.ThreadConfig().run, work)))
             except queue.Full:
@@ -184,6 +186,11 @@ class _Turns:
         if sys.getswitchinterval() == self._ours < self._before:
             # Whole microseconds are kept, rounded down.
             sys.setswitchinterval(self._before + 0.5e-6)
+
+
+def is_running() -> bool:
+    """Whether the interpreter is not about to end, when nobody would wait for a new thread."""
+    return threading.main_thread().is_alive()
 
 
 def short_turns() -> contextlib.AbstractContextManager[None]:

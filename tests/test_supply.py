@@ -525,6 +525,29 @@ def test_the_queue_is_bounded() -> None:
     assert executor.cache_size() == 7
 
 
+_CALL_AT_EXIT = """
+import atexit, threading
+import numpy as np
+from bucketjit import BucketedExec
+
+executor = BucketedExec(lambda x: x.sum(0)).with_pow2().with_background_compile(process=False)
+executor(np.ones((64, 2), np.float32))
+
+def call():
+    print(executor(np.ones((3, 2), np.float32)))  # served by the larger bucket
+    print([t.name for t in threading.enumerate() if "bucketjit" in t.name])
+
+atexit.register(call)
+"""
+
+
+def test_a_call_while_the_interpreter_ends_starts_no_compile() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CALL_AT_EXIT], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "[3. 3.]\n[]\n"), done.stderr
+
+
 _EXIT = """
     import jax, jax.numpy as jnp, numpy as np, threading, time
     from bucketjit import BucketedExec
