@@ -73,7 +73,7 @@ class Adapting:
                 for _, entry in engine.cache.items()
                 if not entry.exact and variable in entry.sizes
             }
-            sizes = {variable: call.sizes[variable]}
+            sizes = here = {variable: call.sizes[variable]}
             try:
                 proposal = strategy.propose(made)
                 if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
@@ -89,7 +89,7 @@ class Adapting:
             if strategy.adopt(proposal):
                 engine.forget_routes()
                 detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
-                engine.tell(Event("plan", engine.name, {variable: call.sizes[variable]}, 0, detail))
+                engine.tell(Event("plan", engine.name, here, 0, detail))
 
     def _tell_failed(self, engine: Engine, sizes: Mapping[str, int], why: str) -> None:
         """Tell of an error, once: the next look for a better plan may well end in the same."""

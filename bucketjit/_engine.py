@@ -111,7 +111,7 @@ class Engine:
         if kin is None:
             self.counters = Counters()
             self.cache, self.supply = _stock(config, self.name, self.counters)
-            self.preloading = Preloading(functools.partial(_room, self.cache))
+            self.preloading = Preloading(self.cache)
         else:
             self.preloading = kin.preloading
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
@@ -459,10 +459,6 @@ class Engine:
         for way in ways:
             if isinstance(way, Plan):  # the chunks of others count for themselves
                 self.counters.close(way.line)
-
-
-def _room(cache: ExecutableCache[Any, Executable]) -> float:
-    return cache.room
 
 
 def _stock(

@@ -1257,6 +1257,11 @@ def compilation_cache() -> tuple[str, float, int] | None:
     return directory, float(seconds), int(_config.compilation_cache_max_size.value)
 
 
+def device_name(device: jax.Device) -> str:
+    """The platform and number of a device, by which another process knows it."""
+    return f"{device.platform}:{device.id}"
+
+
 def context_of_keys() -> Sequence[Any]:
     """`trace_context`, in values that are equal in another process.
 
@@ -1267,7 +1272,7 @@ def context_of_keys() -> Sequence[Any]:
     def told(value: Any) -> Any:
         if value is _core.top_axis_env:
             return "no axes"
-        return f"{value.platform}:{value.id}" if isinstance(value, jax.Device) else value
+        return device_name(value) if isinstance(value, jax.Device) else value
 
     return list(map(told, cast(tuple[Any, ...], trace_context())))
 

@@ -59,7 +59,7 @@ class Shelf:
         self._rules = rules
         self.name = name
         self._tell = tell
-        self._preloading = preloading
+        self.preloading = preloading
         self._stores: dict[Any, Store] = {}
         self._programs: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -106,13 +106,9 @@ class Shelf:
             device = _device_of(without_values(signed).leaves)
             kind = _kind_of(signed, device)
             around = functools.partial(environment, device)
-            self._preloading.expect(store, kind, device, around)
+            self.preloading.expect(store, kind, device, around)
         except Exception:  # what it is will come up where an executable is asked for
             return
-
-    def claim(self, store: Store, wanted: Wanted) -> tuple[Header, Any] | None:
-        """The executable, if it was loaded before it was asked for."""
-        return self._preloading.claim(store, wanted)
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants.
@@ -190,7 +186,7 @@ class Stored:
         wanted = self._find_key()
         if wanted is None:
             return None
-        ahead = self._shelf.claim(self._store, wanted)
+        ahead = self._shelf.preloading.claim(self._store, wanted)
         try:
             if ahead is not None:
                 self._store.mark_used(wanted)
@@ -262,11 +258,10 @@ class Stored:
             raise NoDigest("jax_debug_nans or jax_debug_infs is on")
         device = self._device()
         types = [_type_text(x) for x in self._leaves()]
-        here = f"{device.platform}:{device.id}"
         called = Digest().add(
             self.exact,
             types,
-            here,
+            _jax.device_name(device),
             [_placement(x) for x in self._leaves()],
             list(self._sizes.items()),
             *self._details(),
@@ -451,7 +446,7 @@ def _kind_of(signed: Signed, device: Any) -> str:
     return _short(
         getattr(family.fn, "__module__", ""),
         getattr(family.fn, "__qualname__", ""),
-        f"{device.platform}:{device.id}",
+        _jax.device_name(device),
         [
             (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
             for kind, spec, shape in leaves

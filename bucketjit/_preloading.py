@@ -15,10 +15,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from bucketjit import _jax
+from bucketjit._cache import ExecutableCache
 from bucketjit._persistence.files import Header, key_of
 from bucketjit._persistence.store import Store, Wanted
 from bucketjit._workers import is_running, short_turns
@@ -27,6 +29,8 @@ MOST = 32  # executables that wait before anybody has asked for them
 _THREADS = 2
 
 _Program = tuple[str | None, str | None]  # digests of a program, and of its constants
+_Found = tuple[Header, Any]  # what a file says of its executable, and that
+_Load = Callable[[], _Found | None]
 
 
 class Preloading:
@@ -36,11 +40,11 @@ class Preloading:
     lock may be held for ever.
 
     Args:
-        room: Tells how many executables there may be that nobody has asked for.
+        cache: Where they go once they are asked for; its room bounds how many wait.
     """
 
-    def __init__(self, room: Callable[[], float]) -> None:
-        self._room = room
+    def __init__(self, cache: ExecutableCache[Any, Any]) -> None:
+        self._cache = cache
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._preloads: dict[tuple[Path, str], _Preloads] = {}
@@ -65,15 +69,17 @@ class Preloading:
             # Not in the threads: they would wait for Python's lock after each source that is read.
             self._preloads[known] = _Preloads(store, kind, most, device, environment())
 
-    def claim(self, store: Store, wanted: Wanted) -> tuple[Header, Any] | None:
+    def claim(self, store: Store, wanted: Wanted) -> _Found | None:
         """What was loaded of this, for whoever asks first; None if nothing was, or in vain."""
         if os.getpid() != self._pid:
             return None
         with self._lock:
             preloads = self._preloads.get((store.directory, wanted.kind))
-            preload = None if preloads is None else preloads.pop(wanted)
+            future = None if preloads is None else preloads.pop(wanted)
             self._most(coming=1)
-        return None if preload is None else preload.take()
+        if future is None or future.cancel():  # it has not begun
+            return None
+        return future.result()
 
     def clear(self) -> None:
         """Forget what was loaded ahead."""
@@ -83,7 +89,7 @@ class Preloading:
 
     def _most(self, coming: int = 0) -> int:
         """Forget what there is no room for besides what comes; how many more may be loaded."""
-        left = min(self._room() - coming, MOST)
+        left = min(self._cache.room - coming, MOST)
         for preloads in self._preloads.values():
             left -= preloads.keep(int(left))
         return int(left)
@@ -96,98 +102,73 @@ class _Preloads:
         self, store: Store, kind: str, most: int, device: Any, environment: Mapping[str, str]
     ) -> None:
         self._programs: set[_Program] = set()  # that were asked for; the threads look there too
-        load = functools.partial(_load, store, device, dict(environment), self._programs)
-        self._waiting = {
-            key_of(path): _Preload(functools.partial(load, path))
-            for path in store.latest(kind, most)
-        }
-        todo = deque(self._waiting.values())
+        self._waiting: dict[str, Future[_Found | None]] = {}
+        load = functools.partial(_load, store, device, environment, self._programs)
+        todo: deque[tuple[_Load, Future[_Found | None]]] = deque()
+        for path in store.latest(kind, most):
+            future = self._waiting[key_of(path)] = Future()
+            todo.append((functools.partial(load, path), future))
         weakref.finalize(self, todo.clear)
         with contextlib.suppress(RuntimeError):  # no more threads can be started
             for _ in range(min(_THREADS, len(todo)) if is_running() else 0):
                 # No daemon: the interpreter must not end, and cut it off, while it is inside XLA.
                 threading.Thread(target=_work, args=(todo,), name="bucketjit-preload").start()
 
-    def pop(self, wanted: Wanted) -> _Preload | None:
+    def pop(self, wanted: Wanted) -> Future[_Found | None] | None:
         """The one that is wanted. Those of other programs go, now that this one is known."""
         self._programs.add((wanted.parts["program"], wanted.parts["constants"]))
-        found = self._waiting.pop(wanted.key, None)
-        for key in [k for k, p in self._waiting.items() if p.is_in_vain(self._programs)]:
-            del self._waiting[key]
-        return found
+        future = self._waiting.pop(wanted.key, None)
+        self._waiting = {k: f for k, f in self._waiting.items() if not self._is_in_vain(f)}
+        return future
+
+    def _is_in_vain(self, future: Future[_Found | None]) -> bool:
+        """Whether it has ended, and with nothing for the programs that are known."""
+        if not future.done():
+            return False
+        found = future.result()
+        return found is None or not _is_of(found[0], self._programs)
 
     def keep(self, most: int) -> int:
         """Forget all but so many, those first that were of use longest ago; tell how many stay."""
         while len(self._waiting) > max(most, 0):
-            _, preload = self._waiting.popitem()
-            preload.drop()
+            _, future = self._waiting.popitem()
+            future.cancel()
         return len(self._waiting)
 
 
-class _Preload:
-    """One file: not begun, being loaded, or loaded."""
-
-    def __init__(self, load: Callable[[], tuple[Header, Any] | None]) -> None:
-        self._load = load
-        self._begin = threading.Lock()  # who gets it loads, or keeps others from it; for good
-        self._done = threading.Event()
-        self._found: tuple[Header, Any] | None = None
-
-    def run(self) -> None:
-        """Load it, unless nobody wants that any more."""
-        if not self._begin.acquire(blocking=False):
-            return
-        try:
-            self._found = self._load()
-        finally:
-            self._done.set()
-
-    def take(self) -> tuple[Header, Any] | None:
-        """What was loaded; None if that has not begun, or failed."""
-        if self._begin.acquire(blocking=False):
-            return None
-        self._done.wait()
-        return self._found
-
-    def is_in_vain(self, programs: set[_Program]) -> bool:
-        """Whether it was loaded, and is of no use to these programs."""
-        return self._done.is_set() and not _is_of(self._found, programs)
-
-    def drop(self) -> None:
-        """Do not begin."""
-        self._begin.acquire(blocking=False)
-
-
-def _work(todo: deque[_Preload]) -> None:
+def _work(todo: deque[tuple[_Load, Future[_Found | None]]]) -> None:
     with short_turns():
         while is_running():
             try:
-                preload = todo.popleft()
+                load, future = todo.popleft()
             except IndexError:
                 return
-            with contextlib.suppress(Exception):  # whoever asks for it reads it again, and tells
-                preload.run()
-            del preload
+            if not future.set_running_or_notify_cancel():
+                continue
+            found = None
+            try:
+                with contextlib.suppress(Exception):  # who asks for it reads it again, and tells
+                    found = load()
+            finally:
+                future.set_result(found)
 
 
 def _load(
-    store: Store, device: Any, environment: dict[str, str], programs: set[_Program], path: Path
-) -> tuple[Header, Any] | None:
+    store: Store, device: Any, environment: Mapping[str, str], programs: set[_Program], path: Path
+) -> _Found | None:
     """Load a file that is fit for this process, and for one of the programs if they are known.
 
     Raises:
         Exception: It cannot be used.
     """
     header, raw = store.read(path)
-    if dict(header.environment) != environment or not _is_of((header, None), programs):
+    if dict(header.environment) != dict(environment) or not _is_of(header, programs):
         return None
     found = header, _jax.deserialized(raw, device)
-    return found if _is_of(found, programs) else None
+    return found if _is_of(header, programs) else None  # they may have become known meanwhile
 
 
-def _is_of(found: tuple[Header, Any] | None, programs: set[_Program]) -> bool:
-    """Whether something was found, and is of one of the programs as far as they are known."""
-    if found is None:
-        return False
-    parts = found[0].parts
+def _is_of(header: Header, programs: set[_Program]) -> bool:
+    """Whether a file is of one of the programs, as far as they are known."""
+    parts = header.parts
     return not programs or (parts.get("program"), parts.get("constants")) in programs

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -200,9 +199,8 @@ def read(path: Path) -> bytes:
         Distrusted: Somebody may have.
         OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
-    # Who opens a pipe would wait for somebody to write into it.
-    more = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
-    flags = functools.reduce(lambda a, name: a | getattr(os, name, 0), more, os.O_RDONLY)
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)  # else a pipe would wait for somebody to write into it
     with open(os.open(path, flags), "rb") as file:
         told = os.fstat(file.fileno())
         if not stat.S_ISREG(told.st_mode):

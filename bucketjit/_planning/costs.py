@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable
@@ -49,13 +48,14 @@ def joint_costs_of(
     if cost is None:
         return np.array([math.prod(sizes) for sizes in combinations], np.float64)
     check_callable(cost)
-    with contextlib.suppress(ValueError):  # it has no signature that Python knows
-        try:
-            inspect.signature(cost).bind(**dict.fromkeys(dims))
-        except TypeError as error:
-            raise TypeError(
-                f"cost must take the padded sizes by name, {', '.join(dims)}: {error}"
-            ) from None
+    try:
+        inspect.signature(cost).bind(**dict.fromkeys(dims))
+    except ValueError:
+        pass  # it has no signature that Python knows
+    except TypeError as error:
+        raise TypeError(
+            f"cost must take the padded sizes by name, {', '.join(dims)}: {error}"
+        ) from None
     return np.array(
         [
             checked_cost(
