@@ -20,6 +20,36 @@ def rss_mib(field: str = "VmRSS") -> float:
     raise RuntimeError(f"no {field} in /proc/self/status")
 
 
+class HostLoad:
+    """How much of the CPUs other guests of the host took, from the making of it on.
+
+    A virtual machine may get half of its CPUs for minutes at a time. Work that keeps several of
+    them busy then takes twice as long, and work that keeps one busy does not, so ratios of such
+    runs tell of the host. Linux calls that time stolen; see proc_stat(5).
+    """
+
+    def __init__(self) -> None:
+        self._began = _ticks()
+
+    def stolen(self) -> float | None:
+        """Stolen time, as a share of all CPU time that was not idle; None if it is not told."""
+        now = _ticks()
+        if self._began is None or now is None:
+            return None
+        stolen, wanted = (b - a for a, b in zip(self._began, now, strict=True))
+        return stolen / wanted if wanted else 0.0
+
+
+def _ticks() -> tuple[int, int] | None:
+    """CPU time since boot that was stolen, and that was not idle, of all CPUs."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()
+        user, nice, system, _idle, _wait, irq, softirq, stolen = map(int, first[1:9])
+    except (OSError, ValueError):
+        return None
+    return stolen, user + nice + system + irq + softirq + stolen
+
+
 def in_turn(
     calls: Mapping[str, Callable[..., Any]], arguments: Iterable[tuple[Any, ...]]
 ) -> dict[str, list[float]]:

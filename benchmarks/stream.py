@@ -116,6 +116,7 @@ COLUMNS = (
     Column("p99_ms", "p99, ms", ".0f"),
     Column("peak_rss_mib", "peak RSS, MiB", ".0f"),
     Column("off_by", "off by", ".0e"),
+    Column("stolen", "stolen", ".0%"),
     Column("version", "with"),
     Column("note", "note"),
 )
@@ -140,9 +141,11 @@ SECTIONS = (
         "compared with NumPy's: *off by* is the largest difference. *Total* is the set-up "
         "(exports and compiles ahead of time) and all calls, compiles included; imports are not "
         f"counted. *Ratio* is to *{REFERENCE}*, of the same run but another process. The peak "
-        "memory is that of the whole process, framework included. All that use powers of two "
-        "have the same buckets. Frameworks whose one program runs at exact sizes (onnxruntime, "
-        "`tf.function`, PyTorch) pad nothing and compile once, where XLA compiles for each bucket: "
+        "memory is that of the whole process, framework included. *Stolen* is the CPU time that "
+        "the host of a virtual machine gave to others meanwhile, of all that was wanted: rows with "
+        "more than a few percent tell of the host. All that use powers of two have the same "
+        "buckets. Frameworks whose one program runs at exact sizes (onnxruntime, `tf.function`, "
+        "PyTorch) pad nothing and compile once, where XLA compiles for each bucket: "
         "on a stream this short they can come out ahead of all that use buckets.",
         COLUMNS,
         "benchmarks.stream:cold",

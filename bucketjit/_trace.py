@@ -343,8 +343,9 @@ def _tuples_in(message: str) -> list[list[str]]:
 
 def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     """The abstract input of one leaf, or its size expression for a size leaf."""
-    text = ", ".join(map(str, leaf.shape))
-    dims = export.symbolic_shape(text, scope=scope) if leaf.shape else ()
+    dims: Sequence[Any] = leaf.shape
+    if any(isinstance(d, str) for d in dims):
+        dims = export.symbolic_shape(", ".join(map(str, dims)), scope=scope)
     if leaf.is_size:
         return dims[0]
     return leaf.struct(dims)

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.contenders import entry
 from benchmarks.encoder import WIDTH, draw_sizes, draw_tokens, draw_weights
-from benchmarks.measuring import rss_mib
+from benchmarks.measuring import HostLoad, rss_mib
 
 TOLERANCE = 1e-3  # the states are normalised: they are about 1
 
@@ -33,7 +33,7 @@ def start(name: str, calls: int, exact: str) -> dict[str, Any]:
     chosen = entry(name)
     sizes, weights = draw_sizes(calls), draw_weights()
     stream = draw_tokens(sizes)
-    make = chosen.load()
+    make, host = chosen.load(), HostLoad()
     began = time.perf_counter()
     contender = make(weights, sizes)
     set_up = time.perf_counter() - began
@@ -60,5 +60,6 @@ def start(name: str, calls: int, exact: str) -> dict[str, Any]:
         "p99_ms": p99,
         "peak_rss_mib": rss_mib("VmHWM"),
         "off_by": largest,
+        "stolen": host.stolen(),
         "note": contender.note(),
     }

@@ -79,11 +79,18 @@ def _of_now() -> dict[str, str]:
 @functools.cache
 def _sources() -> str:
     """A digest of the package's own code: a rule that changes makes other executables."""
-    package = Path(__file__).parent.parent
+    package = os.path.dirname(os.path.dirname(__file__))
+    modules = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(package)
+        for name in names
+        if name.endswith(".py")
+    ]
     told = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        data = path.read_bytes()
-        told.update(f"{path.relative_to(package)}:{len(data)}:".encode())
+    for path in sorted(modules):
+        with open(path, "rb") as file:
+            data = file.read()
+        told.update(f"{os.path.relpath(path, package)}:{len(data)}:".encode())
         told.update(data)
     return told.hexdigest()[:16]
 
