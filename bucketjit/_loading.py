@@ -273,7 +273,7 @@ class Stored:
         return Wanted(
             kind=_kind_of(self._signed, device),
             bucket=_short(self.exact, types, list(self._sizes.items())),
-            key=Digest().add(parts, surroundings).hexdigest(),
+            key=Digest().add(parts, repr(sorted(surroundings.items()))).hexdigest(),
             name=self._shelf.name,
             sizes=self._sizes,
             exact=self.exact,

@@ -65,6 +65,9 @@ class Order(NamedTuple):
     program: Program | None = None
 
 
+_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
+
+
 class Supplied(NamedTuple):
     """An executable, whether this call compiled it, and whether it is a stand-in."""
 
@@ -349,23 +352,27 @@ class Supply:
             why = f"the compile budget of {' and '.join(limits)} is spent"
         return (
             f"{self._name}: a call with {sizes} needs the bucket {bucket or 'of its shapes'}, "
-            f"which is not compiled, and {why}. {self._nearest(order)} Warm the bucket up, or "
-            "round sizes up to fewer buckets."
+            f"which is not compiled, and {why}. {self._nearest(order)}"
         )
 
     def _nearest(self, order: Order) -> str:
-        """The compiled bucket nearest to the one that is wanted, in words."""
+        """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
         stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
         if not stored:
-            return "No bucket is compiled."
+            return f"No bucket is compiled. {_ADVICE}"
 
         def distance(entry: Executable) -> float:
             return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
 
         nearest = min(stored, key=distance)
+        if nearest.sizes == order.sizes:
+            return (
+                "That bucket is compiled for arguments of other types, or for what this call is a "
+                "derivative of. Make such a call before, or round sizes up to fewer buckets."
+            )
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
-        return f"The nearest compiled bucket is {shown(nearest.sizes)}{which}."
+        return f"The nearest compiled bucket is {shown(nearest.sizes)}{which}. {_ADVICE}"
 
 
 class CompileGuard:

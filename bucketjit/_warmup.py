@@ -41,7 +41,7 @@ class WarmupReport:
     """What a warm-up has done; ``print`` it.
 
     Attributes:
-        compiled: The buckets that it compiled, or read from files.
+        compiled: The buckets that it compiled, or read from files: `loaded` of them.
         present: Those that were compiled already.
         failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
         exact: Sizes that no bucket serves, since the call cannot be masked, and why.
@@ -51,6 +51,7 @@ class WarmupReport:
             since it does not hold all of them.
         stale: What is another now than when the manifest was made, in words. What it names was
             compiled all the same, as the function and the versions are now.
+        loaded: How many of the compiled ones were read from files.
     """
 
     compiled: tuple[Mapping[str, int], ...]
@@ -61,11 +62,14 @@ class WarmupReport:
     seconds: float
     evicted: tuple[Mapping[str, int], ...] = ()
     stale: tuple[str, ...] = ()
+    loaded: int = 0
 
     def __str__(self) -> str:
+        loaded = f" ({self.loaded} of them from files)" if self.loaded else ""
         head = (
-            f"{len(self.compiled)} compiled, {len(self.present)} present, {len(self.failed)} "
-            f"failed, {len(self.exact)} exact, {len(self.left)} left, in {self.seconds:.2f} s"
+            f"{len(self.compiled)} compiled{loaded}, {len(self.present)} present, "
+            f"{len(self.failed)} failed, {len(self.exact)} exact, {len(self.left)} left, "
+            f"in {self.seconds:.2f} s"
         )
         lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
         lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
@@ -91,6 +95,7 @@ def together(reports: Sequence[WarmupReport], stale: Iterable[str]) -> WarmupRep
         seconds=sum(r.seconds for r in reports),
         evicted=tuple(b for r in reports for b in r.evicted),
         stale=tuple(dict.fromkeys(stale)),
+        loaded=sum(r.loaded for r in reports),
     )
 
 
@@ -151,6 +156,7 @@ def warm_up(
             step(order, error)
     compiled.sort(key=todo.index)
     left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
+    slots = [engine.cache.slot(o.key) for o in compiled]
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
@@ -158,7 +164,10 @@ def warm_up(
         exact=tuple(exact),
         left=tuple(FrozenDict(o.sizes) for o in left),
         seconds=time.monotonic() - began,
-        evicted=tuple(FrozenDict(o.sizes) for o in compiled if o.key not in engine.cache),
+        evicted=tuple(
+            FrozenDict(o.sizes) for o, slot in zip(compiled, slots, strict=True) if slot is None
+        ),
+        loaded=sum(bool(slot and slot.entry and slot.entry.loaded) for slot in slots),
     )
 
 

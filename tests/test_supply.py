@@ -622,6 +622,19 @@ def test_a_compile_that_fails_is_not_counted() -> None:
         executor(ramp(4))
 
 
+def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> None:
+    executor = BucketedExec(lambda x: (x**2).mean()).with_pow2()
+    executor(ramp(3))
+    with executor.forbid_compiles():
+        for call in (jax.grad(executor), lambda x: executor(x.astype(np.int32))):
+            with pytest.raises(CompileBudgetError, match="types, or for what .* derivative") as e:
+                call(ramp(3))
+            assert "nearest" not in str(e.value)
+    jax.grad(executor)(ramp(3))
+    with executor.forbid_compiles():
+        np.testing.assert_allclose(jax.grad(executor)(ramp(4)), ramp(4) / 2)
+
+
 def test_a_budget_that_warns_or_counts_seconds() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
     executor(ramp(3))

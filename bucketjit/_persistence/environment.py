@@ -30,6 +30,7 @@ _NO_MATTER = (
     "jax_explain_cache",
     "jax_log",
     "jax_persistent_cache",
+    "jax_platforms",
     "jax_pprint",
     "jax_raise_persistent_cache",
     "jax_tracer_error",
@@ -69,11 +70,10 @@ def _of_process(device: Any) -> dict[str, str]:
 def _of_now() -> dict[str, str]:
     config = {
         name: repr(value)
-        for name, value in sorted(jax.config.values.items())
+        for name, value in jax.config.values.items()
         if not name.startswith(_NO_MATTER)
     }
-    flags = {name: os.environ.get(name, "") for name in _FLAGS}
-    return {"configuration": _short(repr(config)), **flags}
+    return {**config, **{name: os.environ.get(name, "") for name in _FLAGS}}
 
 
 @functools.cache

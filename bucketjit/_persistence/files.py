@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -38,6 +39,9 @@ class Damaged(Exception):
 
 class Distrusted(Exception):
     """A file or directory that others may have written; the message says what to do."""
+
+
+_LINKED = (errno.ELOOP, errno.EMLINK)  # what O_NOFOLLOW fails with, on BSD the latter
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,15 @@ def read(path: Path) -> bytes:
         Distrusted: Somebody may have.
         OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
+    try:
+        return _read(path)
+    except OSError as error:
+        if error.errno in _LINKED:
+            raise Distrusted(f"{path} is a symbolic link, which is not followed") from None
+        raise
+
+
+def _read(path: Path) -> bytes:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # else a pipe would wait for somebody to write into it
     with open(os.open(path, flags), "rb") as file:
@@ -242,6 +255,11 @@ def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
     with os.scandir(directory) as listed:
         names = [e.name for e in listed if e.name.startswith(kind) and _NAME.fullmatch(e.name)]
     return sorted((directory / name for name in names), key=_used, reverse=True)[:most]
+
+
+def of_key(directory: Path, key: str) -> Path | None:
+    """A file of this key, whatever its identity; None if there is none."""
+    return next(directory.glob(f"*-{key}{SUFFIX}"), None)
 
 
 def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from bucketjit._persistence.files import Damaged, Distrusted, Header
 _SHOWN_PARTS = {
     "program": "the program is another",
     "constants": "its constants are others",
-    "call": "it is called with other types",
+    "call": "the types of its results, the sizes it holds for, or how it is called are others",
 }
 
 
@@ -122,7 +122,7 @@ class Store:
 
     def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
         """Write an executable, if that is possible."""
-        path = self._path(wanted)
+        path = self._own_path(wanted)
         try:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
@@ -144,8 +144,15 @@ class Store:
         """Tell that an executable is not stored."""
         self._tell(Event("unstored", name, sizes, detail=why))
 
-    def _path(self, wanted: Wanted) -> Path:
+    def _own_path(self, wanted: Wanted) -> Path:
         return self.directory / files.file_name(wanted.identity, wanted.key)
+
+    def _path(self, wanted: Wanted) -> Path:
+        """Its file, or the one that the same program has left under another name or module."""
+        path = self._own_path(wanted)
+        if path.exists():
+            return path
+        return files.of_key(self.directory, wanted.key) or path
 
     def _warn(self, wanted: Wanted, what: str, detail: str) -> None:
         """Tell of a problem, and warn of the first one of its kind."""

@@ -162,7 +162,7 @@ def test_who_may_write_decides_what_is_trusted(tmp_path, monkeypatch):
 def test_links_are_not_followed(tmp_path):
     files.write(tmp_path / "real", b"x")
     (tmp_path / NAME).symlink_to(tmp_path / "real")
-    with pytest.raises(OSError):
+    with pytest.raises(Distrusted, match=f"{NAME} is a symbolic link"):
         files.read(tmp_path / NAME)
 
 

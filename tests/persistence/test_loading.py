@@ -107,6 +107,16 @@ def test_the_second_executor_compiles_nothing(kept):
     assert entry.nbytes > 0 and entry.flops > 0
 
 
+def test_a_warm_up_tells_what_it_loaded(kept):
+    like, one = jax.ShapeDtypeStruct((1, 2), np.float32), rows(3, 2)
+    kept.did(kept(), (one,))
+    report = kept().warmup(like, sizes={"batch": [3, 7]}, progress=False)
+    assert (len(report.compiled), report.loaded) == (2, 1)
+    assert str(report).startswith("2 compiled (1 of them from files), 0 present")
+    report = kept(lambda x: x + 1).warmup(like, sizes={"batch": [3, 7]}, progress=False)
+    assert report.loaded == 0 and str(report).startswith("2 compiled, 0 present")
+
+
 def test_what_is_loaded_goes_with_its_executor(kept, live_executables):
     assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
     before = live_executables()
@@ -115,6 +125,20 @@ def test_what_is_loaded_goes_with_its_executor(kept, live_executables):
     assert live_executables() == before + 1
     del second
     assert live_executables() == before
+
+
+def test_the_same_program_under_another_name_is_loaded(kept):
+    def elsewhere(x):
+        return jnp.tanh(x).sum(axis=0)
+
+    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
+    assert kept.did(kept(elsewhere), (rows(3, 2),)) == (0, 1)
+    [file] = kept.files()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(PersistenceWarning, match="is damaged"):
+        assert kept.did(kept(elsewhere), (rows(3, 2),)) == (1, 0)
+    assert kept.did(kept(), (rows(3, 2),)) == (0, 1)
+    assert len(kept.files()) == 1
 
 
 def test_exact_shapes_are_loaded_too(kept):
@@ -396,6 +420,9 @@ def test_another_configuration_is_not_mistaken(kept):
     kept.did(kept(product), args)
     with jax.default_matmul_precision("float32"):
         assert kept.did(kept(product), args) == (1, 0)
+    [stale] = [e for e in kept.events if e.kind == "stale"]
+    assert "jax_default_matmul_precision was None, is 'float32'" in stale.detail
+    assert "jax_platforms" not in environment.environment(jax.devices()[0])
     with jax.enable_x64(True):
         assert kept.did(kept(product), args) == (1, 0)
     assert kept.did(kept(product), args) == (0, 1)
