@@ -217,8 +217,8 @@ class Builders:
 
         Args:
             callback: Called as ``callback(event)`` with an `Event`, in the thread in which it
-                happens. What it raises is logged, and the call goes on. Several are called in the
-                order in which they were added.
+                happens. An `Exception` that it raises is logged, and the call goes on. Several
+                are called in the order in which they were added.
 
         Returns:
             A new executor.
@@ -409,7 +409,8 @@ class Builders:
         it is ready: compiled, and on CPU run once on zeros, as by `warmup` with ``first_run``.
         Where no compiled bucket is large enough, the call waits for its own. A compile that fails
         in the background is logged; the next call that needs it compiles in the foreground and
-        gets the error.
+        gets the error. In a fork of a process that has run JAX, where XLA can compile nothing,
+        what is compiled goes on serving.
 
         XLA compiles for CPU with all cores, beside which calls take several times as long. So on
         Linux, in processes that have no other device, another process compiles. It takes only the

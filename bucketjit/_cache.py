@@ -256,41 +256,47 @@ class ExecutableCache(Generic[K, V]):
             Exception: Whatever ``compile`` raised.
         """
         me = threading.get_ident()
-        while True:
-            with self._lock:
-                slot = self._slots.get(key)
-                if slot is not None and (entry := slot.use()) is not None:
-                    return entry
-                flight = self._flights.get(key)
-                if flight is None:
-                    flight = self._flights[key] = _Flight(me)
-                    break
-                self._refuse_deadlock(key, flight, me)
-                self._waiting[me] = flight
-            try:
-                error = flight.future.exception()
-            except CancelledError:  # its thread was interrupted
-                continue
-            finally:
-                with self._lock:
-                    del self._waiting[me]
-            if error is not None:
-                try:
-                    # Every raise of one exception adds to its traceback; start from the compile's.
-                    raise error.with_traceback(flight.traceback)
-                finally:
-                    del error, flight  # the traceback holds this frame: no cycle
-            with self._lock:
-                slot = self._slots.get(key)
-                if slot is not None:
-                    slot.uses.add()
-                else:
-                    self._hits += 1
-            return flight.future.result()
+        own: _Flight[V] | None = None
         try:
-            return self._compile(key, flight, compile)
+            while True:
+                with self._lock:
+                    slot = self._slots.get(key)
+                    if slot is not None and (entry := slot.use()) is not None:
+                        return entry
+                    flight = self._flights.get(key)
+                    if flight is None:
+                        own = self._flights[key] = _Flight(me)
+                        break
+                    self._refuse_deadlock(key, flight, me)
+                    self._waiting[me] = flight
+                try:
+                    error = flight.future.exception()
+                except CancelledError:  # its thread was interrupted
+                    continue
+                finally:
+                    with self._lock:
+                        del self._waiting[me]
+                if error is not None:
+                    try:
+                        # Every raise of one exception adds to its traceback; start from the
+                        # compile's.
+                        raise error.with_traceback(flight.traceback)
+                    finally:
+                        del error, flight  # the traceback holds this frame: no cycle
+                with self._lock:
+                    slot = self._slots.get(key)
+                    if slot is not None:
+                        slot.uses.add()
+                    else:
+                        self._hits += 1
+                return flight.future.result()
+            return self._compile(key, own, compile)
+        except BaseException:
+            if own is not None:
+                self._abandon(key, own)
+            raise
         finally:
-            del flight
+            del own
 
     def _refuse_deadlock(self, key: K, flight: _Flight[V], me: int) -> None:
         """Raise if the thread that compiles ``flight`` is waiting, in the end, for this one."""
@@ -309,32 +315,37 @@ class ExecutableCache(Generic[K, V]):
         """Compile, store, and tell those who wait."""
         try:
             entry = compile()
-        except BaseException as error:
+        except Exception as error:
             with self._lock:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
-            if isinstance(error, Exception):
-                flight.traceback = error.__traceback__
-                flight.future.set_exception(error)
-            else:
-                flight.future.cancel()
+            flight.traceback = error.__traceback__
+            flight.future.set_exception(error)
             del flight
             raise
         evicted: list[tuple[K, V]] = []
-        with self._lock:
-            self._misses += 1
-            if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
-                del self._flights[key]
-                slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
-                evicted = self._make_room(slot.weight)
-                self._slots[key] = slot
-        flight.future.set_result(entry)
-        self._tell_evicted(evicted)
+        try:
+            with self._lock:
+                self._misses += 1
+                if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
+                    slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
+                    self._make_room(slot.weight, evicted)
+                    self._slots[key] = slot
+                    del self._flights[key]
+            flight.future.set_result(entry)
+        finally:
+            self._tell_evicted(evicted)
         return entry
 
-    def _make_room(self, weight: int) -> list[tuple[K, V]]:
-        """Let entries go until one more of this weight fits."""
-        evicted: list[tuple[K, V]] = []
+    def _abandon(self, key: K, flight: _Flight[V]) -> None:
+        """Let those who wait for a compile ask again, if it did not end; an interrupt may."""
+        with self._lock:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+        flight.future.cancel()
+
+    def _make_room(self, weight: int, evicted: list[tuple[K, V]]) -> None:
+        """Let entries go until one more of this weight fits, into a list."""
         most = math.inf if self._maxsize is None else self._maxsize
         heaviest = math.inf if self._max_bytes is None else self._max_bytes
         while len(self._slots) >= most or self._slots.weight + weight > heaviest:
@@ -342,8 +353,7 @@ class ExecutableCache(Generic[K, V]):
                 evicted.append(self._retire(*self._slots.popitem()))
             except KeyError:
                 break
-        self._evictions += len(evicted)
-        return evicted
+            self._evictions += 1
 
     def pin(self, key: K, pinned: bool = True) -> bool:
         """Let eviction pass an entry over, or no longer.

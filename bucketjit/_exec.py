@@ -384,11 +384,13 @@ class BucketedExec(Builders, Views):
             Whether nothing is left.
         """
         watcher = self._engine.watcher
+        deadline = None if timeout is None else time.monotonic() + timeout
         for workers in (
             watcher.workers if isinstance(watcher, Adapting) else None,
             self._engine.supply.workers,
         ):
-            if workers is not None and not workers.wait(timeout):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            if workers is not None and not workers.wait(left):
                 return False
         return True
 

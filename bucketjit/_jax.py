@@ -1611,6 +1611,14 @@ def only_on_cpu() -> bool:
     return set(_xla_bridge.backends()) == {"cpu"}
 
 
+def is_started() -> bool:
+    """Whether XLA runs in this process; a fork has none of its threads, and compiles nothing.
+
+    Its lock is not taken, which a fork may find locked (``xla_bridge._backends``, since 0.2).
+    """
+    return bool(_xla_bridge._backends)
+
+
 def by_platform(*operands: Any, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """``lax.platform_dependent``; only one of both is traced where there is nothing but the CPU."""
     if only_on_cpu():

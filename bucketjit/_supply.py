@@ -290,7 +290,7 @@ class Supply:
                 self.prepare(order, first_run=True, beside_calls=True)
             except Ended:  # at exit
                 raise
-            except Exception as error:
+            except BaseException as error:
                 self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
                 raise
 

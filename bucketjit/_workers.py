@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
 
 from bucketjit import _jax
 from bucketjit._apart.pool import end_pool
@@ -22,132 +21,163 @@ from bucketjit._config import Background
 _TURN = 0.0005
 
 
+Job = tuple[Hashable, Callable[[], None]]
+
+
+class _State:
+    """What the threads of an executor share with it; they do not keep the executor itself."""
+
+    def __init__(self, most: int) -> None:
+        self.jobs: queue.Queue[Job | None] = queue.Queue(most)
+        self.pending: set[Hashable] = set()
+        self.failed: set[Hashable] = set()
+        self.changed = threading.Condition(threading.Lock())
+        self.stopped = threading.Event()
+
+    def done(self, key: Hashable, failed: bool) -> None:
+        """Take note that a job is done."""
+        with self.changed:
+            self.pending.discard(key)
+            if failed:
+                self.failed.add(key)
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
+        self.stopped.set()
+        while True:
+            try:
+                self.jobs.get_nowait()
+            except queue.Empty:
+                break
+        with contextlib.suppress(queue.Full):
+            self.jobs.put_nowait(None)
+
+
 class Workers:
     """Threads that work in the background, and what waits for them.
 
     They end with the executor, or with the interpreter, which waits for a compile that is under
-    way but for nothing that waits.
+    way but for nothing that waits. A fork of the process begins with nothing to do; it has threads
+    of its own, unless XLA was running, which would wait for its threads in them for ever.
     """
 
     def __init__(self, background: Background) -> None:
-        self._jobs: queue.Queue[tuple[Hashable, Callable[[], None]] | None]
-        self._jobs = queue.Queue(background.queue)
-        self._pending: set[Hashable] = set()
-        self._failed: set[Hashable] = set()
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._count = background.workers
+        self._background = background
+        self._begin()
+        _all_workers().add(self)
+
+    def _begin(self, can_work: bool = True) -> None:
+        self._can_work = can_work
+        self._state = _State(self._background.queue)
         self._threads: list[threading.Thread] = []
-        self._stop = threading.Event()
-        weakref.finalize(self, _stop, self._jobs, self._stop)
+        self._finalizer = weakref.finalize(self, self._state.stop)
+
+    def begin_in_fork(self) -> None:
+        """Forget the parent's threads and jobs, and its locks, which may be held for ever."""
+        self._finalizer.detach()
+        self._begin(can_work=not _jax.is_started())
 
     def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Have something done, unless it waits already, too much does, or the interpreter ends.
+        """Have something done, unless it waits already, too much does, or no thread can do it.
 
         It is done under the configuration of JAX that is in force here.
         """
-        with self._lock:
-            if key in self._pending:
+        state = self._state
+        with state.changed:
+            if key in state.pending:
                 return True
-            if not is_running():
+            if not (self._can_work and is_running()):
                 return False
-            try:
-                self._jobs.put_nowait((key, functools.partial(_jax.ThreadConfig().run, work)))
-            except queue.Full:
-                return False
-            self._pending.add(key)
-            if len(self._threads) < min(self._count, len(self._pending)):
+            # An interrupt may come anywhere: what is pending has to have a thread, and a job.
+            self._threads = [t for t in self._threads if t.is_alive()]
+            if len(self._threads) <= min(self._background.workers - 1, len(state.pending)):
                 thread = threading.Thread(
-                    target=_work,
-                    args=(self._jobs, self._stop, weakref.ref(self)),
-                    name="bucketjit-compile",
-                    daemon=True,
+                    target=_work, args=(state,), name="bucketjit-compile", daemon=True
                 )
                 self._threads.append(thread)
-                _end_at_exit(thread, self._jobs, self._stop)
-                thread.start()
+                _end_at_exit(thread, state)
+                with contextlib.suppress(RuntimeError):  # no more threads can be started
+                    thread.start()
+                if not any(t.is_alive() for t in self._threads):
+                    return False
+            try:
+                state.jobs.put_nowait((key, functools.partial(_jax.ThreadConfig().run, work)))
+            except queue.Full:
+                return False
+            state.pending.add(key)
             return True
 
     def failed(self, key: Hashable) -> bool:
         """Whether it has failed before; whoever wants it then does it, and gets the error."""
-        with self._lock:
-            return key in self._failed
-
-    def done(self, key: Hashable, failed: bool) -> None:
-        """Take note that a job is done."""
-        with self._idle:
-            self._pending.discard(key)
-            if failed:
-                self._failed.add(key)
-            self._idle.notify_all()
+        state = self._state
+        with state.changed:
+            return key in state.failed
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until nothing is left to do; False if that took too long."""
-        with self._idle:
-            return self._idle.wait_for(lambda: not self._pending, timeout)
+        """Wait until nothing is left to do; False if that took too long, or never will be done."""
+        state = self._state
+        with state.changed:
+            state.changed.wait_for(lambda: not state.pending or state.stopped.is_set(), timeout)
+            return not state.pending
 
     def drop(self) -> None:
         """Do nothing of what waits."""
-        while True:
+        state = self._state
+        while not state.stopped.is_set():
             try:
-                job = self._jobs.get_nowait()
+                job = state.jobs.get_nowait()
             except queue.Empty:
                 break
             if job is not None:
-                self.done(job[0], False)
-        with self._lock:
-            self._failed.clear()
+                state.done(job[0], False)
+        with state.changed:
+            state.failed.clear()
 
 
-def _work(
-    jobs: queue.Queue[tuple[Hashable, Callable[[], None]] | None],
-    stop: threading.Event,
-    owner: weakref.ref[Workers],
-) -> None:
-    while not stop.is_set():
-        job = jobs.get()
+def _work(state: _State) -> None:
+    while not state.stopped.is_set():
+        job = state.jobs.get()
         if job is None:
-            jobs.put(None)  # for the next thread
+            state.jobs.put(None)  # for the next thread
             return
         key, work = job
-        failed = False
-        try:
-            with short_turns():
-                work()
-        except Exception:
-            failed = True
+        failed = True
+        # Whatever it is: the thread goes on, and who wants the same next does it, and gets it.
+        with contextlib.suppress(BaseException), short_turns():
+            work()
+            failed = False
         del work, job
-        workers = owner()
-        if workers is not None:
-            workers.done(key, failed)
-        del workers
+        state.done(key, failed)
 
 
-def _stop(jobs: queue.Queue[Any], stop: threading.Event) -> None:
-    """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
-    stop.set()
-    while True:
-        try:
-            jobs.get_nowait()
-        except queue.Empty:
-            break
-    with contextlib.suppress(queue.Full):
-        jobs.put_nowait(None)
-
-
-def _end_at_exit(thread: threading.Thread, jobs: queue.Queue[Any], stop: threading.Event) -> None:
+def _end_at_exit(thread: threading.Thread, state: _State) -> None:
     """End a thread before the interpreter does: XLA must not be cut short in a compile."""
     alive = weakref.ref(thread)
 
     def end() -> None:
         running = alive()
         if running is not None and running.is_alive():
-            _stop(jobs, stop)
+            state.stop()
             end_pool()  # what it compiles elsewhere, nobody waits for
             running.join()
 
     atexit.register(end)
     weakref.finalize(thread, atexit.unregister, end).atexit = False
+
+
+@functools.cache
+def _all_workers() -> weakref.WeakSet[Workers]:
+    """Those of this process, of which a fork has the objects but no threads."""
+    found: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+    def after_in_child() -> None:
+        for workers in list(found):
+            workers.begin_in_fork()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=after_in_child)
+    return found
 
 
 class _Turns:

@@ -318,6 +318,31 @@ class TestThreads:
         assert [waiter.result(PATIENCE) for waiter in waiters] == ["A"] * 5
         assert interrupted.calls == retried.calls == 1
 
+    @pytest.mark.parametrize("where", ["_compile", "_make_room", "_weigh"])
+    def test_an_interrupt_outside_of_the_compile_lets_others_compile(
+        self, pool, monkeypatch, where
+    ):
+        cache, others = ExecutableCache(4, weigh=len), Gate("other")
+        plain, first = getattr(cache, where), Gate("first")
+        left = [KeyboardInterrupt()]
+
+        def interrupted(*args):
+            if where == "_compile":
+                first()
+            if left:
+                raise left.pop()
+            return plain(*args)
+
+        monkeypatch.setattr(cache, where, interrupted)
+        (owner,) = ask(pool, cache, "a", first, threads=1)
+        waiters = [pool.submit(cache.get_or_compile, "a", others) for _ in range(5)]
+        until(lambda: len(cache._waiting) == 5)
+        others.opened.set()
+        first.opened.set()
+        assert isinstance(owner.exception(PATIENCE), KeyboardInterrupt)
+        assert [waiter.result(PATIENCE) for waiter in waiters] == ["other"] * 5
+        assert others.calls == 1 and not cache._flights
+
     @pytest.mark.parametrize("drop", ["clear", "discard"])
     def test_dropped_while_compiling_is_not_stored(self, pool, drop):
         evicted = []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import unittest.mock
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -485,7 +488,7 @@ def test_an_error_in_the_background_surfaces(caplog: pytest.LogCaptureFixture) -
 
 def test_many_threads_one_compile_each(xla_compiles: Callable[[], int]) -> None:
     fn = lambda x: (jnp.sin(x), x.sum())  # noqa: E731
-    executor = BucketedExec(fn).with_pow2().with_background_compile(2)
+    executor = BucketedExec(fn).with_pow2().with_background_compile(2, process=False)
     executor(ramp(100))
     before = xla_compiles()
     barrier = threading.Barrier(16)
@@ -571,6 +574,91 @@ def test_the_interpreter_ends_with_compiles_waiting() -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     assert time.monotonic() - began < 60
+
+
+_WAITS_AT_EXIT = """
+import atexit
+import numpy as np
+from bucketjit import BucketedExec
+executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile(process=False)
+atexit.register(lambda: print(executor.wait_for_compiles(), flush=True))
+for n in (64, 1, 2, 4, 8, 16, 32):
+    executor(np.ones(n, np.float32))
+"""
+
+
+def test_who_waits_while_the_interpreter_ends_waits_for_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WAITS_AT_EXIT], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+_FORKS = """
+import os, sys, warnings
+import numpy as np
+from bucketjit import BucketedExec
+warnings.simplefilter("ignore")
+executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile(process=False)
+if sys.argv[1] == "used":
+    executor(np.ones(64, np.float32))
+    executor(np.ones(32, np.float32))
+    assert executor.wait_for_compiles()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+executor(np.ones(64, np.float32))
+print(executor(np.ones(3, np.float32)), executor.wait_for_compiles(60))
+print([bucket.sizes["batch"] for bucket in executor.stats().buckets], flush=True)
+os._exit(0)  # as multiprocessing ends its processes; XLA's own end is for one with its threads
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize(("when", "buckets"), [("used", "[64, 32]"), ("new", "[64, 4]")])
+def test_a_fork_compiles_in_the_background_where_xla_can(when: str, buckets: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS, when], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, f"[2. 2. 2.] True\n{buckets}\n"), done.stderr
+
+
+def test_a_thread_that_does_not_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile()
+    executor(ramp(64))
+    with monkeypatch.context() as patched:
+        failing = RuntimeError("can't start new thread")
+        patched.setattr(threading.Thread, "start", unittest.mock.Mock(side_effect=failing))
+        assert_same(executor(ramp(8)), jnp.exp(ramp(8)))
+        assert executor.wait_for_compiles(60) and buckets(executor) == [{"batch": 64}]
+        patched.setattr(
+            threading.Thread, "start", unittest.mock.Mock(side_effect=KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            executor(ramp(8))
+    for n in (8, 3):
+        executor(ramp(n))
+        assert executor.wait_for_compiles(60)
+    assert buckets(executor) == [{"batch": 64}, {"batch": 8}, {"batch": 4}]
+
+
+def test_a_thread_outlives_what_ends_others() -> None:
+    told: list[Event] = []
+    main = threading.current_thread()
+
+    def listen(event: Event) -> None:
+        told.append(event)
+        if event.kind == "compile" and threading.current_thread() is not main:
+            raise asyncio.CancelledError("stop")
+
+    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile(process=False)
+    executor = executor.with_on_event(listen)
+    for n in (64, 8, 3):
+        assert_same(executor(ramp(n)), jnp.exp(ramp(n)))
+        assert executor.wait_for_compiles(60)
+    assert [dict(e.sizes) for e in told if e.kind == "error"] == [{"batch": 8}, {"batch": 4}]
+    for n in (8, 3):  # now by the calls that need them
+        executor(ramp(n))
+    assert buckets(executor) == [{"batch": 64}, {"batch": 8}, {"batch": 4}]
 
 
 def test_threads_end_with_the_executor(live_executables: Callable[[], int]) -> None:
