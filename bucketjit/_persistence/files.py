@@ -258,8 +258,10 @@ def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
 
 
 def of_key(directory: Path, key: str) -> Path | None:
-    """A file of this key, whatever its identity; None if there is none."""
-    return next(directory.glob(f"*-{key}{SUFFIX}"), None)
+    """A file of this key, whatever its identity; None if there is none, or that cannot be told."""
+    with contextlib.suppress(OSError):
+        return next(directory.glob(f"*-{key}{SUFFIX}"), None)
+    return None
 
 
 def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -150,7 +151,7 @@ class Store:
     def _path(self, wanted: Wanted) -> Path:
         """Its file, or the one that the same program has left under another name or module."""
         path = self._own_path(wanted)
-        if path.exists():
+        if os.path.exists(path):  # unlike the method of paths, it never raises
             return path
         return files.of_key(self.directory, wanted.key) or path
 

@@ -141,6 +141,23 @@ def test_the_same_program_under_another_name_is_loaded(kept):
     assert len(kept.files()) == 1
 
 
+def test_a_file_that_must_not_be_looked_at_does_not_break_the_call(kept, monkeypatch):
+    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
+
+    def refusing(plain):
+        def call(path, *more, **options):
+            if str(path).endswith(SUFFIX):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return plain(path, *more, **options)
+
+        return call
+
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    with pytest.warns(PersistenceWarning, match="cannot read .*Permission denied"):
+        assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
+
+
 def test_exact_shapes_are_loaded_too(kept):
     fn = jax.value_and_grad(lambda w, x: ((x @ w) ** 2).mean())
     calls = [(rows(3), rows(n, 3)) for n in (5, 6)]
