@@ -152,8 +152,8 @@ def measure(which: str, way: str, calls: int) -> Row:
     for x in [largest] * 5 + (list(stream) if way == BEFORE else []):
         executor(parameters, x)
     gc.collect()
-    host = HostLoad()
     gc.freeze()  # a full collection takes 40 ms once JAX is imported
+    host = HostLoad()
     warm = [seconds(largest) for _ in range(40)]
     cold = [seconds(x) for x in stream]
     executor.wait_for_compiles()

@@ -292,8 +292,9 @@ class ExecutableCache(Generic[K, V]):
                 return flight.future.result()
             return self._compile(key, own, compile)
         except BaseException:
-            if own is not None:
-                self._abandon(key, own)
+            if own is not None:  # those who wait for what an interrupt has ended ask again
+                self._forget(key, own)
+                own.future.cancel()
             raise
         finally:
             del own
@@ -316,9 +317,7 @@ class ExecutableCache(Generic[K, V]):
         try:
             entry = compile()
         except Exception as error:
-            with self._lock:
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+            self._forget(key, flight)
             flight.traceback = error.__traceback__
             flight.future.set_exception(error)
             del flight
@@ -337,12 +336,11 @@ class ExecutableCache(Generic[K, V]):
             self._tell_evicted(evicted)
         return entry
 
-    def _abandon(self, key: K, flight: _Flight[V]) -> None:
-        """Let those who wait for a compile ask again, if it did not end; an interrupt may."""
+    def _forget(self, key: K, flight: _Flight[V]) -> None:
+        """Let nobody else wait for a compile."""
         with self._lock:
             if self._flights.get(key) is flight:
                 del self._flights[key]
-        flight.future.cancel()
 
     def _make_room(self, weight: int, evicted: list[tuple[K, V]]) -> None:
         """Let entries go until one more of this weight fits, into a list."""

@@ -31,6 +31,7 @@ from bucketjit._workers import Workers
 _GHOSTS = 256
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
+_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
 
 
 class Kept(Protocol):
@@ -63,9 +64,6 @@ class Order(NamedTuple):
     stand_in: Callable[[], Hashable | None]
     kept: Kept | None = None
     program: Program | None = None
-
-
-_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
 
 
 class Supplied(NamedTuple):

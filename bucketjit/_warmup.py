@@ -156,7 +156,7 @@ def warm_up(
             step(order, error)
     compiled.sort(key=todo.index)
     left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
-    slots = [engine.cache.slot(o.key) for o in compiled]
+    loaded = {key for key, entry in engine.cache.items() if entry.loaded}
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
@@ -164,10 +164,8 @@ def warm_up(
         exact=tuple(exact),
         left=tuple(FrozenDict(o.sizes) for o in left),
         seconds=time.monotonic() - began,
-        evicted=tuple(
-            FrozenDict(o.sizes) for o, slot in zip(compiled, slots, strict=True) if slot is None
-        ),
-        loaded=sum(bool(slot and slot.entry and slot.entry.loaded) for slot in slots),
+        evicted=tuple(FrozenDict(o.sizes) for o in compiled if o.key not in engine.cache),
+        loaded=sum(o.key in loaded for o in compiled),
     )
 
 

@@ -20,7 +20,6 @@ from bucketjit._config import Background
 # call waits so long each time it comes back from XLA.
 _TURN = 0.0005
 
-
 Job = tuple[Hashable, Callable[[], None]]
 
 

@@ -70,6 +70,18 @@ def ask(pool, cache, key, gate, threads):
     return futures
 
 
+def others_compile(pool, cache, interrupted, again):
+    """Five threads wait for one that ends by an interrupt; one of them compiles for all."""
+    (owner,) = ask(pool, cache, "a", interrupted, threads=1)
+    waiters = [pool.submit(cache.get_or_compile, "a", again) for _ in range(5)]
+    until(lambda: len(cache._waiting) == 5)
+    interrupted.opened.set()
+    again.opened.set()
+    assert isinstance(owner.exception(PATIENCE), KeyboardInterrupt)
+    assert [waiter.result(PATIENCE) for waiter in waiters] == [again.outcome] * 5
+    assert again.calls == 1
+
+
 class TestOneThread:
     def test_compiles_once_and_counts(self):
         cache = ExecutableCache(4)
@@ -308,22 +320,16 @@ class TestThreads:
         assert seen == [["waiter", "get_or_compile", "_compile", "__call__"]] * 6
 
     def test_an_interrupt_is_for_its_own_thread(self, pool):
-        cache, interrupted, retried = ExecutableCache(4), Gate(KeyboardInterrupt()), Gate("A")
-        (owner,) = ask(pool, cache, "a", interrupted, threads=1)
-        waiters = [pool.submit(cache.get_or_compile, "a", retried) for _ in range(5)]
-        until(lambda: len(cache._waiting) == 5)
-        interrupted.opened.set()
-        retried.opened.set()
-        assert isinstance(owner.exception(PATIENCE), KeyboardInterrupt)
-        assert [waiter.result(PATIENCE) for waiter in waiters] == ["A"] * 5
-        assert interrupted.calls == retried.calls == 1
+        interrupted = Gate(KeyboardInterrupt())
+        others_compile(pool, ExecutableCache(4), interrupted, Gate("A"))
+        assert interrupted.calls == 1
 
     @pytest.mark.parametrize("where", ["_compile", "_make_room", "_weigh"])
     def test_an_interrupt_outside_of_the_compile_lets_others_compile(
         self, pool, monkeypatch, where
     ):
-        cache, others = ExecutableCache(4, weigh=len), Gate("other")
-        plain, first = getattr(cache, where), Gate("first")
+        cache, first = ExecutableCache(4, weigh=len), Gate("first")
+        plain = getattr(cache, where)
         left = [KeyboardInterrupt()]
 
         def interrupted(*args):
@@ -334,14 +340,8 @@ class TestThreads:
             return plain(*args)
 
         monkeypatch.setattr(cache, where, interrupted)
-        (owner,) = ask(pool, cache, "a", first, threads=1)
-        waiters = [pool.submit(cache.get_or_compile, "a", others) for _ in range(5)]
-        until(lambda: len(cache._waiting) == 5)
-        others.opened.set()
-        first.opened.set()
-        assert isinstance(owner.exception(PATIENCE), KeyboardInterrupt)
-        assert [waiter.result(PATIENCE) for waiter in waiters] == ["other"] * 5
-        assert others.calls == 1 and not cache._flights
+        others_compile(pool, cache, first, Gate("other"))
+        assert not cache._flights
 
     @pytest.mark.parametrize("drop", ["clear", "discard"])
     def test_dropped_while_compiling_is_not_stored(self, pool, drop):

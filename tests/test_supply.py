@@ -51,6 +51,12 @@ PARAMS = {"w": np.float32(2)}
 LIKE = jax.ShapeDtypeStruct((1, 3), jnp.float32)
 
 
+def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    command = [sys.executable, "-c", script, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 def buckets(executor: BucketedExec) -> list[dict[str, int]]:
     return [dict(b.sizes) for b in executor.stats().buckets]
 
@@ -545,9 +551,7 @@ atexit.register(call)
 
 
 def test_a_call_while_the_interpreter_ends_starts_no_compile() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _CALL_AT_EXIT], capture_output=True, text=True, timeout=120
-    )
+    done = run(_CALL_AT_EXIT)
     assert (done.returncode, done.stdout) == (0, "[3. 3.]\n[]\n"), done.stderr
 
 
@@ -569,9 +573,7 @@ _EXIT = """
 
 def test_the_interpreter_ends_with_compiles_waiting() -> None:
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_EXIT)], capture_output=True, text=True, timeout=120
-    )
+    done = run(textwrap.dedent(_EXIT))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     assert time.monotonic() - began < 60
 
@@ -588,9 +590,7 @@ for n in (64, 1, 2, 4, 8, 16, 32):
 
 
 def test_who_waits_while_the_interpreter_ends_waits_for_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WAITS_AT_EXIT], capture_output=True, text=True, timeout=120
-    )
+    done = run(_WAITS_AT_EXIT)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
@@ -616,9 +616,7 @@ os._exit(0)  # as multiprocessing ends its processes; XLA's own end is for one w
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize(("when", "buckets"), [("used", "[64, 32]"), ("new", "[64, 4]")])
 def test_a_fork_compiles_in_the_background_where_xla_can(when: str, buckets: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS, when], capture_output=True, text=True, timeout=120
-    )
+    done = run(_FORKS, when)
     assert (done.returncode, done.stdout) == (0, f"[2. 2. 2.] True\n{buckets}\n"), done.stderr
 
 
