@@ -36,6 +36,9 @@ from bucketjit._supply import Order
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules
 
+# An exact shape without dimension variables is told by so many sizes: a model has hundreds.
+_MOST_UNNAMED = 8
+
 
 class Orders:
     """Makes the orders of one engine.
@@ -106,8 +109,7 @@ class Orders:
 
     def exact(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
         """What to ask for to run a call at its exact shape."""
-        named = zip(signed.family.paths, signed.shapes, strict=True)
-        shown = sizes or {f"{path}[{i}]": n for path, s in named for i, n in enumerate(s)}
+        shown = sizes or _unnamed_sizes(signed)
         known = without_values(signed)
         check, options = self._config.check, self._config.compiler_options
 
@@ -154,6 +156,25 @@ class Orders:
                 raise
         self._hints = {}
         return build()
+
+
+def _unnamed_sizes(signed: Signed) -> dict[str, int]:
+    """Sizes of some axes by which to tell an exact shape where none has a name.
+
+    Those of arrays that are arguments by themselves, or else of the last leaves: what differs
+    between calls is rather a batch than the parameters of a model.
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(
+        signed.tree.unflatten(range(len(signed.leaves)))
+    )
+    axes = [
+        (leaf, f"{path}[{i}]", size)
+        for leaf, path in enumerate(signed.family.paths)
+        for i, size in enumerate(signed.shapes[leaf])
+    ]
+    bare = {leaf for path, leaf in paths if len(path) == 2}  # args or kwargs, and which of them
+    likely = [axis for axis in axes if axis[0] in bare] or axes
+    return {name: size for _, name, size in likely[-_MOST_UNNAMED:]}
 
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:

@@ -335,7 +335,7 @@ class Supply:
 
     def _refusal(self, order: Order) -> str:
         sizes = shown(order.logical) or "these arguments"
-        bucket = shown(order.sizes)
+        kind = "exact shape" if order.program is None else "bucket"
         if self._forbidden:
             why = "compiles are forbidden (forbid_compiles)"
         else:
@@ -349,7 +349,7 @@ class Supply:
             ]
             why = f"the compile budget of {' and '.join(limits)} is spent"
         return (
-            f"{self._name}: a call with {sizes} needs the bucket {bucket or 'of its shapes'}, "
+            f"{self._name}: a call with {sizes} needs the {kind} {shown(order.sizes) or '()'}, "
             f"which is not compiled, and {why}. {self._nearest(order)}"
         )
 
@@ -365,12 +365,14 @@ class Supply:
         nearest = min(stored, key=distance)
         if nearest.sizes == order.sizes:
             return (
-                "That bucket is compiled for arguments of other types, or for what this call is a "
-                "derivative of. Make such a call before, or round sizes up to fewer buckets."
+                "That one is compiled for arguments of other types or shapes, or for what this "
+                "call is a derivative of. Make such a call before, or round sizes up to fewer "
+                "buckets."
             )
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
-        return f"The nearest compiled bucket is {shown(nearest.sizes)}{which}. {_ADVICE}"
+        kind = "exact shape" if nearest.exact else "bucket"
+        return f"The nearest compiled {kind} is {shown(nearest.sizes)}{which}. {_ADVICE}"
 
 
 class CompileGuard:
