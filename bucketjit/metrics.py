@@ -60,7 +60,8 @@ class _Collector:
             for name in [n for n, executor in executors.items() if executor is None]:
                 del self._executors[name]
         stats = {name: e.stats() for name, e in executors.items() if e is not None}
-        yield from _metrics(stats)
+        if stats:  # a metric of nobody would still be described
+            yield from _metrics(stats)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_unregistering(registry: Any) -> None:
     assert samples(registry)
     registration.unregister()
     registration.unregister()
-    assert samples(registry) == {}
+    assert samples(registry) == {} and list(registry.collect()) == []
     again = metrics.prometheus(executor, registry=registry)
     registration.unregister()  # the same executor under the same name: it is the same
     assert samples(registry) == {} and again == registration
