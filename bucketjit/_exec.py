@@ -383,11 +383,12 @@ class BucketedExec(Builders, Views):
         Returns:
             Whether nothing is left.
         """
-        watcher = self._engine.watcher
+        engine = self._engine
         deadline = None if timeout is None else time.monotonic() + timeout
+        watchers = [relative.watcher for relative in list(engine.relatives)]
         for workers in (
-            watcher.workers if isinstance(watcher, Adapting) else None,
-            self._engine.supply.workers,
+            *(watcher.workers for watcher in watchers if isinstance(watcher, Adapting)),
+            engine.supply.workers,
         ):
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             if workers is not None and not workers.wait(left):

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
@@ -33,6 +34,9 @@ running_rows: ContextVar[tuple[Any, ...]] = ContextVar("running_rows", default=(
 Rule = Callable[..., Any]
 RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives
 Interpreter = Callable[..., list[Any]]
+
+
+_CONSTANTS = (bool, int, float, complex, np.ndarray, np.generic)
 
 
 class RuleContext:
@@ -162,6 +166,12 @@ class RuleContext:
             return operand
         if self._known.holds(operand, shape, value):
             return operand
+        if (
+            operand.dtype.name == "float8_e8m0fnu"
+            and isinstance(value, _CONSTANTS)
+            and not np.any(value)
+        ):
+            self.refuse("padding of 0 in float8_e8m0fnu, which has no 0", "use another dtype")
 
         def filled(array: Any) -> Any:
             mask = self._sizes.in_bounds(shape, axes, tuple(array.shape))

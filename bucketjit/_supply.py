@@ -268,12 +268,13 @@ class Supply:
         """Whether an executable that was evicted is not worth another one's place yet."""
         if not self._hysteresis or not self._cache.is_full:
             return False
+        could = self.affordable()
         with self._lock:
             asked = self._ghosts.get(key)
             if asked is None:
                 return False
             self._ghosts[key] = asked + 1
-            if asked < self._hysteresis:
+            if asked < self._hysteresis or not could:
                 return True
             del self._ghosts[key]
             return False
@@ -286,6 +287,8 @@ class Supply:
         def work() -> None:
             try:
                 self.prepare(order, first_run=True, beside_calls=True)
+            except CompileBudgetError:  # no failure: what stands in goes on
+                pass
             except Ended:  # at exit
                 raise
             except BaseException as error:

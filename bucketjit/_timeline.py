@@ -68,13 +68,10 @@ class Clock:
 
     def tick(self, now: float) -> None:
         """Take a moment, if it is due still."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+        # An interrupt may come anywhere, but not between a `with` and its lock: never `acquire`.
+        with self._lock:
             if now >= self.due:
                 self._take(now)
-        finally:
-            self._lock.release()
 
     def mark(self, now: float) -> None:
         """Take a moment: something has happened that is rare, and takes longer than this."""

@@ -24,18 +24,23 @@ Job = tuple[Hashable, Callable[[], None]]
 
 
 class _State:
-    """What the threads of an executor share with it; they do not keep the executor itself."""
+    """What the threads of an executor share with it; they do not keep the executor itself.
 
-    def __init__(self, most: int) -> None:
-        self.jobs: queue.Queue[Job | None] = queue.Queue(most)
+    Locks and queues that callers take are those of C: a `Condition` and a `Queue` are entered by
+    Python code, which an interrupt may leave with the lock held.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.pending: set[Hashable] = set()
         self.failed: set[Hashable] = set()
-        self.changed = threading.Condition(threading.Lock())
-        self.stopped = threading.Event()
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)  # entered by the lock
+        self.is_stopped = False
 
     def done(self, key: Hashable, failed: bool) -> None:
         """Take note that a job is done."""
-        with self.changed:
+        with self.lock:
             self.pending.discard(key)
             if failed:
                 self.failed.add(key)
@@ -43,14 +48,13 @@ class _State:
 
     def stop(self) -> None:
         """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
-        self.stopped.set()
+        self.is_stopped = True
         while True:
             try:
                 self.jobs.get_nowait()
             except queue.Empty:
                 break
-        with contextlib.suppress(queue.Full):
-            self.jobs.put_nowait(None)
+        self.jobs.put(None)
 
 
 class Workers:
@@ -68,7 +72,7 @@ class Workers:
 
     def _begin(self, can_work: bool = True) -> None:
         self._can_work = can_work
-        self._state = _State(self._background.queue)
+        self._state = _State()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, self._state.stop)
 
@@ -83,10 +87,12 @@ class Workers:
         It is done under the configuration of JAX that is in force here.
         """
         state = self._state
-        with state.changed:
+        with state.lock:
             if key in state.pending:
                 return True
             if not (self._can_work and is_running()):
+                return False
+            if state.jobs.qsize() >= self._background.queue:
                 return False
             # An interrupt may come anywhere: what is pending has to have a thread, and a job.
             self._threads = [t for t in self._threads if t.is_alive()]
@@ -100,42 +106,39 @@ class Workers:
                     thread.start()
                 if not any(t.is_alive() for t in self._threads):
                     return False
-            try:
-                state.jobs.put_nowait((key, functools.partial(_jax.ThreadConfig().run, work)))
-            except queue.Full:
-                return False
+            state.jobs.put((key, functools.partial(_jax.ThreadConfig().run, work)))
             state.pending.add(key)
             return True
 
     def failed(self, key: Hashable) -> bool:
         """Whether it has failed before; whoever wants it then does it, and gets the error."""
         state = self._state
-        with state.changed:
+        with state.lock:
             return key in state.failed
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until nothing is left to do; False if that took too long, or never will be done."""
         state = self._state
-        with state.changed:
-            state.changed.wait_for(lambda: not state.pending or state.stopped.is_set(), timeout)
+        with state.lock:
+            state.changed.wait_for(lambda: not state.pending or state.is_stopped, timeout)
             return not state.pending
 
     def drop(self) -> None:
         """Do nothing of what waits."""
         state = self._state
-        while not state.stopped.is_set():
+        while not state.is_stopped:
             try:
                 job = state.jobs.get_nowait()
             except queue.Empty:
                 break
             if job is not None:
                 state.done(job[0], False)
-        with state.changed:
+        with state.lock:
             state.failed.clear()
 
 
 def _work(state: _State) -> None:
-    while not state.stopped.is_set():
+    while not state.is_stopped:
         job = state.jobs.get()
         if job is None:
             state.jobs.put(None)  # for the next thread

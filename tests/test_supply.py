@@ -744,6 +744,26 @@ def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> No
         np.testing.assert_allclose(jax.grad(executor)(ramp(4)), ramp(4) / 2)
 
 
+def test_a_compile_that_waits_and_may_not_be_done_has_not_failed() -> None:
+    go = threading.Event()
+    executor = BucketedExec(jnp.tanh, rules={jax.lax.tanh_p: slow_rule(go)}).with_pow2()
+    executor = executor.with_background_compile(process=False)
+    go.set()
+    executor(ramp(60))
+    go.clear()
+    for n in (3, 5, 9):
+        executor(ramp(n))  # one compile is under way, two wait
+    with executor.forbid_compiles():
+        go.set()
+        assert executor.wait_for_compiles(60)
+        for n in (3, 5, 9):
+            np.testing.assert_array_equal(executor(ramp(n)), jnp.tanh(ramp(n)))
+    for n in (3, 5, 9):
+        executor(ramp(n))
+    assert executor.wait_for_compiles(60)
+    assert sorted(b["batch"] for b in buckets(executor)) == [4, 8, 16, 64]
+
+
 def test_a_budget_that_warns_or_counts_seconds() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
     executor(ramp(3))
@@ -794,6 +814,16 @@ def test_two_buckets_that_alternate_do_not_thrash() -> None:
     for _ in range(9):
         executor(ramp(3))  # it is asked for often enough
     assert buckets(executor) == [{"batch": 4}]
+
+
+def test_what_stands_in_goes_on_where_nothing_may_be_compiled() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1, hysteresis=1)
+    executor(ramp(3))
+    executor(ramp(5))
+    with executor.forbid_compiles():
+        for _ in range(4):
+            np.testing.assert_array_equal(executor(ramp(3)), 2 * ramp(3))
+    assert executor.stats().compiles == 2 and buckets(executor) == [{"batch": 8}]
 
 
 def test_bytes_do_not_make_buckets_thrash_either() -> None:

@@ -42,7 +42,8 @@ class Pool:
     def __init__(self) -> None:
         self._free: list[_Process] = []
         self._all: set[_Process] = set()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # entered by the lock: see `_workers`
         self._most = min(4, max(1, (os.cpu_count() or 1) // 4))
         self._rest = _FIRST_REST
         self._rests_until = 0.0
@@ -51,7 +52,7 @@ class Pool:
 
     def start(self) -> None:
         """Have a process ready: importing JAX takes it most of a second."""
-        with self._changed, contextlib.suppress(NotElsewhere):
+        with self._lock, contextlib.suppress(NotElsewhere):
             self._drop_ended()
             if not self._all and not self._never and time.monotonic() >= self._rests_until:
                 self._free.append(self._started())
@@ -99,12 +100,12 @@ class Pool:
 
     def end(self) -> None:
         """End all processes, and start no other."""
-        with self._changed:
+        with self._lock:
             self._has_ended = True
         self._end_all()
 
     def _end_all(self) -> None:
-        with self._changed:
+        with self._lock:
             ending, free = self._all, self._free
             self._all, self._free = set(), []
             self._changed.notify_all()
@@ -121,7 +122,7 @@ class Pool:
 
     def _take(self, deadline: float) -> tuple[_Process, bool]:
         """A process that nobody else uses, and whether it is new."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._has_ended:
                     raise Ended
@@ -150,7 +151,7 @@ class Pool:
         except BaseException as error:
             process.kill()
             process.close()
-            with self._changed:
+            with self._lock:
                 self._all.discard(process)
                 self._changed.notify()
             if self._has_ended:
@@ -160,14 +161,14 @@ class Pool:
             if isinstance(error, OSError):
                 raise NotElsewhere(str(error)) from error
             raise
-        with self._changed:
+        with self._lock:
             self._rest = _FIRST_REST
             self._free.append(process)
             self._changed.notify()
         return answer
 
     def _take_a_rest(self) -> None:
-        with self._changed:
+        with self._lock:
             self._rests_until = time.monotonic() + self._rest
             self._rest = min(2 * self._rest, _LAST_REST)
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bucketjit._cli import bench, cache, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
@@ -26,6 +26,22 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
+class _CommandParser(_Parser):
+    """A parser of a command, whose options may stand between its other arguments too."""
+
+    _is_apart = False  # options and other arguments are parsed one after the other
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse options first, wherever they are."""
+        if self._is_apart:
+            return super().parse_known_args(args, namespace)
+        self._is_apart = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_apart = False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -41,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = "Plans of buckets, reports of executors, and their files."
     parser = _Parser(prog=PROGRAM, description=description)
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
     for command in COMMANDS:
         subparser = subparsers.add_parser(
             command.name,

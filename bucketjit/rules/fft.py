@@ -16,6 +16,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop, select, take
+from bucketjit.rules._monoids import scaled, without_overflow
 from bucketjit.rules._sliding import along
 
 CHIRP_LIMIT = 46340  # its square is the largest that int32 holds
@@ -58,6 +59,7 @@ def _transform(ctx: RuleContext, x: Any, axis: int, length: Dim, inverse: bool) 
     x = select(along(position < n, axis, x.ndim), x, 0)
     chirp = _chirp(position, n, x.dtype, inverse)
     wide = 1 << (2 * size - 2).bit_length()
+    x, back = without_overflow(x, (axis,), 4 * size * wide)
     # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
     # convolution with conj(chirp), which is even.
     other = jnp.conj(chirp)
@@ -66,7 +68,8 @@ def _transform(ctx: RuleContext, x: Any, axis: int, length: Dim, inverse: bool) 
     spectrum = jnp.fft.fft(x * along(chirp, axis, x.ndim), wide, axis)
     mixed = jnp.fft.ifft(spectrum * along(jnp.fft.fft(kernel), axis, x.ndim), axis=axis)
     out = lax.slice_in_dim(mixed, 0, size, axis=axis) * along(chirp, axis, x.ndim)
-    return out / n.astype(out.real.dtype) if inverse else out
+    out = out / n.astype(out.real.dtype) if inverse else out
+    return scaled(out, back)
 
 
 def _chirp(position: Any, n: Any, dtype: Any, inverse: bool) -> Any:

@@ -16,6 +16,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop, shift_left
+from bucketjit.rules._monoids import without_overflow
 from bucketjit.rules._sliding import fit
 
 Fill = Callable[[RuleContext, Any, int], Any]
@@ -153,19 +154,22 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
-    if sizes:
-        if ctx.is_read(0) and not _up_to_sign(ctx):
-            ctx.refuse(
-                f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
-                "the padded size",
-                "use eigvalsh, or leave the axis static",
-            )
-        if ctx.params.get("subset_by_index") is not None:
-            ctx.refuse(f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}")
-        if not ctx.params["sort_eigenvalues"]:
-            ctx.refuse(f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}")
-        matrix = _with_large_eigenvalues(ctx, matrix)
-    return _fit_all(ctx, ctx.bind(matrix))
+    if not sizes:
+        return _fit_all(ctx, ctx.bind(matrix))
+    if ctx.is_read(0) and not _up_to_sign(ctx):
+        ctx.refuse(
+            f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
+            "the padded size",
+            "use eigvalsh, or leave the axis static",
+        )
+    if ctx.params.get("subset_by_index") is not None:
+        ctx.refuse(f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}")
+    if not ctx.params["sort_eigenvalues"]:
+        ctx.refuse(f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}")
+    half = jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix)
+    matrix, back = without_overflow(half, (-2, -1), 16 * matrix.shape[-1])
+    vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
+    return _fit_all(ctx, [vectors, values * back[..., 0]])
 
 
 def _up_to_sign(ctx: RuleContext) -> bool:
@@ -175,8 +179,13 @@ def _up_to_sign(ctx: RuleContext) -> bool:
 
 
 def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
-    """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal."""
-    half = jnp.abs(jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix))
+    """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal.
+
+    Args:
+        ctx: The equation.
+        matrix: One triangle of the matrix, zeros elsewhere.
+    """
+    half = jnp.abs(matrix)
     bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1)[..., None, None]
     bound = jnp.where(bound == 0, jnp.ones_like(bound), bound)
     diagonal = bound.astype(matrix.dtype) * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
@@ -222,6 +231,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Any) -> list[Any]:
     if wide:
         matrix = matrix.mT
     size = ctx.padded(count)
+    matrix, back = without_overflow(matrix, (-2, -1), 16 * matrix.shape[-1] * matrix.shape[-2])
     tall = crop(matrix, matrix.ndim - 2, max(size, matrix.shape[-2]))
     q, r = lax.linalg.qr(tall, full_matrices=False)
     square = (*ctx.in_shapes[0][:-2], count, count)
@@ -233,6 +243,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Any) -> list[Any]:
         block = bound * jnp.eye(size, dtype=r.dtype)
         r = ctx.fill(r, value=block, shape=square)
     s, u, vt = ctx.bind(r, full_matrices=False)
+    s = s * back[..., 0]
     if is_symbolic(count):
         added = size - ctx.logical(count)
         s = shift_left(s, s.ndim - 1, added)

@@ -17,7 +17,10 @@ from jax import dtypes, lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
-from bucketjit.rules._monoids import last, lowest
+from bucketjit.rules._monoids import last, lowest, only_nan
+
+# XLA orders them as wider floats, and the NaN of all bits set is a positive one then.
+_WITHOUT_NEGATIVE_NAN = {"float8_e5m2", "float8_e8m0fnu"}
 
 
 def sort(ctx: RuleContext, *operands: Any) -> list[Any]:
@@ -45,6 +48,8 @@ def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
     if not is_symbolic(ctx.in_shapes[0][axis]):
         return list(ctx.bind(operand))
     dtype = operand.dtype
+    if dtype.name in _WITHOUT_NEGATIVE_NAN:
+        ctx.refuse(f"{dtype.name} has nothing that is below all else", "convert it to float16")
     least = _jax.by_platform(
         cpu=lambda: jnp.asarray(_first_in_total_order(dtype)),
         default=lambda: jnp.asarray(lowest(dtype)),
@@ -57,7 +62,9 @@ def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
 
 def _first_in_total_order(dtype: Any) -> Any:
     """The first value of the total order of a dtype: for floats -NaN, every bit set."""
-    if dtypes.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits >= 8:
+    if (nan := only_nan(dtype)) is not None:
+        return nan
+    if dtypes.issubdtype(dtype, np.floating):
         bits = jnp.finfo(dtype).bits
         return np.array(-1, f"int{bits}").view(dtype)
     return lowest(dtype)
@@ -75,8 +82,15 @@ def approx_top_k(ctx: RuleContext, operand: Any) -> list[Any]:
         ctx.refuse(
             "what an approximate search finds depends on the size of the axis", "use lax.top_k"
         )
-    largest = ctx.params["is_max_k"]
-    keys = ctx.fill(operand, axes=(axis,), value=(lowest if largest else last)(operand.dtype))
+    if not ctx.params["aggregate_to_topk"]:
+        ctx.refuse(
+            "how much an approximate search returns depends on the size of the axis",
+            "leave aggregate_to_topk=True",
+        )
+    dtype, largest = operand.dtype, ctx.params["is_max_k"]
+    if dtypes.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits <= 8:
+        ctx.refuse(f"an approximate search orders {dtype.name} by itself", "convert it to float16")
+    keys = ctx.fill(operand, axes=(axis,), value=(lowest if largest else last)(dtype))
     pair = [keys, lax.broadcasted_iota(jnp.int32, keys.shape, axis)]
     if largest:  # equals keep their order when everything is sorted back to front
         pair = [lax.rev(x, (axis,)) for x in pair]

@@ -17,6 +17,8 @@ KEYS = [
     ("bfloat16", 0, 0),
     ("float16", 0, 0),
     ("float8_e4m3fn", 0, 0),
+    ("float8_e4m3fnuz", 0, 0),
+    ("float8_e5m2fnuz", 0, 0),
     ("int32", -3, 4),
     ("int8", 120, 128),
     ("uint8", 250, 256),

@@ -99,6 +99,12 @@ def test_prune_by_size(directory, run):
     assert buckets(directory) == [8]
 
 
+def test_options_may_stand_anywhere(directory, run):
+    assert "would remove 2 of 2" in run("prune", "--max-size", "0", "--dry-run", directory)[1]
+    assert run("--dry-run", "prune", directory)[0] == 0
+    assert len(json.loads(run("list", "--json", directory)[1])) == 2
+
+
 def test_prune_by_version(directory, run, monkeypatch):
     assert run("prune", directory, "--other-versions")[0] == 0
     assert buckets(directory) == [4, 8]

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
+from bucketjit import BucketedExec, Fallback, FallbackError
 from bucketjit._dims import BucketSizes
 from bucketjit._errors import MaskingError
 from bucketjit._interpret import interpret
@@ -71,6 +73,32 @@ def test_approximate_search_on_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     error = refusal(lambda x: lax.approx_max_k(x, 1), of(("s",)), s=4)
     assert "what an approximate search finds depends on the size of the axis" in error.reason
     assert error.remedy == "use lax.top_k"
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e8m0fnu"])
+def test_top_k_of_floats_without_a_least_value(dtype: str) -> None:
+    error = refusal(lambda x: lax.top_k(x, 1), of(("s",), dtype), s=4)
+    assert f"top_k: {dtype} has nothing that is below all else" in error.reason
+
+
+def test_approximate_search_that_returns_more_than_k() -> None:
+    def fn(x: Any) -> Any:
+        return lax.approx_max_k(x, 1, aggregate_to_topk=False)
+
+    why = "returns depends on the size of the axis|symbolic"  # jax 0.10 does not trace it
+    with pytest.raises(FallbackError, match=why):
+        BucketedExec(fn, fallback=Fallback.ERROR).with_pow2()(np.ones(3, np.float32))
+
+
+def test_approximate_search_among_narrow_floats() -> None:
+    error = refusal(lambda x: lax.approx_min_k(x, 1), of(("s",), "float8_e4m3fn"), s=4)
+    assert "an approximate search orders float8_e4m3fn by itself" in error.reason
+
+
+def test_a_dtype_without_zero() -> None:
+    ones = of(("s", 3), "float8_e8m0fnu")
+    error = refusal(lambda x: lax.dot(x.T, x, preferred_element_type="float32"), ones, s=4)
+    assert "padding of 0 in float8_e8m0fnu, which has no 0" in error.reason
 
 
 def test_size_beyond_int32() -> None:

@@ -1,0 +1,73 @@
+"""Interrupts at any moment: the executor that was interrupted goes on working."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import faulthandler, os, random, signal, sys, threading, time
+import jax.numpy as jnp, numpy as np
+from bucketjit import BucketedExec
+
+what, seconds = sys.argv[1], float(sys.argv[2])
+armed, interrupts, last = False, 0, time.monotonic()
+
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
+
+def watch():
+    while time.monotonic() - last < 20:
+        time.sleep(1)
+    faulthandler.dump_traceback()
+    os._exit(3)
+
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda *_: None
+draw = random.Random(2)
+executor = BucketedExec(jnp.tanh).with_pow2(max=64).with_cache(2)
+if what == "background":
+    executor = executor.with_background_compile(process=False)
+every = {n: np.ones((n, 4), np.float32) for n in ((64,) if what == "clock" else range(1, 65))}
+executor(every[64])
+clock = executor._engine.counters._clock
+threading.Thread(target=watch, daemon=True).start()
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    x = every[draw.choice(list(every))]
+    clock.due = 0  # otherwise it is every 50 ms
+    armed = True
+    try:
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 1e-4 if what == "clock" else 8e-4))
+        for _ in range(5):
+            executor(x)
+        armed = False
+    except KeyboardInterrupt:
+        interrupts += 1
+    except Exception:  # of JAX, whose caches were interrupted
+        pass
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if interrupts % 100 == 0:
+        executor.stats()
+    last = time.monotonic()
+executor.stats()
+print("waited" if executor.wait_for_compiles(20) else "still compiling")
+np.testing.assert_allclose(executor(every[64]), np.tanh(every[64]), rtol=1e-6)
+print(interrupts)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("what", ["clock", "background"])
+def test_an_interrupt_leaves_no_lock_held(what: str) -> None:
+    command = [sys.executable, "-c", _SCRIPT, what, "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    waited, interrupts = done.stdout.split("\n")[:2]
+    assert waited == "waited" and int(interrupts) > 100
