@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bucketjit import _jax
@@ -17,17 +18,39 @@ from bucketjit._errors import BucketOverflowError, in_one_line
 from bucketjit._events import Event
 from bucketjit._family import Call
 from bucketjit._signing import Signed
+from bucketjit._trace import Program
 from bucketjit._warmup import at_sizes
 from bucketjit._workers import Workers
 
 _EVERY = 64  # calls between two looks for a better plan
+_MOST_KINDS, _MOST_SIZES = 256, 4096
+_SHARE = 0.05  # of the calls, below which a kind of them is not compiled for ahead
+
+Others = tuple[tuple[str, int], ...]  # padded sizes of the other variables
+
+
+@dataclass
+class _Kind:
+    """Calls that share an executable wherever they share a bucket of one variable.
+
+    Attributes:
+        signed, call: The latest of them that was new.
+        config: The configuration of JAX in force then.
+        sizes: Sizes of the variable.
+    """
+
+    signed: Signed
+    call: Call
+    config: _jax.ThreadConfig
+    sizes: set[int]
 
 
 class Adapting:
     """Keeps the adaptive strategies of an engine informed.
 
     Calls go by the present plan until the buckets of the next one are compiled, in a thread of its
-    own; then the plans are swapped.
+    own; then the plans are swapped. They are compiled for each kind of call that has a share in
+    what was called: of any types, in the buckets of other variables, of derivatives.
 
     Args:
         engine: Serves the calls.
@@ -41,12 +64,24 @@ class Adapting:
         self._own = engine.config.per_dim.keys()
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
-        self._latest: tuple[Signed, Call, _jax.ThreadConfig] | None = None
+        self._kinds: dict[tuple[str, Program, Others], _Kind] = {}
         self.workers = Workers(Background(1, 1))
 
-    def learn(self, signed: Signed, call: Call) -> None:
+    def learn(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> None:
         """Take note of how calls look, to compile for others like it."""
-        self._latest = without_values(signed), call, _jax.ThreadConfig()
+        assert call.program is not None
+        like, config = without_values(signed), _jax.ThreadConfig()
+        for variable, size in call.sizes.items():
+            if self._of(variable) is None:
+                continue
+            key = variable, call.program, _others(bucket, variable)
+            kind = self._kinds.get(key)
+            sizes = set() if kind is None else kind.sizes
+            if len(sizes) < _MOST_SIZES:
+                sizes.add(size)
+            self._kinds[key] = _Kind(like, call, config, sizes)
+            if len(self._kinds) > _MOST_KINDS:
+                self._kinds.pop(next(iter(self._kinds)), None)
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Count a call, and look for a better plan once in a while."""
@@ -61,33 +96,44 @@ class Adapting:
     def replan(self) -> None:
         """Look for better plans, compile their buckets, and go by them."""
         engine = self._engine()
-        if self._latest is None or engine is None:
+        if engine is None:
             return
-        signed, call, config = self._latest
-        for variable in call.sizes:
+        for variable in dict.fromkeys(variable for variable, *_ in list(self._kinds)):
             strategy = self._of(variable)
-            if strategy is None:
+            assert strategy is not None
+            uses = _uses(engine, variable)
+            kinds = [
+                (relative, key, kind)
+                for relative in list(engine.relatives)
+                if isinstance(watcher := relative.watcher, Adapting)
+                and watcher._of(variable) is strategy
+                for key, kind in list(watcher._kinds.items())
+                if key[0] == variable and key[1:] in uses
+            ]
+            least = _SHARE * sum(count for count, _ in uses.values())
+            kinds = [found for found in kinds if uses[found[1][1:]][0] >= least]
+            kinds.sort(key=lambda found: -uses[found[1][1:]][0])
+            if not kinds:
                 continue
-            made = {
-                entry.sizes[variable]
-                for _, entry in engine.cache.items()
-                if not entry.exact and variable in entry.sizes
-            }
-            sizes = here = {variable: call.sizes[variable]}
+            made = set().union(*(uses[key[1:]][1] for _, key, _ in kinds))
+            sizes = here = {variable: kinds[0][2].call.sizes[variable]}
             try:
                 proposal = strategy.propose(made)
                 if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
                     continue
-                for bucket in proposal.new_buckets:
-                    sizes = {variable: bucket}
-                    config.run(_compile, engine, signed, call, variable, bucket)
+                for relative, _, kind in kinds:
+                    for bucket in _buckets_for(proposal.plan, kind.sizes):
+                        sizes = {variable: bucket}
+                        given = relative, kind.signed, kind.call, variable, bucket
+                        kind.config.run(_compile, *given)
             except Ended:  # so does the interpreter
                 return
             except Exception as error:  # nobody waits for this thread
                 self._tell_failed(engine, sizes, in_one_line(error))
                 return
             if strategy.adopt(proposal):
-                engine.forget_routes()
+                for relative in list(engine.relatives):
+                    relative.forget_routes()
                 detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
                 engine.tell(Event("plan", engine.name, here, 0, detail))
 
@@ -99,6 +145,32 @@ class Adapting:
 
     def _of(self, variable: str) -> Any:
         return self._strategies.get(variable if variable in self._own else None)
+
+
+def _others(bucket: Mapping[str, int], variable: str) -> Others:
+    return tuple((v, n) for v, n in bucket.items() if v != variable)
+
+
+def _uses(engine: Engine, variable: str) -> dict[tuple[Program, Others], tuple[int, set[int]]]:
+    """How often executables of each kind were called, and their buckets of a variable."""
+    found: dict[tuple[Program, Others], tuple[int, set[int]]] = {}
+    for (program, *_), slot in engine.cache.slots():
+        entry = slot.entry
+        if entry is None or entry.exact or variable not in entry.sizes:
+            continue
+        key = program, _others(entry.sizes, variable)
+        count, buckets = found.get(key, (0, set()))
+        found[key] = count + 1 + slot.uses.read(), {*buckets, entry.sizes[variable]}
+    return found
+
+
+def _buckets_for(plan: Any, sizes: Collection[int]) -> list[int]:
+    """The buckets of a plan for some sizes, without those that it has none for."""
+    found = set()
+    for size in list(sizes):
+        with contextlib.suppress(BucketOverflowError):
+            found.add(plan.bucket(size))
+    return sorted(found)
 
 
 def _compile(engine: Engine, signed: Signed, call: Call, variable: str, bucket: int) -> None:

@@ -58,8 +58,8 @@ _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logic
 class Watcher(Protocol):
     """Who is told of each call; see `bucketjit._adapting`."""
 
-    def learn(self, signed: Signed, call: Call) -> None:
-        """Take note of how calls look."""
+    def learn(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> None:
+        """Take note of how calls look, and of the bucket that they want."""
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Take note of a call."""
@@ -222,7 +222,7 @@ class Engine:
         line.reason = None if beyond is None else beyond.reason
         self.counters.call(line, compiled)
         if self.watcher is not None:
-            self.watcher.learn(signed, call)
+            self.watcher.learn(signed, call, bucket)
             self.watcher.note(call.sizes)
         small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
         if given is not None and small and not stands_in:

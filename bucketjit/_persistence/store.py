@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -127,13 +128,23 @@ class Store:
         try:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
-            files.write(path, files.pack(header, raw))
+            self._write(path, files.pack(header, raw))
             if self._max_bytes is not None:
                 files.bound(self.directory, self._max_bytes)
         except Distrusted as error:
             self._warn(wanted, "distrusted", str(error))
         except OSError as error:
             self._warn(wanted, "unwritable", f"cannot write {path}: {error.strerror or error}")
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Write a file; on a full disk, within the bound, once more in the place of old ones."""
+        try:
+            files.write(path, data)
+        except OSError as error:
+            if self._max_bytes is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            files.bound(self.directory, max(self._max_bytes - len(data), 0))
+            files.write(path, data)
 
     def discard(self, wanted: Wanted, why: str) -> None:
         """Remove a file that is of no use; it is written again when its executable is compiled."""
@@ -160,8 +171,10 @@ class Store:
         self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
         if what not in self._warned and (self._warns or what == "damaged"):
             self._warned.add(what)
+            is_made = what == "unwritable"
+            after = "It is not kept" if is_made else "The call goes on with a compile"
             warnings.warn(
-                f"{wanted.name}: {detail}. The call goes on with a compile",
+                f"{wanted.name}: {detail}. {after}",
                 PersistenceWarning,
                 stacklevel=frames_inside(),
             )

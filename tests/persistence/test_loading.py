@@ -620,9 +620,27 @@ def test_a_directory_that_cannot_be_written(kept, monkeypatch, name, number):
     executor = kept()
     with pytest.warns(PersistenceWarning) as warned:
         assert kept.did(executor, (rows(3, 2),), (rows(5, 2),)) == (2, 0)
-    assert len(warned) == 1 and os.strerror(number) in str(warned[0].message)
+    assert len(warned) == 1 and f"{os.strerror(number)}. It is not kept" in str(warned[0].message)
     assert kept.kinds().count("unwritable") == 2
     assert kept.files() == []
+
+
+def test_a_bounded_directory_on_a_full_disk_keeps_what_is_new(kept, monkeypatch):
+    kept.did(kept(), (rows(3, 2),))
+    [first] = kept.files()
+    room = int(first.stat().st_size * 1.5)
+    executor = kept().with_persistence(kept.directory, max_bytes=room)
+    write = files.write
+
+    def full(path, data):
+        if sum(p.stat().st_size for p in kept.files()) + len(data) > room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(files, "write", full)
+    assert kept.did(executor, (rows(5, 2),)) == (1, 0)
+    [second] = kept.files()
+    assert second != first and "unwritable" not in kept.kinds()
 
 
 def test_a_directory_that_cannot_be_read(kept, monkeypatch):
