@@ -63,7 +63,7 @@ class CompileBudget:
             compiles and warns.
 
     Raises:
-        SpecError: A limit is negative or no number, or the action is another.
+        SpecError: A limit is negative or no such number, or the action is another.
     """
 
     compiles: int | None = None
@@ -71,10 +71,14 @@ class CompileBudget:
     action: str = "error"
 
     def __post_init__(self) -> None:
-        for name, limit in (("compiles", self.compiles), ("seconds", self.seconds)):
-            wrong = isinstance(limit, bool) or not isinstance(limit, int | float | None)
+        limits: tuple[tuple[str, Any, Any, str], ...] = (
+            ("compiles", self.compiles, int, "a whole number, 0 or more"),
+            ("seconds", self.seconds, int | float, "0 or more"),
+        )
+        for name, limit, kinds, what in limits:
+            wrong = isinstance(limit, bool) or not isinstance(limit, kinds | None)
             if wrong or (limit is not None and not limit >= 0):
-                raise SpecError(f"compile budget: {name} must be 0 or more, or None, got {limit!r}")
+                raise SpecError(f"compile budget: {name} must be {what}, or None, got {limit!r}")
         if self.action not in ("error", "warn"):
             raise SpecError(
                 f"compile budget: action must be 'error' or 'warn', got {self.action!r}"

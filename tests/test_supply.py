@@ -795,7 +795,7 @@ def test_no_compiles_at_all() -> None:
         none(ramp(3))
 
 
-@pytest.mark.parametrize("wrong", [-1, True, "2"])
+@pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
 def test_wrong_budgets_are_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match="compile budget: compiles"):
         BucketedExec(jnp.exp, compile_budget=wrong)

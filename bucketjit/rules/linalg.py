@@ -82,7 +82,8 @@ def lu(ctx: RuleContext, operand: Any) -> Any:
     """A square matrix gets an identity block, any other zeros.
 
     Rows of zeros are never the pivot of a real column, since the first of equal candidates
-    wins, and columns of zeros come after the real ones and move no rows.
+    wins, and columns of zeros come after the real ones and move no rows. Where there is a NaN,
+    no candidate wins, and the pivots are others than without padding.
     """
     rows, columns = ctx.in_shapes[0][-2:]
     return _fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
@@ -150,7 +151,9 @@ def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: 
 def eigh(ctx: RuleContext, operand: Any) -> Any:
     """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them.
 
-    The eigenvectors of a matrix with a block added are its own, up to their signs.
+    The eigenvectors of a matrix with a block added are its own, up to their signs. Of equal
+    eigenvalues they are any basis of a space, and which one LAPACK picks depends on the padded
+    size: what treats such vectors each in its own way gets other numbers than without padding.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
@@ -195,7 +198,8 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
 def svd(ctx: RuleContext, operand: Any) -> Any:
     """Rows and columns of zeros add singular values of 0, which come last.
 
-    Singular vectors are those of the matrix up to their signs.
+    Singular vectors are those of the matrix up to their signs; of equal singular values they are
+    any basis, as in `eigh`.
     """
     if sizes := _open_matrix(ctx):
         if ctx.params.get("subset_by_index") is not None:
