@@ -157,10 +157,17 @@ def manifest_of(engine: Engine) -> Manifest:
     """What the cache of an engine holds."""
     groups: dict[Any, list[tuple[Origin, Executable, Any]]] = {}
     left_out: list[str] = []
+    own = set(map(id, engine.signer.families()))
     for key, entry in engine.cache.items():
         origin = entry.origin
         if origin is None:
             left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
+            continue
+        if id(origin.signed.family) not in own:
+            left_out.append(
+                f"{dict(entry.sizes)} of a derivative of {engine.name}: make an executor of the "
+                "derivative, and warm that up"
+            )
             continue
         groups.setdefault((key[0], entry.exact, origin.tokens), []).append((origin, entry, key[0]))
     signatures = []

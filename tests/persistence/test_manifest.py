@@ -108,6 +108,21 @@ def test_what_cannot_be_written_is_named(argument, options, why):
     assert left.startswith(why)
 
 
+def test_derivatives_are_named_and_not_taken_for_calls():
+    made = BucketedExec(lambda x: (x**2).sum()).with_pow2()
+    x = np.ones(3, np.float32)
+    jax.grad(made)(x)
+    jax.jvp(made, (x,), (x,))
+    manifest = made.manifest()
+    assert all("of a derivative of <lambda>: make an executor" in w for w in manifest.left_out)
+    made(x)
+    again = made.manifest()
+    assert again.left_out == manifest.left_out and len(again.left_out) > 0
+    assert [len(signature["args"]) for signature in again.signatures] == [1]
+    report = BucketedExec(lambda x: (x**2).sum()).with_pow2().warmup(again, progress=False)
+    assert (len(report.compiled), report.failed) == (1, ())
+
+
 def test_a_file(tmp_path, monkeypatch):
     made = BucketedExec(lambda x: x + 1).with_pow2()
     made(np.ones(3, np.float32))
