@@ -7,7 +7,7 @@ import itertools
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bucketjit import _jax
 from bucketjit._apart.pool import Ended
@@ -101,30 +101,20 @@ class Adapting:
         for variable in dict.fromkeys(variable for variable, *_ in list(self._kinds)):
             strategy = self._of(variable)
             assert strategy is not None
-            uses = _uses(engine, variable)
-            kinds = [
-                (relative, key, kind)
-                for relative in list(engine.relatives)
-                if isinstance(watcher := relative.watcher, Adapting)
-                and watcher._of(variable) is strategy
-                for key, kind in list(watcher._kinds.items())
-                if key[0] == variable and key[1:] in uses
-            ]
-            least = _SHARE * sum(count for count, _ in uses.values())
-            kinds = [found for found in kinds if uses[found[1][1:]][0] >= least]
-            kinds.sort(key=lambda found: -uses[found[1][1:]][0])
+            kinds = _kinds_in_use(engine, variable, strategy)
             if not kinds:
                 continue
-            made = set().union(*(uses[key[1:]][1] for _, key, _ in kinds))
-            sizes = here = {variable: kinds[0][2].call.sizes[variable]}
+            made = set().union(*(used.buckets for used in kinds))
+            sizes = here = {variable: kinds[0].kind.call.sizes[variable]}
             try:
                 proposal = strategy.propose(made)
                 if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
                     continue
-                for relative, _, kind in kinds:
+                for used in kinds:
+                    kind = used.kind
                     for bucket in _buckets_for(proposal.plan, kind.sizes):
                         sizes = {variable: bucket}
-                        given = relative, kind.signed, kind.call, variable, bucket
+                        given = used.engine, kind.signed, kind.call, variable, bucket
                         kind.config.run(_compile, *given)
             except Ended:  # so does the interpreter
                 return
@@ -145,6 +135,42 @@ class Adapting:
 
     def _of(self, variable: str) -> Any:
         return self._strategies.get(variable if variable in self._own else None)
+
+    def kinds_of(self, variable: str, strategy: Any) -> dict[tuple[Program, Others], _Kind]:
+        """The kinds of calls whose buckets of a variable a strategy chooses."""
+        if self._of(variable) is not strategy:
+            return {}
+        return {key[1:]: kind for key, kind in list(self._kinds.items()) if key[0] == variable}
+
+
+class _Used(NamedTuple):
+    """A kind of calls, and what the cache holds for it.
+
+    Attributes:
+        engine: Serves them.
+        kind: The kind.
+        calls: How many there were, about.
+        buckets: Of the variable.
+    """
+
+    engine: Engine
+    kind: _Kind
+    calls: int
+    buckets: set[int]
+
+
+def _kinds_in_use(engine: Engine, variable: str, strategy: Any) -> list[_Used]:
+    """Kinds of calls with a share in all of them, derivatives included; the largest first."""
+    uses = _uses(engine, variable)
+    least = _SHARE * sum(calls for calls, _ in uses.values())
+    found = [
+        _Used(relative, kind, *uses[key])
+        for relative in list(engine.relatives)
+        if isinstance(relative.watcher, Adapting)
+        for key, kind in relative.watcher.kinds_of(variable, strategy).items()
+        if key in uses and uses[key][0] >= least
+    ]
+    return sorted(found, key=lambda used: -used.calls)
 
 
 def _others(bucket: Mapping[str, int], variable: str) -> Others:

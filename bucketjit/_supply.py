@@ -268,13 +268,13 @@ class Supply:
         """Whether an executable that was evicted is not worth another one's place yet."""
         if not self._hysteresis or not self._cache.is_full:
             return False
-        could = self.affordable()
+        affordable = self.affordable()
         with self._lock:
             asked = self._ghosts.get(key)
             if asked is None:
                 return False
             self._ghosts[key] = asked + 1
-            if asked < self._hysteresis or not could:
+            if asked < self._hysteresis or not affordable:
                 return True
             del self._ghosts[key]
             return False
@@ -338,7 +338,7 @@ class Supply:
 
     def _refusal(self, order: Order) -> str:
         sizes = shown(order.logical) or "these arguments"
-        kind = "exact shape" if order.program is None else "bucket"
+        wanted = f"{_kind(order.program is None)} {shown(order.sizes) or '()'}"
         if self._forbidden:
             why = "compiles are forbidden (forbid_compiles)"
         else:
@@ -352,7 +352,7 @@ class Supply:
             ]
             why = f"the compile budget of {' and '.join(limits)} is spent"
         return (
-            f"{self._name}: a call with {sizes} needs the {kind} {shown(order.sizes) or '()'}, "
+            f"{self._name}: a call with {sizes} needs the {wanted}, "
             f"which is not compiled, and {why}. {self._nearest(order)}"
         )
 
@@ -374,8 +374,8 @@ class Supply:
             )
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
-        kind = "exact shape" if nearest.exact else "bucket"
-        return f"The nearest compiled {kind} is {shown(nearest.sizes)}{which}. {_ADVICE}"
+        told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
+        return f"The nearest compiled {told}. {_ADVICE}"
 
 
 class CompileGuard:
@@ -396,6 +396,10 @@ class CompileGuard:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _kind(exact: bool) -> str:
+    return "exact shape" if exact else "bucket"
 
 
 def _event(kind: str, name: str, order: Order, entry: Executable) -> Event:

@@ -734,9 +734,10 @@ def test_an_exact_shape_without_names_is_told_by_what_is_likely_to_vary() -> Non
 def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> None:
     executor = BucketedExec(lambda x: (x**2).mean()).with_pow2()
     executor(ramp(3))
+    other = "of other types or shapes, or for what this call is a derivative of"
     with executor.forbid_compiles():
         for call in (jax.grad(executor), lambda x: executor(x.astype(np.int32))):
-            with pytest.raises(CompileBudgetError, match="types or .* derivative") as e:
+            with pytest.raises(CompileBudgetError, match=other) as e:
                 call(ramp(3))
             assert "nearest" not in str(e.value)
     jax.grad(executor)(ramp(3))

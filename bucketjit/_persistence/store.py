@@ -14,6 +14,9 @@ from bucketjit._events import Event
 from bucketjit._persistence import files
 from bucketjit._persistence.files import Damaged, Distrusted, Header
 
+# What becomes of an executable after a problem with its file.
+_TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"
+
 _SHOWN_PARTS = {
     "program": "the program is another",
     "constants": "its constants are others",
@@ -132,9 +135,10 @@ class Store:
             if self._max_bytes is not None:
                 files.bound(self.directory, self._max_bytes)
         except Distrusted as error:
-            self._warn(wanted, "distrusted", str(error))
+            self._warn(wanted, "distrusted", str(error), _NOT_KEPT)
         except OSError as error:
-            self._warn(wanted, "unwritable", f"cannot write {path}: {error.strerror or error}")
+            why = f"cannot write {path}: {error.strerror or error}"
+            self._warn(wanted, "unwritable", why, _NOT_KEPT)
 
     def _write(self, path: Path, data: bytes) -> None:
         """Write a file; on a full disk, within the bound, once more in the place of old ones."""
@@ -166,13 +170,11 @@ class Store:
             return path
         return files.of_key(self.directory, wanted.key) or path
 
-    def _warn(self, wanted: Wanted, what: str, detail: str) -> None:
+    def _warn(self, wanted: Wanted, what: str, detail: str, after: str = _TO_COMPILE) -> None:
         """Tell of a problem, and warn of the first one of its kind."""
         self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
         if what not in self._warned and (self._warns or what == "damaged"):
             self._warned.add(what)
-            is_made = what == "unwritable"
-            after = "It is not kept" if is_made else "The call goes on with a compile"
             warnings.warn(
                 f"{wanted.name}: {detail}. {after}",
                 PersistenceWarning,

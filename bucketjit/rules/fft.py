@@ -16,7 +16,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop, select, take
-from bucketjit.rules._monoids import scaled, without_overflow
+from bucketjit.rules._scaling import scaled, without_overflow
 from bucketjit.rules._sliding import along
 
 CHIRP_LIMIT = 46340  # its square is the largest that int32 holds

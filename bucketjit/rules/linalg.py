@@ -16,7 +16,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop, shift_left
-from bucketjit.rules._monoids import without_overflow
+from bucketjit.rules._scaling import without_overflow
 from bucketjit.rules._sliding import fit
 
 Fill = Callable[[RuleContext, Any, int], Any]

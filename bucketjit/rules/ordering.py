@@ -64,7 +64,7 @@ def _first_in_total_order(dtype: Any) -> Any:
     """The first value of the total order of a dtype: for floats -NaN, every bit set."""
     if (nan := only_nan(dtype)) is not None:
         return nan
-    if dtypes.issubdtype(dtype, np.floating):
+    if dtypes.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits >= 8:
         bits = jnp.finfo(dtype).bits
         return np.array(-1, f"int{bits}").view(dtype)
     return lowest(dtype)
