@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import inspect
 import io
 import itertools
 import math
@@ -38,6 +39,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import convolution as _convolution
@@ -470,6 +472,29 @@ _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "callee", "call")
 def called_jaxpr(params: Mapping[str, Any]) -> Any:
     """The program that an equation calls; its parameter has a name of its own in each primitive."""
     return next(params[name] for name in _CALLED if name in params)
+
+
+_LOWERED_BY_FUNCTION = _mlir.lower_fun(lambda: None).__code__  # shared by all that it returns
+
+
+def implementation(primitive: Any) -> tuple[Callable[..., Any], bool] | None:
+    """The function in JAX that a primitive stands for, if there is one.
+
+    That is its ``impl``, or where this only runs the primitive by itself, what ``mlir.lower_fun``
+    made its lowering from (``mlir._lowerings``, since 0.4; for all platforms, those of one may be
+    library calls).
+
+    Returns:
+        The function of operands and parameters, and whether it returns a list.
+    """
+    run = primitive.impl
+    if not (isinstance(run, functools.partial) and run.func.__name__ == "apply_primitive"):
+        return run, primitive.multiple_results
+    rule: Any = getattr(_mlir._lowerings.get(primitive), "rule", None)
+    if getattr(rule, "__code__", None) is not _LOWERED_BY_FUNCTION:
+        return None
+    held = inspect.getclosurevars(rule).nonlocals
+    return held["fun"], held["multiple_results"]
 
 
 def evaluate_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:

@@ -1,13 +1,13 @@
 """Primitives of other libraries, which have no masking rule: look inside.
 
-Equinox, Lineax and others wrap functions into primitives of their own, whose parameters hide
-shapes. Such a primitive's ``impl`` is the function it stands for, written in JAX; traced with the
-sizes of the equation it is a program that can be masked.
+Equinox, Lineax, ``jax.experimental.sparse`` and others wrap functions into primitives of their own,
+whose parameters hide shapes. Such a primitive's ``impl``, or what its lowering is made from, is the
+function it stands for, written in JAX; traced with the sizes of the equation it is a program that
+can be masked.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +32,10 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
             them.
     """
     prim = eqn.primitive
-    if isinstance(prim.impl, functools.partial) and prim.impl.func.__name__ == "apply_primitive":
+    found = _jax.implementation(prim)
+    if found is None:
         raise _without_rule(prim.name)
+    function, several = found
     decided: list[Any] = []
 
     def note(*sizes: Any) -> None:
@@ -42,7 +44,8 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     structs = [_jax.struct_of(v.aval) for v in eqn.invars]
 
     def run(*operands: Any) -> Any:
-        return prim.impl(*operands, **prim.get_bind_params(eqn.params))
+        outs = function(*operands, **prim.get_bind_params(eqn.params))
+        return outs if several else [outs]
 
     try:
         with _jax.watch_equalities(note, note, note), lenient_jax():

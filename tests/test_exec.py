@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 
 from bucketjit import (
     BucketedExec,
@@ -896,6 +897,28 @@ def test_a_primitive_of_another_library_is_looked_into() -> None:
     executor = BucketedExec(decides.bind, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
     with pytest.raises(FallbackError, match="decides by sizes"):
         executor(ramp(3))
+
+
+def _sparse_product(data: Any, indices: Any, vector: Any) -> Any:
+    n = vector.shape[0]
+    matrix = sparse.BCOO((data, indices), shape=(n, n))
+    return matrix @ vector, matrix.T.todense()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [_sparse_product, jax.grad(lambda *a: jnp.tanh(_sparse_product(*a)[0]).sum(), argnums=(0, 2))],
+)
+def test_a_primitive_that_is_lowered_by_a_function_is_looked_into(fn: Callable[..., Any]) -> None:
+    """Its ``impl`` only runs the primitive by itself."""
+    executor = BucketedExec(fn, dynamic_axes=("e", "e, _", "n"), fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
+    rng = np.random.default_rng(0)
+    for n, entries in ((5, 7), (6, 8), (8, 8), (1, 1), (3, 20)):
+        data = rng.standard_normal(entries).astype("f4")
+        indices = rng.integers(0, n + 1, (entries, 2))  # some are out of bounds
+        assert_like_jit(executor, fn, data, indices, ramp(n))
+    assert executor.cache_size() == 3
 
 
 def test_with_rules_teaches_a_primitive_of_ones_own() -> None:
