@@ -336,6 +336,7 @@ def register() -> None:
     """Teach JAX the equations; once, before the first is made."""
     if bucketed_p in ad.primitive_jvps:
         return
+    _jax.hold_weakly(Bucketed)
     _jax.set_linearization(bucketed_p, _linearize)
     for prim, impl, types, jvp, transpose, batch, lower in (
         (

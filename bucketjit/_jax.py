@@ -35,6 +35,7 @@ from jax._src import mesh as _mesh
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import tree_util as _tree_util
+from jax._src import util as _util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import ad as _ad
@@ -155,6 +156,15 @@ def only_differentiated() -> bool:
 def eval_context() -> AbstractContextManager[Any]:
     """Leave all transformations for a while (``core.eval_context``, since 0.4.36)."""
     return _core.eval_context()
+
+
+def hold_weakly(kind: type) -> None:
+    """Let JAX forget equations whose parameters are of this kind when those are gone.
+
+    It keeps the result types of 2,048 equations by their parameters, and would keep what those
+    hold with them (``util.weakref_cache_key_types``, since 0.7).
+    """
+    _util.weakref_cache_key_types.add(kind)
 
 
 def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:

@@ -186,6 +186,30 @@ def test_arguments_of_a_differentiated_call_are_not_kept() -> None:
     assert alive() is None
 
 
+DERIVATIVES: dict[str, Callable[[BucketedExec, Any], Any]] = {
+    "jvp": lambda e, x: jax.jvp(e, (x,), (x,)),
+    "grad": lambda e, x: jax.grad(e)(x),
+    "grad of more": lambda e, x: jax.grad(lambda y: 2 * e(y))(x),
+    "vjp": lambda e, x: jax.vjp(e, x)[1](jnp.float32(3)),
+    "linearize": lambda e, x: jax.linearize(e, x)[1](x),
+    "grad of grad": lambda e, x: jax.grad(lambda y: jax.grad(e)(y).sum())(x),
+    "jit of grad": lambda e, x: jax.jit(jax.grad(e))(x),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_a_differentiated_executor_is_freed_with_what_it_holds(name: str) -> None:
+    def differentiated() -> list[weakref.ref[Any]]:
+        held = jnp.ones(3)
+        executor = BucketedExec(lambda x: (x**2 * held).sum()).with_pow2()
+        DERIVATIVES[name](executor, np.ones((5, 3), np.float32))
+        return [weakref.ref(executor._engine), weakref.ref(held)]
+
+    references = differentiated()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
 def test_a_new_size_is_not_traced_again() -> None:
     traced = []
 
