@@ -380,8 +380,9 @@ class Builders:
             policy: Which goes first: ``"lru"``, the least recently used, or ``"lfu"``, the least
                 frequently used. Those that are pinned stay, see `BucketedExec.pin`.
             hysteresis: An executable that had to go is compiled again only when it was asked for
-                this often, as long as a larger bucket can serve its calls: two buckets that
-                alternate do not drive each other out. 0 compiles it at once.
+                this often, as long as a larger bucket can serve its calls, and twice as often
+                each time that it has to go again (up to 128 times as often): buckets that
+                alternate soon stop driving each other out. 0 compiles it at once.
 
         Returns:
             A new executor.
@@ -527,7 +528,8 @@ class Builders:
 
         Args:
             directory: Where; several processes may share it. None to keep none.
-            max_bytes: Beyond that, files go that were of use longest ago; None for no bound.
+            max_bytes: Beyond that, files go that were of use longest ago, whenever one is written;
+                None for no bound.
 
         Returns:
             A new executor.

@@ -241,6 +241,9 @@ class BucketedExec(Builders, Views):
         Returns:
             How many executables that was.
 
+        Raises:
+            SpecError: ``pinned`` is no bool, or no executable has a dimension of that name.
+
         Examples:
             >>> import numpy as np
             >>> double = BucketedExec(lambda x: 2 * x).with_pow2().with_maxsize(2)
@@ -253,11 +256,20 @@ class BucketedExec(Builders, Views):
             >>> [dict(bucket.sizes) for bucket in double.stats().buckets]
             [{'batch': 4}, {'batch': 32}]
         """
+        if not isinstance(pinned, bool):
+            raise SpecError(
+                f"pin: pinned is True or False, got {pinned!r}; sizes go by name: pin(batch=8)"
+            )
         cache = self._engine.cache
+        entries = cache.items()
+        known = {variable for _, entry in entries for variable in entry.sizes}
+        if entries and (unknown := sizes.keys() - known):
+            raise SpecError(
+                f"pin: no executable has a dimension {min(unknown)!r}, "
+                f"they have {', '.join(sorted(known)) or 'none'}"
+            )
         meant = [
-            key
-            for key, entry in cache.items()
-            if all(entry.sizes.get(v) == n for v, n in sizes.items())
+            key for key, entry in entries if all(entry.sizes.get(v) == n for v, n in sizes.items())
         ]
         return sum(cache.pin(key, pinned) for key in meant)
 
@@ -275,6 +287,10 @@ class BucketedExec(Builders, Views):
 
         Buckets that are compiled already are passed over, so a warm-up that was interrupted, or
         ran out of time, is gone on with by asking again. The largest bucket comes first.
+
+        Where ``dynamic_axes`` are not given, a call with another size along an axis that was taken
+        as static opens that axis, and new shapes are then served by buckets of the opened program,
+        which are compiled anew: name the axes that vary.
 
         Args:
             *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for

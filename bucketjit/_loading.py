@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,6 +36,30 @@ _OWN = Own(
 _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
 
+class _Digested(NamedTuple):
+    """Digests of a program, or why there are none, and the arrays that may be written to.
+
+    Attributes:
+        digests: The digests, or the reason.
+        consts: Its constants, if some of them are NumPy's: those are the user's own.
+        arrays: The arrays of NumPy's elsewhere in it: literals, and constants of inner programs.
+        contents: The digest of those.
+    """
+
+    digests: Mapping[str, str] | str
+    consts: Sequence[Any] = ()
+    arrays: Sequence[np.ndarray] = ()
+    contents: str = ""
+
+    def changed(self) -> bool:
+        """Whether an array holds something else than when the digests were made."""
+        if isinstance(self.digests, str):
+            return False
+        if self.arrays and _digest_of(self.arrays) != self.contents:
+            return True
+        return bool(self.consts) and _digest_of(self.consts) != self.digests["constants"]
+
+
 class Shelf:
     """Where the executables of one engine are kept in files.
 
@@ -61,7 +85,7 @@ class Shelf:
         self._tell = tell
         self.preloading = preloading
         self._stores: dict[Any, Store] = {}
-        self._programs: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+        self._programs: weakref.WeakKeyDictionary[Program, _Digested] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._refused: set[tuple[str, str]] = set()
 
@@ -111,7 +135,7 @@ class Shelf:
             return
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
-        """Digests of a program and its constants.
+        """Digests of a program and its constants, with the contents that arrays have now.
 
         Raises:
             NoDigest: There are none.
@@ -119,16 +143,18 @@ class Shelf:
         with self._lock:  # threads that want buckets of one program wait, and need not do it again
             known = self._programs.get(program)
             if is_new := known is None:
-                try:
-                    known = self.digests(program.jaxpr, program.consts)
-                except NoDigest as error:
-                    known = str(error)  # and not the error, whose frames hold the program
-                self._programs[program] = known
-        if not is_new and not isinstance(known, str) and _may_change(program.consts):
-            known = {**known, "constants": _digest_of(program.consts)}
-        if isinstance(known, str):
-            raise NoDigest(known)
-        return known
+                known = self._programs[program] = self._digested(program)
+        if not is_new and known.changed():
+            known = self._programs[program] = self._digested(program)
+        if isinstance(known.digests, str):
+            raise NoDigest(known.digests)
+        return known.digests
+
+    def _digested(self, program: Program) -> _Digested:
+        try:
+            return self._digest(program.jaxpr, program.consts)
+        except NoDigest as error:
+            return _Digested(str(error))  # and not the error, whose frames hold the program
 
     def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
         """Digests of an open jaxpr and of its constants.
@@ -136,11 +162,18 @@ class Shelf:
         Raises:
             NoDigest: There are none.
         """
-        program, primitives = program_digest(jaxpr, _OWN)
-        for primitive in primitives:
+        found = self._digest(jaxpr, consts).digests
+        assert not isinstance(found, str)
+        return found
+
+    def _digest(self, jaxpr: Any, consts: Sequence[Any]) -> _Digested:
+        program = program_digest(jaxpr, _OWN)
+        for primitive in program.primitives:
             if primitive in self._rules or primitive.name in self._rules:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        return {"program": program, "constants": _digest_of(consts)}
+        told = {"program": program.text, "constants": _digest_of(consts)}
+        own = consts if any(isinstance(x, np.ndarray) for x in consts) else ()
+        return _Digested(told, own, program.arrays, _digest_of(program.arrays))
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
         """Tell, once for each reason and bucket, why an executable is not stored."""
@@ -460,11 +493,6 @@ def _short(*values: Any) -> str:
 
 def _digest_of(consts: Sequence[Any]) -> str:
     return Digest(_OWN).add(*consts).hexdigest()
-
-
-def _may_change(consts: Sequence[Any]) -> bool:
-    """Whether there is an array among them that is the user's own: NumPy's can be written to."""
-    return any(isinstance(x, np.ndarray) for x in consts)
 
 
 def _type_text(value: Any) -> str:

@@ -28,7 +28,7 @@ from bucketjit._first_run import run_first
 from bucketjit._trace import Program
 from bucketjit._workers import Workers
 
-_GHOSTS = 256
+_GHOSTS, _MOST_PATIENT = 256, 128
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
 _ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
@@ -75,6 +75,14 @@ class Supplied(NamedTuple):
 
 
 @dataclass
+class _Ghost:
+    """An executable that had to go: how often it was asked for since, and must be to come back."""
+
+    wanted: int
+    asked: int = 0
+
+
+@dataclass
 class _Spent:
     compiles: int = 0
     seconds: float = 0.0
@@ -90,7 +98,7 @@ class Supply:
         budget: What may be compiled.
         background: How to compile in the background; None to compile where they are wanted.
         hysteresis: How often an evicted executable must be asked for, where a stand-in would do,
-            until it is compiled again; 0 to compile it at once.
+            until it is compiled again, and twice as often each time; 0 to compile it at once.
         compiled: Told of each executable that was compiled, or loaded.
         tell: Told of events.
     """
@@ -114,7 +122,7 @@ class Supply:
         self._spent = _Spent()
         self._longest = 0.0  # seconds of a compile in this process
         self._forbidden = 0
-        self._ghosts: OrderedDict[Hashable, int] = OrderedDict()
+        self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
         self._lock = threading.Lock()
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
@@ -177,7 +185,10 @@ class Supply:
     def evicted(self, key: Hashable, entry: Executable) -> None:
         """Take note of an executable that has left the cache."""
         with self._lock:
-            self._ghosts[key] = 0
+            before = self._ghosts.pop(key, None)
+            most = _MOST_PATIENT * self._hysteresis
+            wanted = self._hysteresis if before is None else min(2 * before.wanted, most)
+            self._ghosts[key] = _Ghost(wanted)
             while len(self._ghosts) > _GHOSTS:
                 self._ghosts.popitem(last=False)
         self._tell(Event("evict", self._name, entry.sizes))
@@ -246,16 +257,14 @@ class Supply:
 
     def _stand_in(self, order: Order) -> Executable | None:
         """A stored executable to serve the call by, if that is better than to compile now."""
-        if self.workers is None:
-            if not self._keeps_out(order.key):
-                return None
-        elif self.workers.failed(order.key):
-            return None  # whoever compiles it now gets the error
+        kept_out = self._keeps_out(order.key)
+        if not kept_out and (self.workers is None or self.workers.failed(order.key)):
+            return None  # after a failure, whoever compiles it now gets the error
         key = order.stand_in()
         entry = None if key is None else self._cache.get(key)
         if entry is None:
             return None
-        if self.workers is not None:
+        if self.workers is not None and not kept_out:
             self._compile_later(order)
         self._tell_stand_in(order, entry)
         return entry
@@ -270,14 +279,11 @@ class Supply:
             return False
         affordable = self.affordable()
         with self._lock:
-            asked = self._ghosts.get(key)
-            if asked is None:
+            ghost = self._ghosts.get(key)
+            if ghost is None:
                 return False
-            self._ghosts[key] = asked + 1
-            if asked < self._hysteresis or not affordable:
-                return True
-            del self._ghosts[key]
-            return False
+            ghost.asked += 1
+            return ghost.asked <= ghost.wanted or not affordable
 
     def _compile_later(self, order: Order) -> None:
         assert self.workers is not None
@@ -365,8 +371,9 @@ class Supply:
         def distance(entry: Executable) -> float:
             return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
 
-        nearest = min(stored, key=distance)
-        if nearest.sizes == order.sizes:
+        exact = order.program is None
+        nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
+        if nearest.sizes == order.sizes and nearest.exact == exact:
             return (
                 "That one is compiled for arguments of other types or shapes, or for what this "
                 "call is a derivative of. Make such a call before, or round sizes up to fewer "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
-import sys
 import time
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -30,6 +28,7 @@ from bucketjit._errors import (
 from bucketjit._events import shown
 from bucketjit._family import variables_in
 from bucketjit._overflow import exactly
+from bucketjit._progress import progress_of
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Order
@@ -141,7 +140,7 @@ def warm_up(
     compiled: list[Order] = []
     tried: set[Hashable] = set()
     deadline = None if time_budget is None else began + time_budget
-    with _progress(engine.name, len(todo), progress) as step:
+    with progress_of(engine.name, len(todo), progress) as step:
         for order, error in compile_all(
             engine, todo, workers, deadline=deadline, first_run=first_run
         ):
@@ -150,7 +149,7 @@ def warm_up(
                 compiled.append(order)
             elif isinstance(error, MaskingError) and not error.is_defect:
                 engine.refuse(order, error)
-                exact.append((FrozenDict(order.sizes), error.reason))
+                exact.append((FrozenDict(order.logical), error.reason))
             else:
                 failed.append((FrozenDict(order.sizes), f"{type(error).__name__}: {error}"))
             step(order, error)
@@ -394,35 +393,3 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
 def volume(sizes: Mapping[str, int]) -> int:
     """How many padded combinations a bucket holds."""
     return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0
-
-
-@contextlib.contextmanager
-def _progress(name: str, total: int, wanted: bool) -> Iterator[Any]:
-    """Tell how far a warm-up is: a bar in a terminal, lines elsewhere; on standard error."""
-    if not wanted or not total:
-        yield lambda order, error: None
-        return
-    done = itertools.count(1)
-
-    def line(order: Order, error: Exception | None) -> None:
-        what = "failed" if error is not None else "compiled"
-        print(
-            f"{name}: {what} {shown(order.sizes) or 'exact'} ({next(done)}/{total})",
-            file=sys.stderr,
-        )
-
-    if not sys.stderr.isatty():
-        yield line
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield line
-        return
-    with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket") as bar:
-
-        def step(order: Order, error: Exception | None) -> None:
-            bar.set_postfix_str(shown(order.sizes) or "exact", refresh=False)
-            bar.update()
-
-        yield step

@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_check _config _signing _executable",
         "_building _first_run _workers",
         "_supply _plan _route _overflow _splitting _preloading _loading",
-        "_orders",
+        "_orders _progress",
         "_builders _engine",
         "_derivatives _explain _warmup _manifest _view",
         "_adapting _ahead",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import subprocess
@@ -25,6 +26,7 @@ import pytest
 import bucketjit
 from bucketjit import (
     BucketedExec,
+    Check,
     CompileBudget,
     CompileBudgetError,
     CompileBudgetWarning,
@@ -247,6 +249,10 @@ def test_what_cannot_be_masked_is_said() -> None:
     executor = BucketedExec(lambda x: unrolled(x), dynamic_axes="n").with_pow2()
     report = executor.warmup(ramp(3), sizes={"n": [3, 0]}, progress=False)
     assert not report.compiled and {s["n"] for s, _ in report.exact} == {3, 0}
+    vectors = BucketedExec(lambda x: jnp.linalg.eigh(x @ x.T)[1]).with_pow2()
+    for _ in range(2):
+        report = vectors.warmup(ramp(2, 2), sizes={"batch": [3, 9]}, progress=False)
+        assert {s["batch"] for s, _ in report.exact} == {3, 9}
 
 
 def test_an_interrupted_warm_up_is_gone_on_with() -> None:
@@ -284,6 +290,32 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}, progress=False)
     assert capsys.readouterr().err == ""
+
+
+class FullDisk(io.StringIO):
+    """A terminal, or none, that nothing can be written to."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [None, FullDisk(True), FullDisk(False), "closed"])
+def test_no_progress_is_told_where_there_is_no_standard_error(
+    stream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if stream == "closed":
+        stream = io.StringIO()
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    executor = BucketedExec(jnp.cos).with_pow2()
+    assert len(executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}).compiled) == 3
 
 
 @pytest.mark.parametrize(
@@ -745,6 +777,15 @@ def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> No
         np.testing.assert_allclose(jax.grad(executor)(ramp(4)), ramp(4) / 2)
 
 
+def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
+    executor = BucketedExec(lambda x: x.sum(), check=Check.EXACT_ALWAYS).with_pow2()
+    executor(ramp(3))
+    with executor.forbid_compiles(), pytest.raises(CompileBudgetError) as error:
+        executor(ramp(4))
+    assert "needs the exact shape batch=4" in str(error.value)
+    assert "The nearest compiled bucket is batch=4." in str(error.value)
+
+
 def test_a_compile_that_waits_and_may_not_be_done_has_not_failed() -> None:
     go = threading.Event()
     executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: slow_rule(go)})
@@ -817,6 +858,32 @@ def test_two_buckets_that_alternate_do_not_thrash() -> None:
     assert buckets(executor) == [{"batch": 4}]
 
 
+def test_buckets_that_alternate_for_long_thrash_ever_less() -> None:
+    """Each time that one had to go, it has to be asked for twice as often."""
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1)
+    compiles = []
+    for _ in range(3):
+        for n in (3, 5) * 400:
+            executor(ramp(n))
+        compiles.append(executor.stats().compiles)
+    assert compiles[0] <= 16 and compiles[2] - compiles[1] <= 2
+
+
+def test_buckets_that_alternate_do_not_thrash_in_the_background() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=2)
+    executor = executor.with_background_compile(process=False)
+    executor(ramp(60))
+    executor.pin(batch=64)
+    for n in (3, 9) * 8:
+        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
+        assert executor.wait_for_compiles(60)
+    assert executor.stats().compiles == 3
+    for _ in range(9):
+        executor(ramp(3))  # it is asked for often enough
+        assert executor.wait_for_compiles(60)
+    assert {"batch": 4} in buckets(executor)
+
+
 def test_what_stands_in_goes_on_where_nothing_may_be_compiled() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1, hysteresis=1)
     executor(ramp(3))
@@ -870,6 +937,10 @@ def test_pinned_executables_stay() -> None:
     executor.pin(False)
     executor(ramp(100))
     assert executor.cache_size() == 2
+    with pytest.raises(SpecError, match=r"pin\(batch=8\)"):
+        executor.pin("batch")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="no executable has a dimension 'btach', they have batch"):
+        executor.pin(btach=4)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ class Digest:
 
     Attributes:
         primitives: The primitives of the programs taken in.
+        arrays: The arrays of NumPy's taken in, which may be written to afterwards.
     """
 
     def __init__(self, own: Own | None = None) -> None:
@@ -78,6 +79,7 @@ class Digest:
         self._programs: dict[int, tuple[Any, str]] = {}
         self._told: dict[int, tuple[Any, bytes]] = {}
         self.primitives: set[Any] = set()
+        self.arrays: list[np.ndarray] = []
 
     def hexdigest(self) -> str:
         """The digest of all that was taken in so far."""
@@ -156,6 +158,8 @@ class Digest:
             value = jax.random.key_data(value)
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             raise NoDigest("a program that closes over an array of other processes has no digest")
+        if isinstance(value, np.ndarray):
+            self.arrays.append(value)
         weak = bool(getattr(value, "weak_type", False))
         host = np.asarray(value)
         if host.dtype.hasobject:
@@ -179,7 +183,7 @@ class Digest:
         if known is None:
             inner = Digest(self._own)
             inner._programs, inner._told = self._programs, self._told
-            inner._renamed = self._renamed
+            inner._renamed, inner.arrays = self._renamed, self.arrays
             inner._walk(jaxpr)
             self.primitives |= inner.primitives
             known = self._programs[id(jaxpr)] = jaxpr, inner.hexdigest()
@@ -226,15 +230,29 @@ class Digest:
         atoms(jaxpr.outvars)
 
 
-def program_digest(jaxpr: Any, own: Own | None = None) -> tuple[str, frozenset[Any]]:
-    """The digest of an open jaxpr without its constants, and the primitives that are in it.
+class ProgramDigest(NamedTuple):
+    """The digest of a program.
+
+    Attributes:
+        text: The digest.
+        primitives: The primitives of the program.
+        arrays: The arrays of NumPy's in it, of which it tells the contents as they are now.
+    """
+
+    text: str
+    primitives: frozenset[Any]
+    arrays: Sequence[np.ndarray]
+
+
+def program_digest(jaxpr: Any, own: Own | None = None) -> ProgramDigest:
+    """The digest of an open jaxpr without its constants.
 
     Raises:
         NoDigest: There is none.
     """
     digest = Digest(own)
     digest._program(jaxpr, ())
-    return digest.hexdigest(), frozenset(digest.primitives)
+    return ProgramDigest(digest.hexdigest(), frozenset(digest.primitives), digest.arrays)
 
 
 def _named(kind: type) -> str:

@@ -416,6 +416,25 @@ def test_a_constant_that_is_written_to(kept, monkeypatch):
     assert "was changed meanwhile" in [e.detail for e in kept.events if e.kind == "unstored"][0]
 
 
+@pytest.mark.parametrize("where", ["literal", "inner program", "inner constant"])
+def test_an_array_inside_the_program_that_is_written_to(kept, where):
+    table = np.array(1.0, np.float32) if where == "literal" else np.ones(4, np.float32)
+    inner = jax.jit(lambda x: x * table)
+
+    def fn(x):
+        if where == "inner constant":
+            return jax.lax.cond(x.sum() > 0, lambda y: y * table, jnp.negative, x)
+        return x * table if where == "literal" else inner(x)
+
+    first = kept(fn)
+    first(rows(3, 4))
+    table[...] = 5
+    first(rows(9, 4))  # traced before, compiled now
+    table[...] = 1
+    jax.clear_caches()  # as in another process, which traces it anew
+    kept.did(kept(fn), (rows(9, 4),))
+
+
 @pytest.mark.parametrize("name", ["jax", "bucketjit", "device", "XLA_FLAGS"])
 def test_another_environment_is_not_mistaken(kept, monkeypatch, name):
     kept.did(kept(), (rows(3, 2),))
