@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-_PREFIX = "bucketjit"
+_PREFIX, _MOST_LABELS = "bucketjit", 4096
 
 
 class _Collector:
@@ -33,6 +33,7 @@ class _Collector:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executors: dict[str, weakref.ref[BucketedExec]] = {}
+        self._climbing = _Climbing()
 
     def add(self, name: str, executor: BucketedExec) -> None:
         with self._lock:
@@ -61,7 +62,41 @@ class _Collector:
                 del self._executors[name]
         stats = {name: e.stats() for name, e in executors.items() if e is not None}
         if stats:  # a metric of nobody would still be described
-            yield from _metrics(stats)
+            yield from _metrics(stats, self._climbing)
+
+
+class _Climbing:
+    """Keeps the hits of a label from falling where one of its executables leaves the cache.
+
+    A counter that falls, and not to 0, looks as if it had counted all that is left since. What an
+    executable served between the last scrape and its end is lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._scrapes: dict[str, tuple[int, int]] = {}  # how many, and calls at the last
+        self._known: dict[tuple[str, ...], tuple[int, int, int]] = {}  # scrape, hits, added
+
+    def begin(self, function: str, calls: int) -> None:
+        """Begin a scrape; where the counters have started again, so do those of labels."""
+        with self._lock:
+            count, before = self._scrapes.get(function, (0, 0))
+            self._scrapes[function] = count + 1, calls
+            if calls < before:
+                self._known = {k: v for k, v in self._known.items() if k[0] != function}
+
+    def __call__(self, label: tuple[str, ...], hits: int) -> int:
+        with self._lock:
+            now = self._scrapes[label[0]][0]
+            scrape, before, added = self._known.pop(label, (0, 0, 0))
+            if scrape < now - 1:  # the label was gone, and has come back
+                added += before
+            elif hits < before:  # one of its executables is gone
+                added += before - hits
+            self._known[label] = now, hits, added
+            if len(self._known) > _MOST_LABELS:  # the one that was told longest ago
+                del self._known[next(iter(self._known))]
+            return hits + added
 
 
 @dataclass(frozen=True)
@@ -80,6 +115,7 @@ class Registration:
     _collector: _Collector = field(repr=False)
     _executor: weakref.ref[BucketedExec] = field(repr=False)
     _collects: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    _climbing: _Climbing = field(default_factory=_Climbing, repr=False, compare=False)
 
     def unregister(self) -> None:
         """Take the metrics out. Nothing happens if they are out already."""
@@ -96,7 +132,7 @@ class Registration:
         """The metrics as they are now, where this was registered as a collector."""
         executor = self._executor()
         if self._collects.is_set() and executor is not None:
-            yield from _metrics({self.name: executor.stats()})
+            yield from _metrics({self.name: executor.stats()}, self._climbing)
 
 
 _collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
@@ -168,7 +204,7 @@ class _Metric(NamedTuple):
 _PLAIN = (
     _Metric("calls_total", "Calls.", lambda s: s.calls),
     _Metric("hits_total", "Calls that found their executable compiled.", lambda s: s.hits),
-    _Metric("misses_total", "Calls that had to compile.", lambda s: s.misses),
+    _Metric("misses_total", "Asks for an executable that had to compile it.", lambda s: s.misses),
     _Metric("compiles_total", "Executables compiled.", lambda s: s.compiles),
     _Metric("compile_seconds_total", "Time spent compiling.", lambda s: s.compile_seconds),
     _Metric("loads_total", "Executables read from files.", lambda s: s.loads),
@@ -187,7 +223,7 @@ _PLAIN = (
 )
 
 
-def _metrics(every: dict[str, Stats]) -> Iterator[Metric]:
+def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     def family(name: str, text: str, *labels: str) -> Any:
@@ -215,9 +251,10 @@ def _metrics(every: dict[str, Stats]) -> Iterator[Metric]:
     flops = family("bucket_flops", "Floating point operations of a call.", *labels)
     used = family("bucket_last_used_timestamp_seconds", "When it last served a call.", *labels)
     for function, stats in every.items():
+        climbing.begin(function, stats.calls)
         for (bucket, exact), twins in _by_label(stats).items():
             label = [function, bucket, exact]
-            hits.add_metric(label, sum(b.hits for b in twins))
+            hits.add_metric(label, climbing(tuple(label), sum(b.hits for b in twins)))
             seconds.add_metric(label, sum(b.compile_seconds for b in twins))
             size.add_metric(label, sum(b.nbytes for b in twins))
             used.add_metric(label, max(b.last_used for b in twins))

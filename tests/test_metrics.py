@@ -97,6 +97,27 @@ def test_programs_that_share_a_bucket_are_one_sample(registry: Any) -> None:
     assert found["total", "bucketjit_programs"] == 2
 
 
+def test_hits_of_a_bucket_do_not_fall(registry: Any) -> None:
+    """Where one of two programs that share it is evicted, and comes back."""
+    executor = BucketedExec(total).with_pow2().with_cache(2, hysteresis=0)
+    metrics.prometheus(executor, registry=registry)
+    label = "total", "bucketjit_bucket_hits_total", "batch=4", "false"
+
+    def served(*calls: Any) -> float | None:
+        for x in calls:
+            executor(x)
+        return samples(registry).get(label)
+
+    floats, ints = ones(3), ones(3).astype(np.int32)
+    assert served(*[floats] * 4, *[ints] * 3) == 5
+    assert served(ones(9)) == 5  # the floats' is gone
+    assert served(ints) == 6
+    assert served(ones(17), ones(33)) is None
+    assert served(ints, ints) == 7
+    executor.reset_stats()
+    assert served(ints) == 1
+
+
 def test_unregistering(registry: Any) -> None:
     executor = BucketedExec(total).with_pow2()
     registration = metrics.prometheus(executor, registry=registry)

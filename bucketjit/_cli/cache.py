@@ -172,7 +172,8 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
         verb = "would remove" if options.dry_run else "removed"
         for name, why in gone.items():
             print(f"{verb} {name}: {why}")
-        print(f"{verb} {len(gone)} of {counted(len(found), 'file')}, {shown_bytes(total)} stay")
+        every = counted(len(found) + len(unfinished), "file")
+        print(f"{verb} {len(gone)} of {every}, {shown_bytes(total)} stay")
     if failed:
         raise CommandError(f"cannot remove {failed[0]}")
 

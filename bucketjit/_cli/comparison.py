@@ -20,6 +20,8 @@ from bucketjit.strategies import (
     assess_joint,
 )
 
+_MOST_RUNGS = 1024
+
 
 class Plan(NamedTuple):
     """A strategy, or one for each variable, and what it needs and wastes.
@@ -136,7 +138,8 @@ def compare_joint(
 
     def ladders(name: str, make: Callable[[int, int, int, int], Strategy | None]) -> list[Plan]:
         found = []
-        for counts in _shares(k, len(sizes)):
+        # More rungs than that make no better ladder worth its search.
+        for counts in _shares(min(k, max(len(calls), _MOST_RUNGS)), len(sizes)):
             made = {
                 dim: make(min(seen), max(seen), count, multiples[dim])
                 for (dim, seen), count in zip(sizes.items(), counts, strict=True)

@@ -19,7 +19,7 @@ def read_text(name: str) -> str:
     """
     try:
         if name == "-":
-            if sys.stdin.isatty():
+            if sys.stdin is None or sys.stdin.isatty():
                 raise UsageError("name a file, or pipe one in")
             return sys.stdin.read().removeprefix(_MARK)
         return Path(name).read_text(encoding="utf-8").removeprefix(_MARK)

@@ -16,6 +16,7 @@ from bucketjit._cli.plot import plot
 from bucketjit._cli.tables import print_table
 from bucketjit._view.tables import counted
 
+_LARGEST_MULTIPLE = 2**40
 _DESCRIPTION = """\
 Compare strategies on the sizes of past calls: how many executables each needs, and which share
 of the work is padding. LENGTHS.txt has one call a line: its size, or the sizes of several
@@ -55,7 +56,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _multiple(text: str) -> tuple[str | None, int]:
     dim, equals, number = text.rpartition("=")
-    return (dim if equals else None), positive_int(number)
+    found = positive_int(number)
+    if found > _LARGEST_MULTIPLE:
+        raise argparse.ArgumentTypeError(f"expected at most {_LARGEST_MULTIPLE}, got {number}")
+    return (dim if equals else None), found
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -70,7 +74,7 @@ def _run(options: argparse.Namespace) -> None:
         plans = compare(sizes[dim], options.k, multiples[dim])
     else:
         plans = compare_joint(sizes, options.k, multiples)
-    if options.plot:
+    if options.plot is not None:
         most = max(options.k, *(plan.assessment.executables for plan in plans))
         least = frontier(sizes[dim], most, multiples[dim]) if len(sizes) == 1 else []
         plot(options.plot, sizes, plans, options.k, least)

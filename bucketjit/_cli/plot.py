@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bucketjit._cli.command import CommandError
@@ -38,13 +39,15 @@ def plot(
         raise CommandError(
             "plots need matplotlib; install it with: pip install 'bucketjit[cli]'"
         ) from None
+    if not Path(path).suffix:
+        raise CommandError(f"cannot draw {path!r}: its ending tells the format, such as .png")
     # Not by pyplot, which keeps figures and chooses a window system.
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     affordable = [plan for plan in plans if plan.assessment.executables <= k]
-    _draw_sizes(left, sizes, min(affordable, key=lambda plan: plan.assessment.waste))
-    _draw_plans(right, plans, frontier)
     try:
+        _draw_sizes(left, sizes, min(affordable, key=lambda plan: plan.assessment.waste))
+        _draw_plans(right, plans, frontier)
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise CommandError(f"cannot draw {path}: {error}") from None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bucketjit._errors import SpecError
 from bucketjit._stats import Stats
 from bucketjit._view.extras import Extra
 
@@ -26,8 +28,11 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
 
     Raises:
         MissingExtraError: matplotlib is not installed.
+        SpecError: ``path`` has no ending.
         OSError, ValueError: The file cannot be written, or matplotlib knows no such format.
     """
+    if not isinstance(path, str | os.PathLike) or not Path(path).suffix:
+        raise SpecError(f"expected a path that ends in a format such as .png or .svg, got {path!r}")
     with Extra("plots", "matplotlib", "cli"):
         from matplotlib.figure import Figure
     dims = list(stats.size_counts)
@@ -66,8 +71,10 @@ def _draw_sizes(axes: Axes, dim: str, stats: Stats) -> None:
 
 
 def _draw_waste(axes: Axes, stats: Stats) -> None:
-    bars = {**stats.dimension_waste, "all": stats.padding_waste, "FLOPs": stats.flop_waste}
-    drawn = axes.bar(list(bars), [100 * share for share in bars.values()], color="C1")
+    shares = [*stats.dimension_waste.values(), stats.padding_waste, stats.flop_waste]
+    names = [*stats.dimension_waste, "all", "FLOPs"]  # which may be those of variables too
+    drawn = axes.bar(range(len(names)), [100 * share for share in shares], color="C1")
+    axes.set_xticks(range(len(names)), names)
     axes.bar_label(drawn, fmt="%.1f")
     axes.set(ylabel="padding, %", title="waste", ylim=(0, 100))
 

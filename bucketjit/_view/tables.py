@@ -75,7 +75,7 @@ def _records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     fields = list(dict.fromkeys(f for r in records for f in r if f != "sizes"))
     rows = [
         [
-            *(shown(dim, record.get("sizes", {}).get(dim)) for dim in dims),
+            *(shown("", record.get("sizes", {}).get(dim)) for dim in dims),
             *(shown(field, record.get(field)) for field in fields),
         ]
         for record in records

@@ -81,6 +81,7 @@ class Views:
 
         Raises:
             MissingExtraError: matplotlib is not installed, which the extra ``cli`` has.
+            SpecError: ``path`` has no ending.
             OSError, ValueError: The file cannot be written, or matplotlib knows no such format.
         """
         plot(path, self._engine.name, self.stats())

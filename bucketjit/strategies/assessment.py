@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bucketjit._errors import StrategyContractError
 from bucketjit._planning.costs import costs_of, joint_costs_of
 from bucketjit._planning.histogram import Sizes, histogram, joint_histogram
-from bucketjit.strategies.base import Strategy, checked_bucket
+from bucketjit.strategies.base import Strategy, checked_bucket, checked_strategy
 from bucketjit.strategies.joint import Joint
 
 
@@ -60,6 +61,7 @@ def assess(
         >>> assess(Optimal.fit(sizes, k=2), sizes).waste < assess(Pow2(), sizes).waste / 2
         True
     """
+    checked_strategy("strategy", strategy)
     seen = histogram(sizes)
     buckets = np.array([checked_bucket(strategy, "size", n) for n in seen.sizes.tolist()])
     exact = float(costs_of(seen.sizes, cost) @ seen.counts)
@@ -96,6 +98,14 @@ def assess_joint(
         >>> assess_joint({"b": Pow2(), "s": Pow2()}, {"b": [3, 4], "s": [10, 70]})
         Assessment(executables=2, exact=310.0, padded=576.0)
     """
+    if isinstance(strategies, Mapping):
+        for dim, strategy in strategies.items():
+            checked_strategy(f"the strategy of {dim!r}", strategy)
+    elif not isinstance(strategies, Joint):
+        raise StrategyContractError(
+            "strategies must be a dict of a variable to its strategy, or a Joint, "
+            f"got {strategies!r}"
+        )
     seen = joint_histogram(sizes)
     dims = seen.dims
     expected = strategies.dims if isinstance(strategies, Joint) else tuple(strategies)

@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from bucketjit._errors import BucketOverflowError, StrategyContractError
 
+_MOST = 2**63 - 1  # that a shape can hold
+
 
 @runtime_checkable
 class Strategy(Protocol):
@@ -140,7 +142,12 @@ def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
     if plan is None or any(dim not in sizes for dim in plan.dims):
         return {}
     wanted = {dim: sizes[dim] for dim in plan.dims}
-    chosen = dict(plan.bucket_of(wanted))
+    answer = plan.bucket_of(wanted)
+    if not isinstance(answer, Mapping):
+        raise StrategyContractError(
+            f"{plan!r}.bucket_of({wanted}) gave {answer!r}, not a mapping of dimensions to buckets"
+        )
+    chosen = dict(answer)
     for dim, n in wanted.items():
         bucket = chosen.get(dim)
         if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < n:
@@ -160,6 +167,12 @@ def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
     try:
         bucket = strategy.bucket(n)
     except BucketOverflowError as error:
+        largest = error.largest
+        if isinstance(largest, bool) or not isinstance(largest, int) or not 0 < largest < n:
+            raise StrategyContractError(
+                f"strategy {strategy!r} says of dimension {dim_name!r} of size {n} that it is "
+                f"beyond the largest bucket, {largest!r}; that is an int below the size"
+            ) from None
         if error.dim is not None:
             raise
         raise BucketOverflowError(error.size, error.largest, dim_name) from None
@@ -174,6 +187,11 @@ def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
     if bucket < n:
         raise StrategyContractError(
             f"strategy {strategy!r} must give a bucket of at least {n} for dimension "
+            f"{dim_name!r} of size {n}, not {bucket}"
+        )
+    if bucket > _MOST:
+        raise StrategyContractError(
+            f"strategy {strategy!r} must give a bucket of at most {_MOST} for dimension "
             f"{dim_name!r} of size {n}, not {bucket}"
         )
     return bucket

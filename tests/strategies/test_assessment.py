@@ -42,3 +42,13 @@ def test_joint_strategies_and_plans():
 def test_variables_must_be_the_same(strategies):
     with pytest.raises(ValueError, match=r"sizes must be of the variables \['b'.*not \['b', 's'\]"):
         assess_joint(strategies, {"b": [3], "s": [10]})
+
+
+def test_what_is_no_strategy_is_refused():
+    for wrong in (Pow2, "pow2", None):
+        with pytest.raises(StrategyContractError, match="method bucket"):
+            assess(wrong, [3])
+        with pytest.raises(StrategyContractError, match="the strategy of 'b'"):
+            assess_joint({"b": wrong}, {"b": [3]})
+    with pytest.raises(StrategyContractError, match="a dict of a variable to its strategy"):
+        assess_joint(Pow2(), {"b": [3]})

@@ -24,6 +24,34 @@ from bucketjit.strategies import (
 )
 from tests.strategies.contract import check_contract, sizes
 
+
+class Overflowing:
+    """Says that every size is beyond its largest bucket."""
+
+    def __init__(self, largest):
+        self.largest = largest
+
+    def bucket(self, n):
+        raise _errors.BucketOverflowError(n, self.largest)
+
+
+@pytest.mark.parametrize("largest", [None, 1.5, True, "8", 0, 9, 1000])
+def test_what_overflows_has_a_smaller_largest_bucket(largest):
+    with pytest.raises(_errors.StrategyContractError, match="that is an int below the size"):
+        checked_bucket(Overflowing(largest), "b", 9)
+    with pytest.raises(_errors.BucketOverflowError, match="largest bucket 8"):
+        checked_bucket(Overflowing(8), "b", 9)
+
+
+def test_a_bucket_fits_a_shape():
+    class Huge:
+        def bucket(self, n):
+            return 2**70
+
+    with pytest.raises(_errors.StrategyContractError, match="at most"):
+        checked_bucket(Huge(), "b", 9)
+
+
 STRATEGIES = [
     Pow2(max=100),
     Linear(8, max=100),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, MissingExtraError
+from bucketjit import BucketedExec, MissingExtraError, SpecError
 
 
 def used() -> BucketedExec:
@@ -42,6 +42,21 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pyplot.get_fignums() == []
 
 
+def test_variables_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="all, FLOPs").with_pow2()
+    executor(np.ones((3, 17), np.float32))
+    executor.plot(tmp_path / "plot.svg")
+    heights = [bar.get_height() for bar in figures[0].axes[2].patches]
+    stats = executor.stats()
+    shares = [*stats.dimension_waste.values(), stats.padding_waste, stats.flop_waste]
+    assert heights == [100 * share for share in shares] and len(heights) == 4
+
+
 def test_an_executor_that_has_done_nothing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     BucketedExec(lambda x: x).plot(tmp_path / "empty.svg")
@@ -65,6 +80,9 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="Format 'cake' is not supported"):
         used().plot(tmp_path / "plot.cake")
+    for path in ("", "plot", tmp_path, None, 5):
+        with pytest.raises(SpecError, match="a path that ends in a format"):
+            used().plot(path)  # type: ignore[arg-type]
     for module in [m for m in sys.modules if m.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]

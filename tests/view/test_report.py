@@ -37,6 +37,15 @@ def test_plain_where_the_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ["4", "0"] in [line.split()[:2] for line in text.splitlines()]
 
 
+def test_sizes_have_no_unit() -> None:
+    """Whatever their variables are called."""
+    pytest.importorskip("rich")
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="seconds, n_bytes, since").with_pow2()
+    executor(np.ones((3, 1500, 5), np.float32))
+    lines = [line.split()[:3] for line in str(executor.report()).splitlines()]
+    assert ["4", "2,048", "8"] in lines
+
+
 def test_in_colour_and_no_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     monkeypatch.setattr(sys, "stdout", Terminal())
