@@ -67,6 +67,8 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
         known = value.weak_type, value.ndim, sharding, counts
         return LeafType(_canonical(value.dtype, path), *known), value.sizes
     if isinstance(value, np.ndarray | np.generic):
+        if value.dtype == jax.dtypes.float0:  # the tangent of an integer
+            return LeafType(value.dtype, False, value.ndim), value.shape
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
             raise ArgumentError(
                 f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}"

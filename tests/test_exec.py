@@ -921,6 +921,24 @@ def test_a_primitive_that_is_lowered_by_a_function_is_looked_into(fn: Callable[.
     assert executor.cache_size() == 3
 
 
+def test_tangents_of_integers_are_arguments_too() -> None:
+    """Arrays of float0, as ``jax.grad(..., allow_int=True)`` makes them."""
+    tree = {"w": jnp.ones(3), "i": jnp.arange(3)}
+    gradient = jax.grad(lambda p: p["w"].sum() * p["i"][1], allow_int=True)(tree)
+
+    def update(x: Any, tree: Any, gradient: Any) -> Any:
+        step = lambda p, g: p if g.dtype == jax.dtypes.float0 else p - g  # noqa: E731
+        return x * 2, jax.tree.map(step, tree, gradient)
+
+    executor = BucketedExec(update, fallback=Fallback.ERROR).with_pow2()
+    ignored = BucketedExec(lambda x, nothing: x * 2, fallback=Fallback.ERROR).with_pow2()
+    for n in (3, 5, 6):
+        assert_like_jit(executor, update, ramp(n), tree, gradient)
+        nothing = np.zeros((n,), jax.dtypes.float0)
+        assert_like_jit(ignored, lambda x, nothing: x * 2, ramp(n), nothing)
+    assert executor.cache_size() == ignored.cache_size() == 2
+
+
 def test_with_rules_teaches_a_primitive_of_ones_own() -> None:
     executor = BucketedExec(_unmasked, fallback=Fallback.ERROR).with_pow2()
     taught = executor.with_rules({unmasked_p: lambda ctx, x: ctx.bind(x)})
