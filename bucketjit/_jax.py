@@ -162,7 +162,7 @@ def hold_weakly(kind: type) -> None:
     """Let JAX forget equations whose parameters are of this kind when those are gone.
 
     It keeps the result types of 2,048 equations by their parameters, and would keep what those
-    hold with them (``util.weakref_cache_key_types``, since 0.7).
+    hold with them (``util.weakref_cache_key_types``, in 0.10 and 0.12).
     """
     _util.weakref_cache_key_types.add(kind)
 

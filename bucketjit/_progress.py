@@ -28,8 +28,8 @@ class _Unbreakable:
 
     def isatty(self) -> bool:
         try:
-            return self._stream.isatty()
-        except (OSError, ValueError):
+            return bool(self._stream.isatty())
+        except (AttributeError, OSError, ValueError):
             return False
 
     def flush(self) -> None:

@@ -167,11 +167,10 @@ def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
     try:
         bucket = strategy.bucket(n)
     except BucketOverflowError as error:
-        largest = error.largest
-        if isinstance(largest, bool) or not isinstance(largest, int) or not 0 < largest < n:
+        if not _is_below(error.largest, n):
             raise StrategyContractError(
                 f"strategy {strategy!r} says of dimension {dim_name!r} of size {n} that it is "
-                f"beyond the largest bucket, {largest!r}; that is an int below the size"
+                f"beyond the largest bucket, {error.largest!r}; that is an int below the size"
             ) from None
         if error.dim is not None:
             raise
@@ -195,6 +194,14 @@ def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
             f"{dim_name!r} of size {n}, not {bucket}"
         )
     return bucket
+
+
+def _is_below(largest: object, n: int) -> bool:
+    """Whether a size can be beyond a largest bucket."""
+    try:
+        return 0 < as_int(largest) < n
+    except TypeError:
+        return False
 
 
 def as_int(value: object) -> int:

@@ -40,7 +40,7 @@ def test_what_overflows_has_a_smaller_largest_bucket(largest):
     with pytest.raises(_errors.StrategyContractError, match="that is an int below the size"):
         checked_bucket(Overflowing(largest), "b", 9)
     with pytest.raises(_errors.BucketOverflowError, match="largest bucket 8"):
-        checked_bucket(Overflowing(8), "b", 9)
+        checked_bucket(Overflowing(np.int64(8)), "b", 9)
 
 
 def test_a_bucket_fits_a_shape():
