@@ -304,11 +304,15 @@ class Splitter:
             for moved in range(min(_ATTEMPTS, size - rest + 1, size)):
                 if serves(size - moved) and serves(rest + moved):
                     return (*(size,) * (whole - 1), size - moved, rest + moved)
-        trial = {**sizes, variable: largest}
-        broken = [str(g) for g in program.guards if not g.holds(trial)]
-        what = f"where {broken[0]}" if broken else "at sizes like this"
+        broken = [
+            (size, f"where {guard}")
+            for size in (largest, total % largest or largest)
+            for guard in program.guards
+            if not guard.holds({**sizes, variable: size})
+        ]
+        size, what = broken[0] if broken else (largest, "at sizes like this")
         raise MaskingError(
-            f"the function was traced {what}, and may do something else for chunks of {largest}",
+            f"the function was traced {what}, and may do something else for chunks of {size}",
             f"let it not decide by sizes, and name {variable} in dynamic_axes wherever an argument "
             "has that size",
         )

@@ -435,8 +435,11 @@ def test_a_branch_by_size_is_refused() -> None:
 
     executor = BucketedExec(fn).with_pow2(max=4, overflow="split")
     assert_like_jit(executor, fn, ramp(4))
-    with pytest.raises(SplitError, match=r"traced where batch >= 7, and may do something else"):
+    with pytest.raises(SplitError, match=r"traced where batch >= 7, and may .* for chunks of 4"):
         executor(ramp(9))
+    what_is_left = BucketedExec(lambda x: x * 2 if x.shape[0] > 2 else x)
+    with pytest.raises(SplitError, match=r"traced where batch >= 3, and may .* for chunks of 1"):
+        what_is_left.with_pow2(max=4, overflow="split")(ramp(5))
 
 
 def test_numbers_made_of_sizes() -> None:
