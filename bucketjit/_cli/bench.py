@@ -16,7 +16,7 @@ import numpy as np
 
 from bucketjit._cli.arguments import positive_int
 from bucketjit._cli.command import Command, CommandError
-from bucketjit._cli.tables import print_table
+from bucketjit._cli.tables import console_or_error, print_table
 from bucketjit._exec import BucketedExec
 from bucketjit._version import __version__
 from bucketjit._view.tables import counted
@@ -63,6 +63,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if not options.json:
+        console_or_error()
     sizes = _stream(options.calls, options.largest)
     jax.block_until_ready(jnp.zeros(1))  # who comes first must not pay for the backend's start
     results = [_measure(way, make, sizes) for way, make in _WAYS.items()]

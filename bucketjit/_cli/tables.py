@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bucketjit._cli.command import CommandError
 from bucketjit._errors import MissingExtraError
@@ -28,12 +29,21 @@ def print_table(
     print_tables([Table(title, columns, list(rows), tuple(numeric))])
 
 
-def print_tables(tables: Iterable[Table]) -> None:
-    """Print some tables, as `print_table` does."""
+def console_or_error() -> Any:
+    """Where tables are printed; ask before long work whose results are to be one.
+
+    Raises:
+        CommandError: If rich is not installed.
+    """
     try:
-        console = console_for(sys.stdout)
+        return console_for(sys.stdout)
     except MissingExtraError as error:
         raise CommandError(str(error)) from None
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print some tables, as `print_table` does."""
+    console = console_or_error()
     for table in tables:
         title, grid = rendered(table)
         console.print(title, soft_wrap=True)

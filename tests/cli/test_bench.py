@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -26,6 +27,15 @@ def test_table(capsys, monkeypatch):
     assert main(SMALL) == 0
     out = capsys.readouterr().out
     assert "6 calls of" in out and "warm median" in out and "by hand" in out
+
+
+def test_nothing_is_measured_for_a_table_that_cannot_be_printed(capsys, monkeypatch):
+    for module in [m for m in sys.modules if m.split(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(bench, "_measure", lambda *args: pytest.fail("it was measured"))
+    assert main(SMALL) == 1
+    assert "tables need rich" in capsys.readouterr().err
 
 
 def test_a_way_that_computes_something_else_is_not_measured(capsys, monkeypatch):
