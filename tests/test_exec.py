@@ -24,6 +24,7 @@ from bucketjit import (
     BucketedExec,
     BucketStats,
     CacheInfo,
+    Check,
     Fallback,
     FallbackError,
     FallbackWarning,
@@ -919,6 +920,25 @@ def test_a_primitive_that_is_lowered_by_a_function_is_looked_into(fn: Callable[.
         indices = rng.integers(0, n + 1, (entries, 2))  # some are out of bounds
         assert_like_jit(executor, fn, data, indices, ramp(n))
     assert executor.cache_size() == 3
+
+
+@pytest.mark.parametrize("kind", [sparse.CSR, sparse.BCSR])
+def test_compressed_rows_are_masked(kind: Any) -> None:
+    def fn(data: Any, indices: Any, starts: Any, vector: Any) -> Any:
+        n = vector.shape[0]
+        matrix = kind((data, indices, starts), shape=(n, n))
+        return matrix @ vector, matrix.todense()
+
+    axes = ("e", "e", "n + 1", "n")
+    options: Any = {"fallback": Fallback.ERROR, "check": Check.POISON}
+    executor = BucketedExec(fn, dynamic_axes=axes, **options).with_pow2()
+    rng = np.random.default_rng(0)
+    for n, entries in ((5, 7), (6, 8), (1, 1), (3, 20)):
+        rows = np.sort(rng.integers(0, n, entries))
+        starts = np.searchsorted(rows, np.arange(n + 1)).astype(np.int32)
+        indices = rng.integers(0, n, entries).astype(np.int32)
+        data = rng.standard_normal(entries).astype("f4")
+        assert_like_jit(executor, fn, data, indices, starts, ramp(n))
 
 
 def test_tangents_of_integers_are_arguments_too() -> None:
