@@ -151,10 +151,13 @@ class Shelf:
         return known.digests
 
     def _digested(self, program: Program) -> _Digested:
+        consts = program.consts
         try:
-            return self._digest(program.jaxpr, program.consts)
+            told, arrays = self._digest(program.jaxpr, consts)
         except NoDigest as error:
             return _Digested(str(error))  # and not the error, whose frames hold the program
+        own = consts if any(isinstance(x, np.ndarray) for x in consts) else ()
+        return _Digested(told, own, arrays, _digest_of(arrays))
 
     def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
         """Digests of an open jaxpr and of its constants.
@@ -162,18 +165,17 @@ class Shelf:
         Raises:
             NoDigest: There are none.
         """
-        found = self._digest(jaxpr, consts).digests
-        assert not isinstance(found, str)
-        return found
+        return self._digest(jaxpr, consts)[0]
 
-    def _digest(self, jaxpr: Any, consts: Sequence[Any]) -> _Digested:
+    def _digest(
+        self, jaxpr: Any, consts: Sequence[Any]
+    ) -> tuple[Mapping[str, str], Sequence[np.ndarray]]:
+        """The digests, and the arrays of NumPy's in the program itself."""
         program = program_digest(jaxpr, _OWN)
         for primitive in program.primitives:
             if primitive in self._rules or primitive.name in self._rules:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        told = {"program": program.text, "constants": _digest_of(consts)}
-        own = consts if any(isinstance(x, np.ndarray) for x in consts) else ()
-        return _Digested(told, own, program.arrays, _digest_of(program.arrays))
+        return {"program": program.text, "constants": _digest_of(consts)}, program.arrays
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
         """Tell, once for each reason and bucket, why an executable is not stored."""
