@@ -30,6 +30,7 @@ from bucketjit._interpret import interpret
 from bucketjit._padded import Padded
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
+from bucketjit._single_threaded import SingleThreaded, device_for, lent_types
 
 Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
 
@@ -46,6 +47,7 @@ class Masked(NamedTuple):
         origin: The same call, to be remembered.
         bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `masked_function`.
         options: Options of XLA.
+        device: Where it runs if that is none of JAX's own devices; see `_single_threaded`.
     """
 
     function: Any
@@ -62,6 +64,7 @@ class Masked(NamedTuple):
     donated: frozenset[int]
     donated_leaves: frozenset[int]
     options: Mapping[str, Any]
+    device: Any = None
 
 
 def masked_function(
@@ -72,6 +75,7 @@ def masked_function(
     rules: Callable[[], RuleTable],
     check: Check,
     options: Mapping[str, Any],
+    chunks: float = 0,
 ) -> Masked:
     """The function that `build_masked` compiles. Traces nothing.
 
@@ -85,6 +89,8 @@ def masked_function(
             the index of the poison behind the sizes. Checked calls run twice, so nothing that
             they are given is donated.
         options: Options of XLA.
+        chunks: How many chunks of a call run it at the same time, as a rule; 0 if it is for whole
+            calls.
     """
     program, family = call.program, signed.family
     assert program is not None
@@ -128,13 +134,22 @@ def masked_function(
         )
         donated, donated_leaves = _to_donate(signed, dict(pads), made)
     leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
+    sizes: Any = sizes_argument(call, leak_shapes, 0 if poisoned else None)
+    device = None
+    if not signed.donate:
+        tree: Any
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        device = device_for(program, static, leaves, chunks)
+    if device is not None:
+        sizes, leaves = lent_types(sizes, leaves, {i for i, _ in pads}, device)
+        args, kwargs = tree.unflatten(leaves)
     return Masked(
         function=jax.jit(
             masked,
             donate_argnums=tuple(i + 1 for i in sorted(donated)),
             compiler_options=dict(options),
         ),
-        sizes=sizes_argument(call, leak_shapes, 0 if poisoned else None),
+        sizes=sizes,
         args=args,
         kwargs=kwargs,
         expected=expected,
@@ -147,6 +162,7 @@ def masked_function(
         donated=donated,
         donated_leaves=donated_leaves,
         options=options,
+        device=device,
     )
 
 
@@ -176,7 +192,7 @@ def masked_executable(
     compiled: Any,
     padded_outs: Sequence[tuple[int, ...]],
     began: float,
-    fresh: Callable[..., Any] | None = None,
+    loaded: bool = False,
 ) -> Executable:
     """What the cache holds of a masked function.
 
@@ -186,10 +202,13 @@ def masked_executable(
         compiled: The executable behind it.
         padded_outs: Padded shape of each output.
         began: When building it began (``time.perf_counter``).
-        fresh: See `Executable`.
+        loaded: Whether it was read from a file.
     """
     program = made.call.program
     assert program is not None
+    if made.device is not None:
+        opened = {i for i, _ in made.pads}
+        function = SingleThreaded(function, made.function, opened, made.device)
     outs = tuple(
         OpenOut(i, shape_function(shape, made.call.variables), padded_outs[i], weak)
         for i, (shape, (_, weak)) in enumerate(
@@ -209,7 +228,8 @@ def masked_executable(
         leak_shapes=made.leak_shapes,
         donated_leaves=made.donated_leaves,
         constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
-        fresh=fresh,
+        compiles=made.function,
+        loaded=loaded,
         origin=made.origin,
     )
 
@@ -301,7 +321,9 @@ def build_exact(
     seconds = time.perf_counter() - began
     tree = jax.tree_util.tree_structure(lowered.out_info)
     origin = Origin(signed, None, {})
-    return Executable(dict(sizes), True, made.function, compiled, seconds, tree, origin=origin)
+    return Executable(
+        dict(sizes), True, made.function, compiled, seconds, tree, made.function, origin=origin
+    )
 
 
 def without_values(signed: Signed) -> Signed:

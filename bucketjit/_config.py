@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -180,17 +181,22 @@ class Config:
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    chunked: tuple[str, ...] = ()  # variables along which a plan is for chunks that run together
+    # Variables along which a plan is for chunks that run together, and how many there are.
+    chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable."""
         return self.per_dim.get(dim, self.default)
 
     @property
-    def runs_chunks(self) -> bool:
-        """Whether executables are for chunks of calls, several of which run at the same time."""
-        policies = [self.overflow_per_dim.get(dim) for dim in self.chunked]
-        return Overflow.SPLIT in policies
+    def chunks(self) -> float:
+        """How many chunks of a call run at the same time, as a rule; 0 if it is for whole calls."""
+        counts = [
+            count
+            for dim, count in self.chunked.items()
+            if self.overflow_per_dim.get(dim) is Overflow.SPLIT
+        ]
+        return math.prod(counts) if counts else 0
 
     @property
     def planned(self) -> tuple[str, ...]:

@@ -224,12 +224,40 @@ class Engine:
         if self.watcher is not None:
             self.watcher.learn(signed, call, bucket)
             self.watcher.note(call.sizes)
-        small = sum(x.size for x in call.leaks.values) <= _LARGEST_LEAKS
-        if given is not None and small and not stands_in:
-            is_open = _open_leaves(call, signed)
-            on_device = _jax.on_default_device(sizes)
-            self._remember(signed, given, is_open, key, on_device, finish, line, call.sizes)
+        if given is not None and not stands_in:
+            self._remember_masked(signed, given, call, key, sizes, finish, line)
         return result
+
+    def find_way(self, signed: Signed, given: Given) -> Way | None:
+        """How chunks like this one are served, if what serves them is there and is known to do so.
+
+        Args:
+            signed: A chunk. It is not run.
+            given: Its arguments as they came.
+        """
+        if self.always_exact or self.config.check is not Check.OFF:
+            return None
+        call = self.resolve(signed)
+        program = call.program
+        if program is None or program in self.refused or exactly(self.config, call.sizes):
+            return None
+        program.check_reshapes(call.sizes)
+        try:
+            with self.lock:
+                bucket = self.bucket_of(program, call)
+        except BucketOverflowError:
+            return None
+        key = self.orders.masked_key(program, bucket)
+        slot = self.cache.slot(key)
+        entry = None if slot is None else slot.entry
+        if entry is None:
+            return None
+        finish = entry.finisher(call.ordered, Out.PADDED)
+        sizes, line = sizes_argument(call, entry.leak_shapes), _line(entry, call, signed)
+        way = self._remember_masked(signed, given, call, key, sizes, finish, line)
+        if way is not None and self.watcher is not None:
+            self.watcher.learn(signed, call, bucket)
+        return way
 
     def refuse(self, order: Order, refusal: MaskingError) -> None:
         """Take note that the program of an order cannot be masked."""
@@ -327,7 +355,9 @@ class Engine:
             return self.serve(chunk, chunk_given, Out.PADDED)
 
         given = given if self.config.check is Check.OFF else None
-        result, way = self.splitter.run(serve, signed, call, error, out, given, self.chunk_routes)
+        result, way = self.splitter.run(
+            serve, self.find_way, signed, call, error, out, given, self.chunk_routes
+        )
         if way is not None and given is not None:
             is_open = _open_leaves(call, signed)
             layout = layout_of(signed, is_open, given.args, given.kwargs)
@@ -416,6 +446,22 @@ class Engine:
 
     # --- the warm path ---
 
+    def _remember_masked(
+        self,
+        signed: Signed,
+        given: Given,
+        call: Call,
+        key: Any,
+        sizes: Any,
+        finish: Change | None,
+        line: Line,
+    ) -> Way | None:
+        if sum(x.size for x in call.leaks.values) > _LARGEST_LEAKS:
+            return None
+        on_device = _jax.on_default_device(sizes)
+        is_open = _open_leaves(call, signed)
+        return self._remember(signed, given, is_open, key, on_device, finish, line, call.sizes)
+
     def _remember(
         self,
         signed: Signed,
@@ -426,14 +472,14 @@ class Engine:
         finish: Change | None,
         line: Line,
         logical: Mapping[str, int] | None = None,
-    ) -> None:
-        """Let the next call like this one skip the slow path."""
+    ) -> Way | None:
+        """Let the next call like this one skip the slow path. Returns what it takes instead."""
         slot = self.cache.slot(key)
         if slot is None:
-            return
+            return None
         layout = layout_of(signed, is_open, given.args, given.kwargs)
         if layout is None:
-            return
+            return None
         note = None
         if self.watcher is not None and logical is not None:
             note = functools.partial(self.watcher.note, logical)
@@ -443,6 +489,7 @@ class Engine:
             route, gone = given.routes.of(layout)
             plan = make_plan(layout, slot, sizes, signed.leaves, finish, line, note, hosts)
             self._keep(given, route, gone, plan)
+        return plan
 
     def _keep(self, given: Given, route: Route, gone: list[Way], way: Way) -> None:
         gone += route.remember(given.args, given.kwargs, way)

@@ -40,6 +40,7 @@ class Executable:
         compiled: Its executable.
         compile_seconds: What building it took, or reading it from a file.
         out_tree: Tree of the outputs.
+        compiles: The jitted function behind it, which compiles for what ``function`` does not know.
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: The outputs with open axes.
         leak_shapes: Padded shape of each constant that depends on the logical sizes.
@@ -48,8 +49,7 @@ class Executable:
         on_compile: Told the seconds of each compile after the first: like any jitted function,
             it is compiled once more for arguments that are committed to a device where those
             before were not.
-        fresh: The jitted function that ``function`` hands calls over to which it does not take;
-            None where it is that itself, which is so unless it was read from a file.
+        loaded: Whether it was read from a file, and not compiled; see `bucketjit._persistence`.
         checked: Whether a call of it was found to equal its unpadded run (`Check.EXACT`).
         origin: The call that it was first wanted for, without its arrays; None if not known.
         signatures: How many signatures of arguments, placement included, it knows.
@@ -61,19 +61,19 @@ class Executable:
     compiled: Any
     compile_seconds: float
     out_tree: Any
+    compiles: Callable[..., Any]
     pads: tuple[tuple[int, tuple[int, ...]], ...] = ()
     outs: tuple[OpenOut, ...] = ()
     leak_shapes: tuple[tuple[int, ...], ...] = ()
     donated_leaves: frozenset[int] = frozenset()
     constant_bytes: int = 0
     on_compile: Callable[[float], None] | None = None
-    fresh: Callable[..., Any] | None = None
+    loaded: bool = False
     origin: Origin | None = None
     checked: bool = False
 
     def __post_init__(self) -> None:
-        compiles = self.function if self.fresh is None else self.fresh
-        self.count_signatures = _jax.signature_counter(compiles)
+        self.count_signatures = _jax.signature_counter(self.compiles)
         self.signatures = self.count_signatures()
         # What was compiled beforehand serves the first placement; nothing was if it was loaded.
         self._placements: set[Any] = {None}
@@ -81,11 +81,6 @@ class Executable:
             padded = {i for i, _ in self.pads}
             made_for = enumerate(self.origin.signed.leaves)
             self._placements = {tuple(_placement(x, i in padded) for i, x in made_for)}
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it was read from a file, and not compiled; see `bucketjit._persistence`."""
-        return self.fresh is not None
 
     @functools.cached_property
     def nbytes(self) -> int:

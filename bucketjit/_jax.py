@@ -6,6 +6,7 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -1666,6 +1667,105 @@ def default_device() -> Any:
     return _pxla.get_default_device()
 
 
+def single_threaded_device() -> Any | None:
+    """A CPU whose programs run in the thread that calls them; None if this system has none.
+
+    It is that of a client of its own (``xla_client.make_cpu_client``, since 0.4), whose arrays no
+    program of another one takes. XLA has no option for how many threads share an operation: a
+    client has as many as the thread that makes it has cores. So a thread of one core makes this
+    one. (``NPROC`` would tell XLA too, but to write to the environment is not safe beside threads
+    that read it.)
+    """
+    with _one_client:  # a cache lets two threads that come at the same time both make one
+        return _make_single_threaded_device()
+
+
+_one_client = threading.Lock()
+
+
+@functools.cache
+def _make_single_threaded_device() -> Any | None:
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    if len(cores) < 2 or jax.process_count() > 1:
+        return None
+    made: list[Any] = []
+    tasks = "/proc/self/task"
+
+    def make() -> None:
+        before = set(os.listdir(tasks))
+        os.sched_setaffinity(0, cores[:1])
+        made.append(_xla_client.make_cpu_client(asynchronous=False, num_devices=1))
+        # Its threads begin with the cores of the one that makes them. Some of them compile.
+        for task in map(int, set(os.listdir(tasks)) - before):
+            with contextlib.suppress(OSError):  # another one's, which has ended meanwhile
+                if os.sched_getaffinity(task) == set(cores[:1]):
+                    os.sched_setaffinity(task, cores)
+
+    with contextlib.suppress(OSError, RuntimeError):  # no such rights, no such files, no threads
+        maker = threading.Thread(target=make, name="bucketjit-client")
+        maker.start()
+        maker.join()
+    return made[0].local_devices()[0] if made else None
+
+
+def can_lend(value: Any, device: Any) -> bool:
+    """Whether a program that takes an array would run on a device, as far as that decides it."""
+    if isinstance(value, _core.Tracer):
+        return False
+    # The type of an array, as programs are lowered for it, has the place that it is committed to.
+    is_type = isinstance(value, jax.ShapeDtypeStruct)
+    placed = value.sharding if is_type or getattr(value, "committed", False) else None
+    return placed is None or (type(placed) is _SINGLE and placed.device_set == {device})
+
+
+def lent(value: Any, device: Any) -> jax.Array:
+    """The contents of an array for programs of `single_threaded_device`, without a copy.
+
+    Args:
+        value: A ``jax.Array`` in host memory, or an array of NumPy's, which may be copied.
+        device: The device.
+
+    Returns:
+        The array on the device, to which it is committed.
+
+    Raises:
+        RuntimeError: It has been deleted.
+    """
+    kind = jax.typeof(value)
+    aval, there = _aval(kind.shape, kind.dtype, kind.weak_type), _sharding_of(device)
+    if isinstance(value, jax.Array) and not value.is_deleted():
+        # NumPy's view holds the object whose memory it shows; this one goes with the view.
+        value = placed_like(value, value, kind.weak_type)
+    host = np.asarray(value, kind.dtype)
+    return cast(jax.Array, _xla_client.batched_device_put(aval, there, [host], [device], True))
+
+
+def given_back(array: jax.Array, device: Any, committed: bool) -> jax.Array:
+    """A result of `single_threaded_device` on a CPU of JAX's own, without a copy."""
+    aval, there = _aval(array.shape, array.dtype, array.weak_type), _sharding_of(device)
+    host = [np.asarray(array)]
+    return cast(jax.Array, _xla_client.batched_device_put(aval, there, host, [device], committed))
+
+
+@functools.cache
+def _sharding_of(device: Any) -> Any:
+    return jax.sharding.SingleDeviceSharding(device)
+
+
+def placed_on(struct: Any, device: Any | None) -> jax.ShapeDtypeStruct:
+    """The type of an array, committed to a device or to none."""
+    kind, placed = jax.typeof(struct), None if device is None else _sharding_of(device)
+    weak = bool(getattr(kind, "weak_type", False))
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=placed, weak_type=weak)
+
+
+def is_place(value: Any) -> bool:
+    """Whether a parameter of an equation says where something is to be: not so an empty mesh."""
+    if isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        return not value.empty
+    return isinstance(value, jax.Device | jax.sharding.Sharding)
+
+
 def deserialized(raw: bytes, device: Any) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
@@ -1677,6 +1777,11 @@ def deserialized(raw: bytes, device: Any) -> Any:
         _linalg.initialize_lapack()
     devices = _xla_client.DeviceList((device,))
     return device.client.deserialize_executable(raw, executable_devices=devices)
+
+
+def is_for(executable: Any, device: Any) -> bool:
+    """Whether a loaded executable runs on a device, of the same client."""
+    return list(executable.local_devices()) == [device]
 
 
 def loaded_function(

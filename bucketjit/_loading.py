@@ -26,6 +26,7 @@ from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_di
 from bucketjit._persistence.store import Store, Wanted
 from bucketjit._preloading import Preloading
 from bucketjit._signing import Signed
+from bucketjit._single_threaded import device_of_chunks
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
 
@@ -119,8 +120,13 @@ class Shelf:
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
 
-    def expect(self, signed: Signed) -> None:
-        """Begin to load what there is of a kind of calls, whose program is about to be traced."""
+    def expect(self, signed: Signed, chunks: float) -> None:
+        """Begin to load what there is of a kind of calls, whose program is about to be traced.
+
+        Args:
+            signed: A call of the kind.
+            chunks: How many chunks of a call run at the same time, as a rule; 0 for whole calls.
+        """
         store = self.store()
         if store is None or _jax.looks_for_nans():
             return
@@ -128,6 +134,7 @@ class Shelf:
             return  # what runs is a derivative
         try:
             device = _device_of(without_values(signed).leaves)
+            device = device_of_chunks(chunks) or device
             kind = _kind_of(signed, device)
             around = functools.partial(environment, device)
             self.preloading.expect(store, kind, device, around)
@@ -223,7 +230,7 @@ class Stored:
             return None
         ahead = self._shelf.preloading.claim(self._store, wanted)
         try:
-            if ahead is not None:
+            if ahead is not None and _jax.is_for(ahead[1], self._device()):
                 self._store.mark_used(wanted)
                 return self._entry(*ahead, began)
             found = self._store.find(wanted)
@@ -380,6 +387,7 @@ class StoredMasked(Stored):
             made.leak_shapes,
             sorted(made.donated),
             made.pads,
+            made.device is not None,
         )
 
     def _digests(self) -> Mapping[str, str]:
@@ -404,7 +412,7 @@ class StoredMasked(Stored):
             self._failed,
         )
         shapes = [tuple(aval.shape) for aval in outs]
-        return masked_executable(made, function, compiled, shapes, began, made.function)
+        return masked_executable(made, function, compiled, shapes, began, loaded=True)
 
 
 class StoredExact(Stored):
@@ -450,7 +458,8 @@ class StoredExact(Stored):
             compiled,
             seconds,
             tree,
-            fresh=made.function,
+            made.function,
+            loaded=True,
             origin=Origin(self._signed, None, {}),
         )
 

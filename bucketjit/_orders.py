@@ -32,6 +32,7 @@ from bucketjit._loading import Shelf, StoredExact, StoredMasked
 from bucketjit._preloading import Preloading
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed
+from bucketjit._single_threaded import device_of_chunks
 from bucketjit._supply import Order
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules
@@ -67,7 +68,7 @@ class Orders:
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(tell, listeners=config.listeners)
         self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
-        self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.runs_chunks else {}
+        self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.chunks else {}
 
     @staticmethod
     def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
@@ -81,8 +82,9 @@ class Orders:
 
     def expect(self, signed: Signed) -> None:
         """Begin to load what calls of a signature may ask for, which is about to be traced."""
+        device_of_chunks(self._config.chunks)  # its threads are to start before many others
         if self._config.check is Check.OFF:
-            self.shelf.expect(signed)
+            self.shelf.expect(signed, self._config.chunks)
 
     def masked(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
         """What to ask for to serve a call in a bucket."""
@@ -93,7 +95,7 @@ class Orders:
 
         def made() -> Masked:
             given = (known, call, bucket, pads, self.rules, check)
-            return masked_function(*given, self._options)
+            return masked_function(*given, self._options, self._config.chunks)
 
         def build(compile: Compile) -> Executable:
             return self._built(lambda: build_masked(made(), compile))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +20,41 @@ from bucketjit import _jax
 T = TypeVar("T")
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return count or 1
+
+
+def start_helpers() -> None:
+    """Start the threads that help, before there are many others.
+
+    The C library (glibc) has a heap for each of the first threads of a process, and later ones
+    share them: two threads that work at the same time would wait for each other.
+    """
+    _helpers(os.getpid())
+
+
 @functools.cache
 def _helpers(process: int) -> tuple[int, ThreadPoolExecutor | None]:
     """How many threads can help in a process, and those: a fork has none of its parent's."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = (cores or 1) - 1
+    count = cores() - 1
     if count < 1:
         return 0, None
-    return count, ThreadPoolExecutor(count, thread_name_prefix="bucketjit-chunks")
+    pool = ThreadPoolExecutor(count, "bucketjit-chunks", _take_heap)
+    together = threading.Barrier(count)  # so that each of them begins one
+    try:
+        for _ in range(count):
+            pool.submit(together.wait)
+    except BaseException as error:  # one does not start: those that have must not wait for it
+        together.abort()
+        if not isinstance(error, RuntimeError):
+            raise
+    return count, pool
+
+
+def _take_heap() -> None:
+    bytearray(2**12)  # Python has small objects in a heap of its own
 
 
 def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:

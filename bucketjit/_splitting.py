@@ -41,6 +41,7 @@ _WORTH_HELP = (
 )
 
 Serve = Callable[[Signed, Given | None], Any]
+FindWay = Callable[[Signed, Given], Way | None]
 
 
 class Splitting(NamedTuple):
@@ -185,6 +186,7 @@ class Splitter:
     def run(
         self,
         serve: Serve,
+        find_way: FindWay,
         signed: Signed,
         call: Call,
         error: BucketOverflowError,
@@ -197,6 +199,7 @@ class Splitter:
         Args:
             serve: Runs a call, with results in the form `Out.PADDED`; takes its arguments as they
                 would have come, if others like it may go a shorter way.
+            find_way: Finds that way without running the call, if it can be told already.
             signed: The call. What it donates is left alone.
             call: The same call, resolved.
             error: What told that its size is beyond the largest bucket.
@@ -235,7 +238,9 @@ class Splitter:
                     break
                 except (SignatureChanged, Evicted):
                     way = way.following
-            if way is None:
+            if way is None and i not in results:
+                way = find_way(own, like)  # then all of them run at the same time
+            if way is None and i not in results:
                 results[i] = serve(own, like)
                 way = routes.find(like.args, like.kwargs)
             if way is not None:

@@ -32,7 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_paired _opaque _resign",
         "_family _independence",
         "rules _interpret",
-        "_check _config _signing _executable",
+        "_check _config _signing _executable _single_threaded",
         "_building _first_run _workers",
         "_supply _plan _route _overflow _splitting _preloading _loading",
         "_orders _progress",

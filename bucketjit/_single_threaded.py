@@ -1,0 +1,270 @@
+"""Programs that keep to the thread that calls them, for chunks of which several run together.
+
+XLA's CPU client shares an operation among its threads. Where the cores have work anyway, as they
+have while several chunks of a call run at the same time, to share a small one only costs: chunks of
+0.1 to 0.8 GFLOP of a 6-layer encoder took 1.2 to 1.7 times as long on two cores as in a client that
+shares nothing (jaxlib 0.10 and 0.12). Such a client has arrays of its own, so what a program is
+given is looked at from there, and its results are looked at from here: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._dims import BucketSizes
+from bucketjit._parallel import cores, start_helpers
+from bucketjit._trace import Program
+
+_MOST_FLOPS = 2e8  # of one operation: larger ones end as soon, or sooner, where they are shared
+_LEAST_BUSY = 0.5  # share of the cores that chunks keep busy
+_SCALARS = bool | int | float | complex
+_CALLS_BACK = {"pure_callback", "io_callback", "debug_callback"}
+
+
+def device_of_chunks(chunks: float) -> Any:
+    """The device for programs of which several chunks run at the same time; None for JAX's own.
+
+    Args:
+        chunks: How many chunks of a call there are, as a rule; 0 if programs are for whole calls.
+    """
+    if not chunks or chunks < _LEAST_BUSY * cores() or _jax.default_device().platform != "cpu":
+        return None
+    start_helpers()
+    return _jax.single_threaded_device()
+
+
+def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks: float) -> Any:
+    """The device for one program; see `device_of_chunks`.
+
+    Args:
+        program: The program.
+        at: Its padded sizes.
+        leaves: What it is lowered for: types of arrays, with the places they are committed to.
+        chunks: How many chunks of a call there are, as a rule.
+
+    Returns:
+        The device; None if the program or its arguments are tied to one of JAX's own, or it has an
+        operation that is worth to be shared.
+    """
+    device = device_of_chunks(chunks)
+    if device is None:
+        return None
+    types = [dtype for dtype, _ in program.out_types]
+    for leaf in leaves:
+        if not _jax.can_lend(leaf, _jax.default_device()):
+            return None
+        types.append(jax.typeof(leaf).dtype)
+    if any(jax.dtypes.issubdtype(t, jax.dtypes.extended) or t == jax.dtypes.float0 for t in types):
+        return None
+    jaxpr, _ = _jax.open_jaxpr(program.jaxpr)
+    if jaxpr.effects or not all(_runs_anywhere(eqn) for eqn in _jax.all_equations(jaxpr)):
+        return None
+    if max((_flops(eqn, at) for eqn in _jax.all_equations(jaxpr)), default=0) > _MOST_FLOPS:
+        return None
+    return device
+
+
+def _runs_anywhere(eqn: Any) -> bool:
+    """Whether an equation neither calls back into Python nor names a device."""
+    if eqn.primitive.name in _CALLS_BACK:
+        return False
+    return not any(_jax.is_place(value) for value in _flat(eqn.params.values()))
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _flops(eqn: Any, at: BucketSizes) -> float:
+    """Floating point operations of a matrix product or convolution, 0 for other equations."""
+    name = eqn.primitive.name
+    if name not in ("dot_general", "conv_general_dilated"):
+        return 0
+    left, right = (at.padded_shape(x.aval.shape) for x in eqn.invars[:2])
+    made = math.prod(at.padded_shape(eqn.outvars[0].aval.shape))
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * made * math.prod(left[i] for i in contracted)
+    features = right[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * made * math.prod(right) / max(1, features)
+
+
+def lent_types(
+    sizes: Any, leaves: Sequence[Any], opened: Set[int], device: Any
+) -> tuple[Any, list[Any]]:
+    """The types of arguments as `SingleThreaded` hands them to its function.
+
+    Args:
+        sizes: The logical sizes, or their types, that it is given before all others.
+        leaves: The types of those.
+        opened: Positions of those that are padded anew for each call.
+        device: Its device.
+
+    Returns:
+        The types of both.
+    """
+    return jax.tree_util.tree_map(lambda x: _jax.placed_on(x, device), sizes), [
+        x if isinstance(x, _SCALARS) else _jax.placed_on(x, None if i in opened else device)
+        for i, x in enumerate(leaves)
+    ]
+
+
+class _Lent(NamedTuple):
+    """What was lent of an array of JAX's: to all programs, until the array is gone.
+
+    Attributes:
+        owner: The array.
+        array: The same on the device.
+        committed: Whether the owner is committed to its own.
+    """
+
+    owner: Callable[[], Any]
+    array: jax.Array
+    committed: bool
+
+
+class _Given(NamedTuple):
+    """Arguments as a function takes them, and what they were made of.
+
+    Attributes:
+        closed: Positions of the leaves without open axes.
+        owners: Identities of those.
+        leaves: The leaves for the function, None where axes are open.
+        committed: Whether some owner is committed.
+    """
+
+    closed: Sequence[int]
+    owners: Sequence[int]
+    leaves: list[Any]
+    committed: bool
+
+
+class _Books:
+    """What was lent, by identity: an array of JAX's has no hash.
+
+    A model's parameters are lent once, and not at every call.
+
+    Attributes:
+        page: What each function was given last. A new one is begun when something that was lent is
+            gone: another array may have its identity then.
+    """
+
+    def __init__(self) -> None:
+        self._lent: dict[int, _Lent] = {}
+        self.page: WeakKeyDictionary[SingleThreaded, _Given] = WeakKeyDictionary()
+
+    def lend(self, value: Any, device: Any) -> jax.Array:
+        """An array on the device; for one of NumPy's a new one each time."""
+        found = self._lent.get(id(value))
+        if found is not None and found.owner() is value and not value.is_deleted():
+            return found.array
+        lent = _jax.lent(value, device)
+        if isinstance(value, jax.Array):
+            place = id(value)
+            owner = weakref.ref(value, lambda gone: self._forget(place, gone))
+            self._lent[place] = _Lent(owner, lent, value.committed)
+        return lent
+
+    def _forget(self, place: int, gone: Any) -> None:
+        found = self._lent.get(place)
+        if found is not None and found.owner is gone:  # no other array is in its place by now
+            self._lent.pop(place, None)
+        self.page = WeakKeyDictionary()
+
+
+_books = _Books()
+
+
+class SingleThreaded:
+    """A function on the device of `device_for`, to be called like one on JAX's own.
+
+    Arguments that JAX would not run on the device that is its default now (they are committed to
+    another one, or traced) are handed over to an ordinary function.
+
+    Args:
+        function: The function there; its arguments are on the device, or NumPy's if they are
+            padded anew for each call: to place those first takes longer.
+        elsewhere: The ordinary one.
+        opened: Positions of the leaves that are padded, the logical sizes left out.
+        device: The device.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        elsewhere: Callable[..., Any],
+        opened: Set[int],
+        device: Any,
+    ) -> None:
+        self._function = function
+        self._elsewhere = elsewhere
+        self._opened = opened
+        self._device = device
+        self._here = _jax.default_device()
+
+    def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call; it is over when this returns."""
+        tree: Any
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        given = self._given(leaves) if _jax.default_device() is self._here else None
+        if given is None:
+            return self._elsewhere(sizes, *args, **kwargs)
+        values, committed = given
+        args, kwargs = tree.unflatten(values)
+        sizes = jax.tree_util.tree_map(lambda x: _books.lend(x, self._device), sizes)
+        result = self._function(sizes, *args, **kwargs)
+        return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
+
+    def _given(self, leaves: Sequence[Any]) -> tuple[list[Any], bool] | None:
+        """The leaves for the function, and whether JAX would commit its results.
+
+        None if one of them must not go there.
+        """
+        known = self._closed(leaves)
+        if known is None:
+            return None
+        given, committed = known.leaves.copy(), known.committed
+        for i in self._opened:
+            x = leaves[i]
+            if type(x) is not np.ndarray:
+                if not _jax.can_lend(x, self._here):
+                    return None
+                committed |= getattr(x, "committed", False)
+            given[i] = np.asarray(x)
+        return given, committed
+
+    def _closed(self, leaves: Sequence[Any]) -> _Given | None:
+        """Those leaves for the function that are not padded: mostly the same as the last time."""
+        page = _books.page
+        known = page.get(self)
+        if known is not None:
+            own = [leaves[i] for i in known.closed]
+            if list(map(id, own)) == known.owners and not any(x.is_deleted() for x in own):
+                return known
+        closed = [i for i in range(len(leaves)) if i not in self._opened]
+        given: list[Any] = [None] * len(leaves)
+        committed = False
+        for i in closed:
+            x = given[i] = leaves[i]
+            if isinstance(x, _SCALARS):
+                continue
+            if not _jax.can_lend(x, self._here):
+                return None
+            given[i] = _books.lend(x, self._device)
+            committed |= getattr(x, "committed", False)
+        made = _Given(closed, [id(leaves[i]) for i in closed], given, committed)
+        if all(isinstance(leaves[i], jax.Array) for i in closed):
+            page[self] = made
+        return made
