@@ -487,7 +487,8 @@ class Engine:
         with self.lock:
             self.counters.open(line)
             route, gone = given.routes.of(layout)
-            plan = make_plan(layout, slot, sizes, signed.leaves, finish, line, note, hosts)
+            joined = given.routes is self.chunk_routes
+            plan = make_plan(layout, slot, sizes, signed.leaves, finish, line, note, hosts, joined)
             self._keep(given, route, gone, plan)
         return plan
 

@@ -53,6 +53,8 @@ class Executable:
         checked: Whether a call of it was found to equal its unpadded run (`Check.EXACT`).
         origin: The call that it was first wanted for, without its arrays; None if not known.
         signatures: How many signatures of arguments, placement included, it knows.
+        to_host: Does what ``function`` does, but results that are there in host memory when it
+            returns, and would go to JAX's default device, may be NumPy's.
     """
 
     sizes: Mapping[str, int]
@@ -75,6 +77,7 @@ class Executable:
     def __post_init__(self) -> None:
         self.count_signatures = _jax.signature_counter(self.compiles)
         self.signatures = self.count_signatures()
+        self.to_host: Callable[..., Any] = getattr(self.function, "to_host", self.function)
         # What was compiled beforehand serves the first placement; nothing was if it was loaded.
         self._placements: set[Any] = {None}
         if self.origin is not None and not self.loaded:
@@ -101,6 +104,11 @@ class Executable:
         """Whether it runs on one device, which is the host."""
         devices = self.compiled.runtime_executable().local_devices()
         return len(devices) == 1 and devices[0].platform == "cpu"
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call of ``to_host`` is over when it returns."""
+        return self.to_host is not self.function
 
     @functools.cached_property
     def flops(self) -> float:

@@ -105,6 +105,7 @@ def serving(
     prepare: Prepare | None,
     after: After | None,
     finish: Change | None,
+    joined: bool = False,
 ) -> Serve:
     """What serves the calls of a plan.
 
@@ -115,6 +116,7 @@ def serving(
         prepare: Makes its arguments of those of the call; None if they are the same.
         after: Told of the arguments when it has taken them.
         finish: What is done to the result.
+        joined: Whether it is of a chunk, and will be joined with those of others on the host.
     """
     lead = () if sizes is None else (sizes,)
     use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
@@ -124,10 +126,8 @@ def serving(
         if entry is None:
             raise Evicted
         values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
-        if named:
-            result = entry.function(*lead, *values, **named)
-        else:
-            result = entry.function(*lead, *values)
+        function = entry.to_host if joined else entry.function
+        result = function(*lead, *values, **named) if named else function(*lead, *values)
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, named)
         slot.last_used = moment = now()

@@ -81,18 +81,22 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     On the host, so nothing is compiled for their number and sizes.
 
     Args:
-        parts: The results, at least one, in the form `Out.PADDED`.
+        parts: The results, at least one, in the form `Out.PADDED`; their arrays may be NumPy's
+            where JAX would put them on its default device.
         axis: The axis; None if the results of all chunks are the same.
         weak_type: Whether they are weakly typed.
         out: The form of results.
     """
     first = parts[0]
+    array = first.array if isinstance(first, Padded) else first
     if axis is None:
+        if isinstance(array, np.ndarray) and out is not Out.NUMPY:
+            array = _jax.on_default_device(array, weak_type)
+            first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array
         if out is Out.PADDED or not isinstance(first, Padded):
             return as_numpy(first) if out is Out.NUMPY else first
         whole = unpad(first.array, first.sizes, weak_type)
         return as_numpy(whole) if out is Out.NUMPY else whole
-    array = first.array if isinstance(first, Padded) else first
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
         whole = jax.random.wrap_key_data(words, impl=_jax.key_impl(array.dtype))
@@ -100,7 +104,10 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
         host = np.concatenate([_host(p) for p in parts], axis)
         if out is Out.NUMPY:
             return host
-        whole = _jax.array_from_host(host, weak_type, array)
+        if isinstance(array, np.ndarray):
+            whole = _jax.on_default_device(host, weak_type)
+        else:
+            whole = _jax.array_from_host(host, weak_type, array)
     return as_padded(whole) if out is Out.PADDED else whole
 
 

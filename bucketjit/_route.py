@@ -317,6 +317,7 @@ def make_plan(
     line: Line,
     note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
+    joined: bool = False,
 ) -> Plan:
     """How to serve calls like one that was just served.
 
@@ -329,6 +330,7 @@ def make_plan(
         line: Counts the calls.
         note: Told of each call.
         hosts: See `host_arguments`.
+        joined: See `serving`.
     """
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
@@ -349,7 +351,7 @@ def make_plan(
         if any(leaf in donated for _, leaf in places):
             gives.append(where)
     prepare = preparing(pads, hosts, layout.without_statics)
-    serve = serving(slot, line, sizes, prepare, afterwards(gives, note), finish)
+    serve = serving(slot, line, sizes, prepare, afterwards(gives, note), finish, joined)
     return Plan(slot, line, serve)
 
 

@@ -216,16 +216,31 @@ class SingleThreaded:
 
     def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
         """Serve a call; it is over when this returns."""
+        result, committed = self._run(sizes, args, kwargs)
+        if committed is None:
+            return result
+        return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
+
+    def to_host(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        """Serve a call; results are NumPy's where JAX would put them on its default device."""
+        result, committed = self._run(sizes, args, kwargs)
+        if committed is None:
+            return result
+        if committed:
+            return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, True), result)
+        return jax.tree_util.tree_map(np.asarray, result)
+
+    def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
+        """The result, and whether JAX would commit it; None if the ordinary function served it."""
         tree: Any
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         given = self._given(leaves) if _jax.default_device() is self._here else None
         if given is None:
-            return self._elsewhere(sizes, *args, **kwargs)
+            return self._elsewhere(sizes, *args, **kwargs), None
         values, committed = given
         args, kwargs = tree.unflatten(values)
         sizes = jax.tree_util.tree_map(lambda x: _books.lend(x, self._device), sizes)
-        result = self._function(sizes, *args, **kwargs)
-        return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
+        return self._function(sizes, *args, **kwargs), committed
 
     def _given(self, leaves: Sequence[Any]) -> tuple[list[Any], bool] | None:
         """The leaves for the function, and whether JAX would commit its results.

@@ -387,7 +387,10 @@ class SplitPlan:
         lines: Count the chunks. They belong to their own plans.
     """
 
-    __slots__ = ("_cuts", "_helped", "_join", "_padded", "_sizes", "_ways", "following", "slots")
+    __slots__ = (
+        *("_block", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
+        *("following", "slots"),
+    )
 
     def __init__(
         self,
@@ -405,6 +408,8 @@ class SplitPlan:
         self.following: Way | None = None
         self.slots = tuple(slot for way in self._ways.values() for slot in way.slots)
         self._helped = _wants_help([self._ways[n] for n in sizes])
+        entries = [slot.entry for slot in self.slots]
+        self._block = self._helped and not all(e is not None and e.waits for e in entries)
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -442,7 +447,7 @@ class SplitPlan:
             args, kwargs, self._cuts, lambda value, piece: piece.of(value, start, stop)
         )
         result = self._ways[stop - start].serve(values, named)
-        return jax.block_until_ready(result) if self._helped else result
+        return jax.block_until_ready(result) if self._block else result
 
 
 def _wants_help(ways: Sequence[Way]) -> bool:

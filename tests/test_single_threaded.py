@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, _jax, _parallel, _single_threaded
+from bucketjit import BucketedExec, Padded, _jax, _parallel, _single_threaded
 from tests.comparison import assert_same, ramp
 
 pytestmark = pytest.mark.skipif(
@@ -393,3 +393,46 @@ def test_in_a_process_of_its_own(what: str) -> None:
         timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-3000:]
+
+
+def shared(params: Any, x: Any) -> Any:
+    """Of its results, some are the same for all chunks, with open axes and without."""
+    weights = jnp.tanh(jnp.arange(x.shape[1]) * params["w"].sum())
+    return {
+        "rows": x * weights[:, None],
+        "weights": weights,
+        "none": params["v"].sum(),
+        "weak": jnp.where(params["v"].sum() > 0, 1.0, 2.0),
+        "weak rows": jnp.where(x[..., 0] > 2, 1.0, 2.0),
+    }
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_results_that_all_chunks_share(committed: bool) -> None:
+    executor, params = by_rows(shared), new_params()
+    if committed:
+        params = jax.device_put(params, jax.devices()[0])
+    for sizes in ((3, 9), (2, 16), (3, 9), (1, 9), (4, 5)):
+        x = ramp(*sizes, 6)
+        expected = jax.jit(shared)(params, x)
+        same(executor(params, x), expected)
+        for _ in range(2):
+            for out in ("numpy", "padded"):
+                kind = np.ndarray if out == "numpy" else (Padded, jax.Array)
+                got = of_outs()[out](params, x)
+                for name, value in got.items():
+                    assert isinstance(value, kind), name
+                    np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+
+
+@functools.cache
+def of_outs() -> dict[str, Any]:
+    return {out: by_rows(shared, out=out) for out in ("numpy", "padded")}
+
+
+def test_results_go_into_other_calls() -> None:
+    inner, outer, params = by_rows(shared, out="padded"), by_rows(), new_params()
+    x = ramp(3, 9, 6)
+    for _ in range(3):
+        got = outer(params, inner(params, x)["rows"])
+        same(got, jax.jit(layer)(params, jax.jit(shared)(params, x)["rows"]))
