@@ -1705,8 +1705,12 @@ def _make_single_threaded_device() -> Any | None:
                 if os.sched_getaffinity(task) == set(cores[:1]):
                     os.sched_setaffinity(task, cores)
 
-    with contextlib.suppress(OSError, RuntimeError):  # no such rights, no such files, no threads
-        maker = threading.Thread(target=make, name="bucketjit-client")
+    def try_to() -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # no such rights, no such files
+            make()
+
+    with contextlib.suppress(RuntimeError):  # no more threads
+        maker = threading.Thread(target=try_to, name="bucketjit-client")
         maker.start()
         maker.join()
     return made[0].local_devices()[0] if made else None

@@ -92,8 +92,12 @@ def _flops(eqn: Any, at: BucketSizes) -> float:
     name = eqn.primitive.name
     if name not in ("dot_general", "conv_general_dilated"):
         return 0
-    left, right = (at.padded_shape(x.aval.shape) for x in eqn.invars[:2])
-    made = math.prod(at.padded_shape(eqn.outvars[0].aval.shape))
+    shapes = [x.aval.shape for x in (*eqn.invars[:2], eqn.outvars[0])]
+    try:
+        left, right, out = map(at.padded_shape, shapes)
+    except KeyError:  # in the body of a scan, say, that has sizes of its own
+        return 0
+    made = math.prod(out)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return 2 * made * math.prod(left[i] for i in contracted)
@@ -127,12 +131,10 @@ class _Lent(NamedTuple):
     Attributes:
         owner: The array.
         array: The same on the device.
-        committed: Whether the owner is committed to its own.
     """
 
     owner: Callable[[], Any]
     array: jax.Array
-    committed: bool
 
 
 class _Given(NamedTuple):
@@ -174,7 +176,7 @@ class _Books:
         if isinstance(value, jax.Array):
             place = id(value)
             owner = weakref.ref(value, lambda gone: self._forget(place, gone))
-            self._lent[place] = _Lent(owner, lent, value.committed)
+            self._lent[place] = _Lent(owner, lent)
         return lent
 
     def _forget(self, place: int, gone: Any) -> None:
