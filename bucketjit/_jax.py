@@ -7,6 +7,7 @@ name behind it exists. Nothing else in the package imports ``jax._src``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import gc
@@ -298,7 +299,7 @@ def _default_placer(
     device: Any, shape: tuple[int, ...], dtype: Any, weak_type: bool
 ) -> Callable[..., jax.Array]:
     with jax.ensure_compile_time_eval():
-        like = jax.device_put(np.zeros(shape, dtype))  # on ``device``, the default one
+        like = jax.device_put(np.zeros((), dtype))  # on ``device``, the default one
     if like.committed:
         return lambda host: with_type(jax.device_put(host), host.dtype, weak_type)
     return host_placer(shape, dtype, weak_type, like)
@@ -1671,6 +1672,11 @@ def default_device() -> Any:
     return _pxla.get_default_device()
 
 
+def sole_device() -> Any | None:
+    """`default_device`; None where a mesh is in its place (``jax.set_mesh``)."""
+    return default_device() if _mesh.get_concrete_mesh().empty else None
+
+
 def single_threaded_device() -> Any | None:
     """A CPU whose programs run in the thread that calls them; None if this system has none.
 
@@ -1689,7 +1695,8 @@ _one_client = threading.Lock()
 
 @functools.cache
 def _make_single_threaded_device() -> Any | None:
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    process = os.getpid()
+    cores = sorted(os.sched_getaffinity(process)) if hasattr(os, "sched_setaffinity") else []
     if len(cores) < 2 or jax.process_count() > 1:
         return None
     made: list[Any] = []
@@ -1713,14 +1720,25 @@ def _make_single_threaded_device() -> Any | None:
         maker = threading.Thread(target=try_to, name="bucketjit-client")
         maker.start()
         maker.join()
-    return made[0].local_devices()[0] if made else None
+    if not made:
+        return None
+    # A fork has none of its threads, for which it would wait when it is destroyed.
+    keep = functools.partial(ctypes.pythonapi.Py_IncRef, ctypes.py_object(made[0]))
+    os.register_at_fork(after_in_child=keep)
+    return made[0].local_devices()[0]
 
 
 def can_lend(value: Any, device: Any) -> bool:
-    """Whether a program that takes an array would run on a device, as far as that decides it."""
+    """Whether JAX would run a program that takes an array on a device, or anywhere it likes.
+
+    Not so for a tracer, and for what is committed to another device or several.
+
+    Args:
+        value: An array, or the type of one with the place that it is committed to.
+        device: The device.
+    """
     if isinstance(value, _core.Tracer):
         return False
-    # The type of an array, as programs are lowered for it, has the place that it is committed to.
     is_type = isinstance(value, jax.ShapeDtypeStruct)
     placed = value.sharding if is_type or getattr(value, "committed", False) else None
     return placed is None or (type(placed) is _SINGLE and placed.device_set == {device})

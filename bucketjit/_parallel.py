@@ -22,8 +22,9 @@ T = TypeVar("T")
 
 def cores() -> int:
     """How many cores this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return count or 1
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(os.getpid()))  # that of a thread may be less
 
 
 def start_helpers() -> None:

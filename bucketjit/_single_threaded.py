@@ -35,7 +35,10 @@ def device_of_chunks(chunks: float) -> Any:
     Args:
         chunks: How many chunks of a call there are, as a rule; 0 if programs are for whole calls.
     """
-    if not chunks or chunks < _LEAST_BUSY * cores() or _jax.default_device().platform != "cpu":
+    if not chunks or chunks < _LEAST_BUSY * cores():
+        return None
+    usual = _jax.sole_device()
+    if usual is None or usual.platform != "cpu":
         return None
     start_helpers()
     return _jax.single_threaded_device()
@@ -59,7 +62,7 @@ def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks:
         return None
     types = [dtype for dtype, _ in program.out_types]
     for leaf in leaves:
-        if not _jax.can_lend(leaf, _jax.default_device()):
+        if not _jax.can_lend(leaf, _jax.sole_device()):
             return None
         types.append(jax.typeof(leaf).dtype)
     if any(jax.dtypes.issubdtype(t, jax.dtypes.extended) or t == jax.dtypes.float0 for t in types):
@@ -156,7 +159,8 @@ class _Given(NamedTuple):
 class _Books:
     """What was lent, by identity: an array of JAX's has no hash.
 
-    A model's parameters are lent once, and not at every call.
+    A model's parameters are lent once, and not at every call. No lock is needed: the interpreter
+    tells that an array is gone before it gives its place to another.
 
     Attributes:
         page: What each function was given last. A new one is begun when something that was lent is
@@ -193,7 +197,8 @@ class SingleThreaded:
     """A function on the device of `device_for`, to be called like one on JAX's own.
 
     Arguments that JAX would not run on the device that is its default now (they are committed to
-    another one, or traced) are handed over to an ordinary function.
+    another one, or traced; another device is the default, or a mesh) are handed over to an ordinary
+    function.
 
     Args:
         function: The function there; its arguments are on the device, or NumPy's if they are
@@ -214,7 +219,7 @@ class SingleThreaded:
         self._elsewhere = elsewhere
         self._opened = opened
         self._device = device
-        self._here = _jax.default_device()
+        self._here = _jax.sole_device()
 
     def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
         """Serve a call; it is over when this returns."""
@@ -236,7 +241,7 @@ class SingleThreaded:
         """The result, and whether JAX would commit it; None if the ordinary function served it."""
         tree: Any
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        given = self._given(leaves) if _jax.default_device() is self._here else None
+        given = self._given(leaves) if _jax.sole_device() is self._here else None
         if given is None:
             return self._elsewhere(sizes, *args, **kwargs), None
         values, committed = given

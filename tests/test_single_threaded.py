@@ -241,6 +241,15 @@ def test_numbers_of_64_bits() -> None:
     same(executor(params, x), jax.jit(layer)(params, x))
 
 
+def test_a_pinned_thread_that_calls_first_has_no_say() -> None:
+    def pinned() -> int:
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        return _parallel.cores()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(pinned).result() == _parallel.cores() > 1
+
+
 def test_values_that_are_not_finite() -> None:
     x, params = ramp(3, 9, 6), new_params()
     x[1, 2] = np.nan
@@ -363,6 +372,13 @@ for _ in range(2):
         np.testing.assert_allclose(y, expected, rtol=1e-5)
     y = executor(w, x)
     assert y.devices() == {first} and not y.committed
+    for mesh in (jax.make_mesh((1,), ("d",)), jax.sharding.Mesh([second], ("d",))):
+        with jax.set_mesh(mesh):
+            y = executor(w, x)
+            assert y.devices() == jax.jit(layer)(w, x).devices()
+            np.testing.assert_allclose(y, expected, rtol=1e-5)
+            other = executor.with_pow2("s")  # which has not compiled yet
+            np.testing.assert_allclose(other(w, x), expected, rtol=1e-5)
 print("fine")
 """
 _A_FORK = """
@@ -374,11 +390,20 @@ for _ in range(2):
 print("fine", flush=True)
 os._exit(0)
 """
+_NO_RIGHTS = """
+def refuse(*_):
+    raise PermissionError("not here")
+
+os.sched_setaffinity = refuse
+np.testing.assert_allclose(executor(w, x), expected, rtol=1e-5)
+print("fine")
+"""
+SCRIPTS = {"two devices": _TWO_DEVICES, "a fork": _A_FORK, "no rights": _NO_RIGHTS}
 
 
-@pytest.mark.parametrize("what", ["two devices", "a fork"])
+@pytest.mark.parametrize("what", SCRIPTS)
 def test_in_a_process_of_its_own(what: str) -> None:
-    script, count = (_TWO_DEVICES, 2) if what == "two devices" else (_A_FORK, 1)
+    script, count = SCRIPTS[what], 2 if what == "two devices" else 1
     environment = {
         **os.environ,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
@@ -393,6 +418,7 @@ def test_in_a_process_of_its_own(what: str) -> None:
         timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-3000:]
+    assert done.stderr == ""
 
 
 def shared(params: Any, x: Any) -> Any:
