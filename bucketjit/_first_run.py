@@ -23,7 +23,7 @@ _MOST_BYTES = 2**30  # calls may be taking as much at the same time
 # On made-up values a loop may not end, and what Python is called back with must be real. What
 # LAPACK does is not among the operations that XLA counts.
 _NOT_ON_ZEROS = {
-    *("while", "pure_callback", "io_callback", "debug_callback"),
+    *("while", *_jax.CALLBACKS),
     *("cholesky", "eig", "eigh", "geqrf", "geqp3", "householder_product", "hessenberg", "lu"),
     *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
     "tridiagonal_solve",

@@ -415,6 +415,10 @@ def primitive(name: str) -> Any | None:
     return _primitives.get(name)
 
 
+# Names of the primitives that call back into Python.
+CALLBACKS = frozenset(("pure_callback", "io_callback", "debug_callback"))
+
+
 def primitives(*names: str) -> list[Any]:
     """The primitives of these names that this version of JAX has."""
     return [p for p in map(primitive, names) if p is not None]
@@ -1758,19 +1762,20 @@ def lent(value: Any, device: Any) -> jax.Array:
         RuntimeError: It has been deleted.
     """
     kind = jax.typeof(value)
-    aval, there = _aval(kind.shape, kind.dtype, kind.weak_type), _sharding_of(device)
     if isinstance(value, jax.Array) and not value.is_deleted():
         # NumPy's view holds the object whose memory it shows; this one goes with the view.
         value = placed_like(value, value, kind.weak_type)
-    host = np.asarray(value, kind.dtype)
-    return cast(jax.Array, _xla_client.batched_device_put(aval, there, [host], [device], True))
+    return _placed(np.asarray(value, kind.dtype), kind.weak_type, device, True)
 
 
 def given_back(array: jax.Array, device: Any, committed: bool) -> jax.Array:
     """A result of `single_threaded_device` on a CPU of JAX's own, without a copy."""
-    aval, there = _aval(array.shape, array.dtype, array.weak_type), _sharding_of(device)
-    host = [np.asarray(array)]
-    return cast(jax.Array, _xla_client.batched_device_put(aval, there, host, [device], committed))
+    return _placed(np.asarray(array), array.weak_type, device, committed)
+
+
+def _placed(host: np.ndarray, weak_type: bool, device: Any, committed: bool) -> jax.Array:
+    aval, there = _aval(host.shape, host.dtype, weak_type), _sharding_of(device)
+    return cast(jax.Array, _xla_client.batched_device_put(aval, there, [host], [device], committed))
 
 
 @functools.cache

@@ -26,7 +26,6 @@ from bucketjit._trace import Program
 _MOST_FLOPS = 2e8  # of one operation: larger ones end as soon, or sooner, where they are shared
 _LEAST_BUSY = 0.5  # share of the cores that chunks keep busy
 _SCALARS = bool | int | float | complex
-_CALLS_BACK = {"pure_callback", "io_callback", "debug_callback"}
 
 
 def device_of_chunks(chunks: float) -> Any:
@@ -77,7 +76,7 @@ def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks:
 
 def _runs_anywhere(eqn: Any) -> bool:
     """Whether an equation neither calls back into Python nor names a device."""
-    if eqn.primitive.name in _CALLS_BACK:
+    if eqn.primitive.name in _jax.CALLBACKS:
         return False
     return not any(_jax.is_place(value) for value in _flat(eqn.params.values()))
 
@@ -224,9 +223,7 @@ class SingleThreaded:
     def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
         """Serve a call; it is over when this returns."""
         result, committed = self._run(sizes, args, kwargs)
-        if committed is None:
-            return result
-        return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
+        return result if committed is None else self._given_back(result, committed)
 
     def to_host(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
         """Serve a call; results are NumPy's where JAX would put them on its default device."""
@@ -234,8 +231,11 @@ class SingleThreaded:
         if committed is None:
             return result
         if committed:
-            return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, True), result)
+            return self._given_back(result, True)
         return jax.tree_util.tree_map(np.asarray, result)
+
+    def _given_back(self, result: Any, committed: bool) -> Any:
+        return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
 
     def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
         """The result, and whether JAX would commit it; None if the ordinary function served it."""

@@ -36,7 +36,6 @@ _IDLE = frozenset(
     )
 )
 
-_CALLBACKS = frozenset(("pure_callback", "io_callback", "debug_callback"))
 
 leaked_p = jex_core.Primitive("leaked")
 
@@ -54,7 +53,7 @@ class HostFunction:
 
 
 def _is_host(eqn: Any, param: str) -> bool:
-    return param == "callback" and eqn.primitive.name in _CALLBACKS
+    return param == "callback" and eqn.primitive.name in _jax.CALLBACKS
 
 
 @dataclass

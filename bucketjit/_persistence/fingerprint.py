@@ -35,7 +35,7 @@ _IDLE = frozenset(
     )
 )
 # What they do is not in the program: it is a function of the host, or a library's.
-_ELSEWHERE = frozenset(("pure_callback", "io_callback", "debug_callback", "ffi_call"))
+_ELSEWHERE = _jax.CALLBACKS | {"ffi_call"}
 
 
 class NoDigest(Exception):
