@@ -55,6 +55,8 @@ class Executable:
         signatures: How many signatures of arguments, placement included, it knows.
         to_host: Does what ``function`` does, but results that are there in host memory when it
             returns, and would go to JAX's default device, may be NumPy's.
+        bind: Takes what several calls have in common, for which ``to_host`` would look at it each
+            time; see `bucketjit._single_threaded.Bound`. None if it is not to be had.
     """
 
     sizes: Mapping[str, int]
@@ -78,6 +80,7 @@ class Executable:
         self.count_signatures = _jax.signature_counter(self.compiles)
         self.signatures = self.count_signatures()
         self.to_host: Callable[..., Any] = getattr(self.function, "to_host", self.function)
+        self.bind: Callable[..., Any] | None = getattr(self.function, "bind", None)
         # What was compiled beforehand serves the first placement; nothing was if it was loaded.
         self._placements: set[Any] = {None}
         if self.origin is not None and not self.loaded:

@@ -294,15 +294,21 @@ def on_default_device(host: Any, weak_type: bool = False) -> Any:
     return _default_placer(_config.default_device.value, host.shape, host.dtype, weak_type)(host)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _default_placer(
     device: Any, shape: tuple[int, ...], dtype: Any, weak_type: bool
 ) -> Callable[..., jax.Array]:
-    with jax.ensure_compile_time_eval():
-        like = jax.device_put(np.zeros((), dtype))  # on ``device``, the default one
+    like = _on_default_device(device, dtype)
     if like.committed:
         return lambda host: with_type(jax.device_put(host), host.dtype, weak_type)
     return host_placer(shape, dtype, weak_type, like)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_default_device(device: Any, dtype: Any) -> jax.Array:
+    """An array that JAX has put on ``device``, the default one: it takes 100 us and more."""
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.zeros((), dtype))
 
 
 def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from bucketjit._cache import Slot
 from bucketjit._executable import Executable, SignatureChanged
 from bucketjit._padded import Padded
+from bucketjit._padding import pad
 from bucketjit._results import Change
 from bucketjit._stats import Line
 
@@ -30,12 +31,28 @@ Prepared = tuple[Sequence[Any], Mapping[str, Any]]
 Prepare = Callable[[Sequence[Any], Mapping[str, Any]], Prepared]
 After = Callable[[Sequence[Any], Mapping[str, Any]], None]
 Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+Own = Sequence[tuple[int, Any]]  # leaves by position in the call
 
 _now = time.monotonic
 
 
 class Evicted(Exception):
     """The executable of a plan has left the cache."""
+
+
+class Part(NamedTuple):
+    """Serves the chunks of one call, whose common arguments were looked at already.
+
+    Attributes:
+        leaves: The leaves of the call, in host memory where they have open axes.
+        serve: Serves a chunk, of the leaves that are its own.
+    """
+
+    leaves: Sequence[Any]
+    serve: Callable[[Own], Any]
+
+
+Bind = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int]], Part | None]
 
 
 class Way(Protocol):
@@ -48,6 +65,9 @@ class Way(Protocol):
         lines: Count the calls.
         serve: Serves a call. Raises `Evicted` if an executable has left the cache, and
             `SignatureChanged` if what has no open axes is not as it was.
+        bind: Of the arguments of a whole call, and the positions of the leaves that are cut, what
+            serves its chunks with less to do for each of them; None where each has to be served for
+            itself. Raises what ``serve`` raises.
     """
 
     following: Way | None
@@ -64,6 +84,9 @@ class Way(Protocol):
     @property
     def serve(self) -> Serve: ...
 
+    @property
+    def bind(self) -> Bind | None: ...
+
 
 class Plan:
     """A way by one executable.
@@ -72,14 +95,18 @@ class Plan:
         slot: Where it is.
         line: Counts the calls.
         serve: Serves a call; see `serving`.
+        bind: Serves the chunks of a call; see `binding`.
     """
 
-    __slots__ = ("following", "line", "serve", "slot")
+    __slots__ = ("bind", "following", "line", "serve", "slot")
 
-    def __init__(self, slot: Slot[Executable], line: Line, serve: Serve) -> None:
+    def __init__(
+        self, slot: Slot[Executable], line: Line, serve: Serve, bind: Bind | None = None
+    ) -> None:
         self.slot = slot
         self.line = line
         self.serve = serve
+        self.bind = bind
         self.following: Way | None = None
 
     @property
@@ -98,9 +125,23 @@ class Plan:
         return (self.line,)
 
 
+def counting(slot: Slot[Executable], line: Line) -> Callable[[], None]:
+    """What counts a call of a plan."""
+    use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
+
+    def counted() -> None:
+        slot.last_used = moment = now()
+        use()
+        count()
+        if moment >= clock.due:
+            clock.tick(moment)
+
+    return counted
+
+
 def serving(
     slot: Slot[Executable],
-    line: Line,
+    counted: Callable[[], None],
     sizes: Any,
     prepare: Prepare | None,
     after: After | None,
@@ -111,7 +152,7 @@ def serving(
 
     Args:
         slot: Where the executable is. It is not held itself: it may leave the cache.
-        line: Counts the calls.
+        counted: See `counting`.
         sizes: What it takes before the arguments, on the device; None where it runs exact.
         prepare: Makes its arguments of those of the call; None if they are the same.
         after: Told of the arguments when it has taken them.
@@ -119,7 +160,6 @@ def serving(
         joined: Whether it is of a chunk, and will be joined with those of others on the host.
     """
     lead = () if sizes is None else (sizes,)
-    use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
 
     def serve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         entry = slot.entry
@@ -130,16 +170,63 @@ def serving(
         result = function(*lead, *values, **named) if named else function(*lead, *values)
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, named)
-        slot.last_used = moment = now()
-        use()
-        count()
-        if moment >= clock.due:
-            clock.tick(moment)
+        counted()
         if after is not None:
             after(args, kwargs)
         return result if finish is None else finish(result)
 
     return serve
+
+
+def binding(
+    slot: Slot[Executable],
+    counted: Callable[[], None],
+    sizes: Any,
+    hosts: Sequence[Where],
+    without_statics: Prepare | None,
+    note: Callable[[], None] | None,
+    finish: Change | None,
+) -> Bind:
+    """What serves the chunks of a call by a plan; see `Way` and `Part`.
+
+    Args:
+        slot: See `serving`.
+        counted: See `serving`.
+        sizes: See `serving`.
+        hosts: See `preparing`.
+        without_statics: See `preparing`.
+        note: Told of each chunk.
+        finish: See `serving`.
+    """
+
+    def bind(args: Sequence[Any], kwargs: Mapping[str, Any], cut: Sequence[int]) -> Part | None:
+        entry = slot.entry
+        if entry is None:
+            raise Evicted
+        if entry.bind is None:
+            return None
+        if hosts:
+            _check_hosts(hosts, args, kwargs)
+        if without_statics is not None:
+            args, kwargs = without_statics(args, kwargs)
+        shapes = dict(entry.pads)
+        common = {i: shape for i, shape in entry.pads if i not in cut}
+        bound = entry.bind(sizes, args, kwargs, common)
+        if bound is None:
+            return None
+
+        def serve(own: Own) -> Any:
+            result = bound.run([(i, pad(x, shapes[i]) if i in shapes else x) for i, x in own])
+            if entry.count_signatures() != entry.signatures:
+                entry.note_compiles(*bound.arguments)
+            counted()
+            if note is not None:
+                note()
+            return result if finish is None else finish(result)
+
+        return Part(bound.leaves, serve)
+
+    return bind
 
 
 def preparing(

@@ -97,14 +97,15 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
             return as_numpy(first) if out is Out.NUMPY else first
         whole = unpad(first.array, first.sizes, weak_type)
         return as_numpy(whole) if out is Out.NUMPY else whole
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    is_host = isinstance(array, np.ndarray)
+    if not is_host and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
         whole = jax.random.wrap_key_data(words, impl=_jax.key_impl(array.dtype))
     else:
         host = np.concatenate([_host(p) for p in parts], axis)
         if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # which JAX has no arrays of
             return host
-        if isinstance(array, np.ndarray):
+        if is_host:
             whole = _jax.on_default_device(host, weak_type)
         else:
             whole = _jax.array_from_host(host, weak_type, array)

@@ -25,6 +25,8 @@ from bucketjit._plan import (
     Way,
     Where,
     afterwards,
+    binding,
+    counting,
     preparing,
     serving,
 )
@@ -351,8 +353,12 @@ def make_plan(
         if any(leaf in donated for _, leaf in places):
             gives.append(where)
     prepare = preparing(pads, hosts, layout.without_statics)
-    serve = serving(slot, line, sizes, prepare, afterwards(gives, note), finish, joined)
-    return Plan(slot, line, serve)
+    counted = counting(slot, line)
+    serve = serving(slot, counted, sizes, prepare, afterwards(gives, note), finish, joined)
+    bind = None
+    if joined and entry is not None and entry.bind is not None:
+        bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)
+    return Plan(slot, line, serve, bind)
 
 
 def host_arguments(

@@ -9,9 +9,11 @@ given is looked at from there, and its results are looked at from here: nothing 
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,12 +22,15 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes
+from bucketjit._padding import pad, plain
 from bucketjit._parallel import cores, start_helpers
 from bucketjit._trace import Program
 
 _MOST_FLOPS = 2e8  # of one operation: larger ones end as soon, or sooner, where they are shared
 _LEAST_BUSY = 0.5  # share of the cores that chunks keep busy
 _SCALARS = bool | int | float | complex
+
+Pads = Mapping[int, tuple[int, ...]]
 
 
 def device_of_chunks(chunks: float) -> Any:
@@ -143,13 +148,13 @@ class _Given(NamedTuple):
     """Arguments as a function takes them, and what they were made of.
 
     Attributes:
-        closed: Positions of the leaves without open axes.
+        closed_of: Picks the leaves without open axes, of all.
         owners: Identities of those.
         leaves: The leaves for the function, None where axes are open.
         committed: Whether some owner is committed.
     """
 
-    closed: Sequence[int]
+    closed_of: Callable[[Sequence[Any]], Sequence[Any]]
     owners: Sequence[int]
     leaves: list[Any]
     committed: bool
@@ -192,6 +197,66 @@ class _Books:
 _books = _Books()
 
 
+class Bound:
+    """A `SingleThreaded` function and what several calls of it have in common.
+
+    Safe to call from several threads.
+
+    Args:
+        function: Takes the arguments.
+        leaves: The leaves of one of the calls, as they came; in host memory where they are padded.
+        given: The same, as the function takes them.
+        tree: Their tree.
+        device: Where the function runs.
+        back: What is done to results.
+
+    Attributes:
+        leaves: See above.
+    """
+
+    __slots__ = ("_back", "_device", "_function", "_given", "_tree", "leaves")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        leaves: Sequence[Any],
+        given: list[Any],
+        tree: Any,
+        device: Any,
+        back: Callable[[Any], Any],
+    ) -> None:
+        self.leaves = leaves
+        self._function = function
+        self._given = given
+        self._tree = tree
+        self._device = device
+        self._back = back
+
+    @property
+    def arguments(self) -> Any:
+        """The positional arguments and those by name."""
+        return self._tree.unflatten(self.leaves)
+
+    def run(self, own: Iterable[tuple[int, Any]]) -> Any:
+        """Serve a call; results are as those of `SingleThreaded.to_host`.
+
+        Args:
+            own: What it does not have in common with others, padded, by position among the leaves.
+        """
+        leaves = self._given.copy()
+        for leaf, value in own:
+            is_array = isinstance(value, np.generic)  # one without axes, which is never padded
+            leaves[leaf] = _books.lend(value, self._device) if is_array else value
+        args, kwargs = self._tree.unflatten(leaves)
+        return self._back(self._function(*args, **kwargs))
+
+
+def _on_host(result: Any) -> Any:
+    if isinstance(result, jax.Array):  # the most frequent tree, without the way through it
+        return np.asarray(result)
+    return jax.tree_util.tree_map(np.asarray, result)
+
+
 class SingleThreaded:
     """A function on the device of `device_for`, to be called like one on JAX's own.
 
@@ -230,9 +295,36 @@ class SingleThreaded:
         result, committed = self._run(sizes, args, kwargs)
         if committed is None:
             return result
-        if committed:
-            return self._given_back(result, True)
-        return jax.tree_util.tree_map(np.asarray, result)
+        return self._given_back(result, True) if committed else _on_host(result)
+
+    def bind(
+        self, sizes: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pads: Pads
+    ) -> Bound | None:
+        """What several calls have in common, looked at once; None where it is not for this device.
+
+        Args:
+            sizes: The logical sizes.
+            args: Positional arguments of one of the calls, not padded.
+            kwargs: Its keyword arguments.
+            pads: Padded shapes of leaves that are common to the calls, by position.
+        """
+        leaves: list[Any]
+        tree: Any
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        for i in self._opened:
+            leaves[i] = plain(leaves[i])
+        given = self._given(leaves) if _jax.sole_device() is self._here else None
+        if given is None:
+            return None
+        values, committed = given
+        for i in self._opened:
+            leaves[i] = values[i]
+        for i, shape in pads.items():
+            values[i] = pad(values[i], shape)
+        back = functools.partial(self._given_back, committed=True) if committed else _on_host
+        sizes = jax.tree_util.tree_map(lambda x: _books.lend(x, self._device), sizes)
+        function = functools.partial(self._function, sizes)
+        return Bound(function, leaves, values, tree, self._device, back)
 
     def _given_back(self, result: Any, committed: bool) -> Any:
         return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
@@ -272,8 +364,8 @@ class SingleThreaded:
         page = _books.page
         known = page.get(self)
         if known is not None:
-            own = [leaves[i] for i in known.closed]
-            if list(map(id, own)) == known.owners and not any(x.is_deleted() for x in own):
+            own = known.closed_of(leaves)
+            if list(map(id, own)) == known.owners and not any(map(_is_deleted, own)):
                 return known
         closed = [i for i in range(len(leaves)) if i not in self._opened]
         given: list[Any] = [None] * len(leaves)
@@ -286,7 +378,19 @@ class SingleThreaded:
                 return None
             given[i] = _books.lend(x, self._device)
             committed |= getattr(x, "committed", False)
-        made = _Given(closed, [id(leaves[i]) for i in closed], given, committed)
-        if all(isinstance(leaves[i], jax.Array) for i in closed):
+        closed_of = _picker(closed)
+        own = closed_of(leaves)
+        made = _Given(closed_of, list(map(id, own)), given, committed)
+        if all(isinstance(x, jax.Array) for x in own):
             page[self] = made
         return made
+
+
+_is_deleted = operator.methodcaller("is_deleted")
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Picks some of a list: the parameters of a model, at every call."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda every: [every[i] for i in positions]

@@ -250,7 +250,7 @@ class Splitter:
         if ways.keys() == set(plan.sizes):
             cuts = _by_argument(signed, given, cut)
             padded = any(type(signed.leaves[piece.leaf]) is Padded for piece in cut)
-            shorter = SplitPlan(plan.sizes, ways, cuts, join, padded)
+            shorter = SplitPlan(plan.sizes, ways, cut, cuts, join, padded)
             try:
                 found = shorter.run(left, given.args, given.kwargs)
             except (SignatureChanged, Evicted):
@@ -331,16 +331,18 @@ def _join(
     results: Sequence[Any],
 ) -> Any:
     """The result of a call, of those of its chunks."""
-    trees = {jax.tree_util.tree_structure(result) for result in results}
-    if len(trees) > 1:
-        shown = " and ".join(map(str, trees))
+    leaves: list[Any]
+    tree: Any
+    leaves, tree = jax.tree_util.tree_flatten(list(results))
+    first, *others = tree.children()
+    if any(other != first for other in others):
+        shown = " and ".join(sorted({str(first), *map(str, others)}))
         raise SplitError(*told, f"chunks return different trees, {shown}")
-    leaves = zip(*map(jax.tree_util.tree_leaves, results), strict=True)
     whole = [
-        joined(parts, axis, weak, out)
-        for parts, axis, weak in zip(leaves, axes, weak_types, strict=True)
+        joined(leaves[i :: first.num_leaves], axis, weak, out)
+        for i, (axis, weak) in enumerate(zip(axes, weak_types, strict=True))
     ]
-    return jax.tree_util.tree_unflatten(trees.pop(), whole)
+    return jax.tree_util.tree_unflatten(first, whole)
 
 
 class Cut(NamedTuple):
@@ -377,7 +379,8 @@ class SplitPlan:
     Args:
         sizes: The variable's size in each chunk.
         ways: How a chunk of each size is served.
-        cuts: What chunks have of the arguments that are cut.
+        cut: What chunks have of the leaves that are cut.
+        cuts: The same by argument.
         join: Joins the results of all chunks.
         padded: Whether there are `Padded` arrays among what is cut.
 
@@ -387,8 +390,10 @@ class SplitPlan:
         lines: Count the chunks. They belong to their own plans.
     """
 
+    bind = None  # a chunk of its own is cut along another axis
+
     __slots__ = (
-        *("_block", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
+        *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
         *("following", "slots"),
     )
 
@@ -396,12 +401,14 @@ class SplitPlan:
         self,
         sizes: Sequence[int],
         ways: Mapping[int, Way],
+        cut: Sequence[Piece],
         cuts: tuple[Cut, ...],
         join: Callable[[Sequence[Any]], Any],
         padded: bool,
     ) -> None:
         self._sizes = tuple(sizes)
         self._ways = dict(ways)
+        self._cut = cut
         self._cuts = cuts
         self._join = join
         self._padded = padded
@@ -438,15 +445,30 @@ class SplitPlan:
             raise Evicted  # before a chunk has been served, and counted
         if self._padded:  # once, and not for each chunk
             args, kwargs = changed(args, kwargs, self._cuts, lambda value, _: plain(value))
+        chunk_of = {n: self._chunk_of(way, args, kwargs) for n, way in self._ways.items()}
         ends = spans(self._sizes)
-        jobs = [functools.partial(self._serve, *ends[i], args, kwargs) for i in which]
+        jobs = [functools.partial(chunk_of[self._sizes[i]], *ends[i]) for i in which]
         return run_together(jobs) if self._helped else [job() for job in jobs]
 
-    def _serve(self, start: int, stop: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _chunk_of(
+        self, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[int, int], Any]:
+        """What serves the chunks of a call that go one way, by where they begin and end."""
+        part = None
+        if way.bind is not None:
+            part = way.bind(args, kwargs, [piece.leaf for piece in self._cut])
+        if part is None:
+            return functools.partial(self._serve, way, args, kwargs)
+        cut, serve = [(piece, part.leaves[piece.leaf]) for piece in self._cut], part.serve
+        return lambda start, stop: serve([(p.leaf, p.of(x, start, stop)) for p, x in cut])
+
+    def _serve(
+        self, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any], start: int, stop: int
+    ) -> Any:
         values, named = changed(
             args, kwargs, self._cuts, lambda value, piece: piece.of(value, start, stop)
         )
-        result = self._ways[stop - start].serve(values, named)
+        result = way.serve(values, named)
         return jax.block_until_ready(result) if self._block else result
 
 

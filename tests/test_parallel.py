@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,11 +17,15 @@ from bucketjit import _parallel
 from bucketjit._parallel import run_together
 
 
+@functools.cache
+def the_helpers() -> _parallel.Helpers:
+    return _parallel.Helpers(2)
+
+
 @pytest.fixture(autouse=True)
 def two_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine has."""
-    pool = ThreadPoolExecutor(2)
-    monkeypatch.setattr(_parallel, "_helpers", lambda process: (2, pool))
+    monkeypatch.setattr(_parallel, "_helpers", lambda process: the_helpers())
 
 
 def test_results_are_in_order() -> None:
@@ -41,18 +47,55 @@ def test_others_help() -> None:
 
 
 def test_who_asks_does_it_alone_if_nobody_is_free() -> None:
-    free = threading.Event()
-    busy = [threading.Event(), threading.Event()]
-    _, pool = _parallel._helpers(0)
-    assert pool is not None
-    held = [pool.submit(lambda e=e: (e.set(), free.wait(30))) for e in busy]
-    for event in busy:
-        assert event.wait(30)
-    me = threading.get_ident()
-    assert run_together([threading.get_ident] * 4) == [me] * 4
-    free.set()
-    for future in held:
-        future.result()
+    busy, free = threading.Barrier(4), threading.Event()
+
+    def job() -> bool:
+        busy.wait(30)
+        return free.wait(30)
+
+    with ThreadPoolExecutor(1) as other:
+        held = other.submit(run_together, [job] * 3)  # the helpers have two of them
+        busy.wait(30)
+        me = threading.get_ident()
+        assert run_together([threading.get_ident] * 4) == [me] * 4
+        free.set()
+        assert held.result() == [True] * 3
+
+
+def test_an_interrupt_leaves_what_nobody_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    begun, free = threading.Barrier(3), threading.Event()
+
+    def long(i: int) -> None:
+        ran.append(i)
+        begun.wait(30)
+        free.wait(30)
+
+    def interrupted() -> None:
+        begun.wait(30)  # the helpers are at work
+        raise KeyboardInterrupt
+
+    def job(i: int) -> Callable[[], None]:
+        me = threading.get_ident()
+        return lambda: interrupted() if threading.get_ident() == me else long(i)
+
+    threading.Timer(0.05, free.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_together([job(i) for i in range(9)])
+    assert free.is_set() and len(ran) == 2
+    assert run_together([lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_nobody_holds_what_is_done() -> None:
+    class Thing:
+        pass
+
+    def job() -> Thing:
+        time.sleep(0.002)
+        return Thing()
+
+    things = [weakref.ref(x) for x in run_together([job] * 6)]
+    assert [x() for x in things] == [None] * 6
 
 
 @pytest.mark.parametrize(

@@ -338,12 +338,12 @@ def test_helpers_that_do_not_start_leave_nobody_waiting(monkeypatch: pytest.Monk
         started.append(self)
         start(self)
 
-    monkeypatch.setattr(_parallel, "cores", lambda: 4)
     monkeypatch.setattr(threading.Thread, "start", fails_at_second)
-    _, pool = _parallel._helpers.__wrapped__(-1)
-    assert pool is not None
-    pool.shutdown()
-    assert not started[0].is_alive()
+    helpers = _parallel.Helpers(3)
+    assert helpers.count == 1
+    monkeypatch.setattr(_parallel, "_helpers", lambda process: helpers)
+    meet = threading.Barrier(2)
+    assert len({*_parallel.run_together([lambda: meet.wait(30)] * 2)}) == 2
 
 
 _ALONE = """

@@ -17,13 +17,13 @@ import pytest
 from bucketjit import BucketedExec, Padded, SpecError, SplitError, _padding, _parallel, _splitting
 from tests.comparison import assert_like_jit, assert_same, ramp
 from tests.test_overflow import SPLITS, buckets, floats, mlp, rows
+from tests.test_parallel import the_helpers
 
 
 @pytest.fixture(autouse=True)
 def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads help whatever this machine has, and however small the chunks are."""
-    pool = ThreadPoolExecutor(2)
-    monkeypatch.setattr(_parallel, "_helpers", lambda process: (2, pool))
+    monkeypatch.setattr(_parallel, "_helpers", lambda process: the_helpers())
     monkeypatch.setattr(_splitting, "_WORTH_HELP", 0.0)
 
 
