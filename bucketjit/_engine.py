@@ -11,7 +11,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bucketjit import _jax, strategies
-from bucketjit._axes import places_of
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
@@ -41,6 +40,7 @@ from bucketjit._route import (
     Given,
     Route,
     Routes,
+    arguments_of,
     elements,
     host_arguments,
     layout_of,
@@ -339,8 +339,8 @@ class Engine:
         line = Line(sizes, reason=reason)
         self.counters.call(line, compiled)
         if given is not None and self.config.check is Check.OFF:
-            is_open = [spec is not None for spec in signed.family.specs]
-            self._remember(signed, given, is_open, key, None, finish, line)
+            opened = [i for i, spec in enumerate(signed.family.specs) if spec is not None]
+            self._remember(signed, given, opened, key, None, finish, line)
         return result
 
     def _run_split(
@@ -359,8 +359,8 @@ class Engine:
             serve, self.find_way, signed, call, error, out, given, self.chunk_routes
         )
         if way is not None and given is not None:
-            is_open = _open_leaves(call, signed)
-            layout = layout_of(signed, is_open, given.args, given.kwargs)
+            opened = signed.family.open_leaves(call.tokens)
+            layout = layout_of(signed, opened, given, arguments_of(signed, given))
             if layout is not None:
                 with self.lock:
                     # Who cleared the routes meanwhile does not count its chunks any more.
@@ -459,14 +459,14 @@ class Engine:
         if sum(x.size for x in call.leaks.values) > _LARGEST_LEAKS:
             return None
         on_device = _jax.on_default_device(sizes)
-        is_open = _open_leaves(call, signed)
-        return self._remember(signed, given, is_open, key, on_device, finish, line, call.sizes)
+        opened = signed.family.open_leaves(call.tokens)
+        return self._remember(signed, given, opened, key, on_device, finish, line, call.sizes)
 
     def _remember(
         self,
         signed: Signed,
         given: Given,
-        is_open: Sequence[bool],
+        opened: Sequence[int],
         key: Any,
         sizes: Any,
         finish: Change | None,
@@ -477,13 +477,14 @@ class Engine:
         slot = self.cache.slot(key)
         if slot is None:
             return None
-        layout = layout_of(signed, is_open, given.args, given.kwargs)
+        arguments = arguments_of(signed, given)
+        layout = layout_of(signed, opened, given, arguments)
         if layout is None:
             return None
         note = None
         if self.watcher is not None and logical is not None:
             note = functools.partial(self.watcher.note, logical)
-        hosts = host_arguments(signed, is_open, given.args, given.kwargs)
+        hosts = host_arguments(arguments, opened)
         with self.lock:
             self.counters.open(line)
             route, gone = given.routes.of(layout)
@@ -561,11 +562,6 @@ def _exact_finisher(entry: Executable, program: Program | None, out: Out) -> Cha
     if out is Out.PADDED and program is not None:
         opened = program.open_outs
     return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
-
-
-def _open_leaves(call: Call, signed: Signed) -> list[bool]:
-    opened = {place.leaf for place in places_of(call.tokens).opened}
-    return [kind.dtype is None or leaf in opened for leaf, kind in enumerate(signed.family.types)]
 
 
 def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:

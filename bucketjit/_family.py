@@ -138,6 +138,7 @@ class Family:
         self._reasons = [why]  # for what is learnt next
         self._news: list[str] = []
         self._told: dict[Program, tuple[Tokens, Shapes]] = {}
+        self._open_leaves: tuple[Tokens, list[int]] = ((), [])
 
     @contextmanager
     def unlearning(self) -> Iterator[None]:
@@ -154,6 +155,15 @@ class Family:
     def tokens(self) -> Tokens | None:
         """A token per axis of each leaf; None before the first call."""
         return self._tokens
+
+    def open_leaves(self, tokens: Tokens) -> list[int]:
+        """Positions of the leaves that have open axes, or are sizes themselves."""
+        known, found = self._open_leaves
+        if known is not tokens:
+            opened = {place.leaf for place in places_of(tokens).opened}
+            found = [i for i, kind in enumerate(self.types) if kind.dtype is None or i in opened]
+            self._open_leaves = tokens, found
+        return found
 
     def resolve(self, shapes: Shapes) -> Call:
         """Find or trace the program for a call of these shapes.

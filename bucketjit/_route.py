@@ -7,7 +7,7 @@ else; a plan (`bucketjit._plan`) is what it found out for one set of shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -263,51 +263,72 @@ class Given(NamedTuple):
     routes: Routes
 
 
-def arguments_of(
-    signed: Signed, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Where, list[Any], Any, int]]:
-    """The arguments of a call that are not static.
+class Argument(NamedTuple):
+    """An argument of a call that is not static.
 
-    Yields:
-        Where it is, its leaves, its tree, and the position of its first leaf in the call.
+    Attributes:
+        where: Its position or name.
+        leaves: Its leaves.
+        tree: Its tree.
+        start: The position of its first leaf in the call.
     """
+
+    where: Where
+    leaves: list[Any]
+    tree: Any
+    start: int
+
+    def own(self, opened: Iterable[int]) -> list[int]:
+        """Which leaves of the call are its own, by their position among those."""
+        stop = self.start + len(self.leaves)
+        return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
+
+
+def arguments_of(signed: Signed, given: Given) -> list[Argument]:
+    """The arguments of a call that are not static."""
+    args, kwargs = given.args, given.kwargs
     arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
     arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
     start = 0
+    found = []
     for where, value in arguments:
         flat, tree = jax.tree_util.tree_flatten(value)
-        yield where, flat, tree, start
+        found.append(Argument(where, flat, tree, start))
         start += len(flat)
+    return found
 
 
 def layout_of(
-    signed: Signed, is_open: Sequence[bool], args: Sequence[Any], kwargs: Mapping[str, Any]
+    signed: Signed, opened: Sequence[int], given: Given, arguments: Sequence[Argument]
 ) -> Layout | None:
     """Where the open axes of a call are, or None where the slow path must look closer.
 
     Args:
         signed: The call, signed.
-        is_open: Whether each of its leaves has open axes, or is a size itself.
-        args: All positional arguments.
-        kwargs: All keyword arguments.
+        opened: Positions of its leaves that have open axes, or are sizes themselves.
+        given: The same call, as it came.
+        arguments: Its arguments.
 
     Returns:
         The layout; None if an array with open axes is of a kind that is not read fast.
     """
-    opened: list[Opened] = []
-    for where, flat, tree, start in arguments_of(signed, args, kwargs):
-        own = is_open[start : start + len(flat)]
-        for leaf, leaf_is_open in zip(flat, own, strict=True):
-            if isinstance(leaf, Padded) if not leaf_is_open else _read(leaf) is None:
-                return None
-        places = tuple((i, start + i) for i, o in enumerate(own) if o)
-        if places:
-            opened.append(Opened(where, tree, places))
-    if not opened:
+    if any(_read(signed.leaves[leaf]) is None for leaf in opened):
         return None
+    if Padded in map(type, signed.leaves):
+        known = set(opened)
+        if any(type(x) is Padded and i not in known for i, x in enumerate(signed.leaves)):
+            return None
+    found = []
+    for argument in arguments:
+        places = tuple((own, argument.start + own) for own in argument.own(opened))
+        if places:
+            found.append(Opened(argument.where, argument.tree, places))
+    if not found:
+        return None
+    args, kwargs = given.args, given.kwargs
     dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
     statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)
-    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(opened))
+    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(found))
 
 
 def make_plan(
@@ -361,15 +382,15 @@ def make_plan(
     return Plan(slot, line, serve, bind)
 
 
-def host_arguments(
-    signed: Signed, is_open: Sequence[bool], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Where]:
+def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list[Where]:
     """The arguments that hold NumPy arrays without open axes; see `preparing`."""
     found: list[Where] = []
-    for where, flat, _, start in arguments_of(signed, args, kwargs):
-        own = is_open[start : start + len(flat)]
-        if any(type(x) is _ARRAY and not o for x, o in zip(flat, own, strict=True)):
-            found.append(where)
+    for argument in arguments:
+        if _ARRAY not in map(type, argument.leaves):
+            continue
+        own = set(argument.own(opened))
+        if any(type(x) is _ARRAY and i not in own for i, x in enumerate(argument.leaves)):
+            found.append(argument.where)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bucketjit._axes import Tokens
 from bucketjit._config import Config, Overflow
 from bucketjit._dims import evaluate_text, variables_of
 from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
@@ -84,19 +85,26 @@ class Piece(NamedTuple):
 def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
     """What chunks have of the leaves that are cut."""
     found = []
-    for i, (row, kind) in enumerate(zip(call.tokens, signed.family.types, strict=True)):
-        axis = _axis_of(row, plan.variable)
-        if axis is None:
-            continue
-        token = row[axis]
+    for i, axis, token in _cut_axes(call.tokens, plan.variable):
 
         def size(n: int, token: str = token) -> int:
             return evaluate_text(token, {**call.sizes, plan.variable: n})
 
-        if kind.dtype is None:
+        if signed.family.types[i].dtype is None:
             found.append(Piece(i, None, values={n: size(n) for n in set(plan.sizes)}))
         else:
             found.append(Piece(i, axis, size(1)))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut_axes(tokens: Tokens, variable: str) -> list[tuple[int, int, str]]:
+    """The first axis of each leaf that has a variable: leaf, axis and token."""
+    found = []
+    for leaf, row in enumerate(tokens):
+        axis = next((i for i, token in enumerate(row) if variable in variables_of(token)), None)
+        if axis is not None:
+            found.append((leaf, axis, row[axis]))
     return found
 
 
@@ -104,10 +112,6 @@ def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Where each chunk begins and ends."""
     ends = list(itertools.accumulate(sizes))
     return list(zip([0, *ends], ends, strict=False))
-
-
-def _axis_of(row: Sequence[str], variable: str) -> int | None:
-    return next((i for i, t in enumerate(row) if variable in variables_of(t)), None)
 
 
 def chunk(signed: Signed, cut: Sequence[Piece], start: int, stop: int) -> Signed:
@@ -362,11 +366,11 @@ class Cut(NamedTuple):
 def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut, ...]:
     by_leaf = {piece.leaf: piece for piece in cut}
     found = []
-    for where, flat, tree, start in arguments_of(signed, given.args, given.kwargs):
-        own = [(i, by_leaf[start + i]) for i in range(len(flat)) if start + i in by_leaf]
+    for argument in arguments_of(signed, given):
+        own = [(i, by_leaf[argument.start + i]) for i in argument.own(by_leaf)]
         if own:
-            bare = jax.tree_util.treedef_is_leaf(tree)
-            found.append(Cut(where, None if bare else tree, tuple(own)))
+            bare = jax.tree_util.treedef_is_leaf(argument.tree)
+            found.append(Cut(argument.where, None if bare else argument.tree, tuple(own)))
     return tuple(found)
 
 
