@@ -462,3 +462,80 @@ def test_results_go_into_other_calls() -> None:
     for _ in range(3):
         got = outer(params, inner(params, x)["rows"])
         same(got, jax.jit(layer)(params, jax.jit(shared)(params, x)["rows"]))
+
+
+def scaled(params: Any, x: Any, bias: Any, n: Any, *, flip: bool, more: Any) -> Any:
+    y = jnp.tanh(x @ params["w"]) + bias[None, :, None] / n + more["rows"][:, None, None]
+    return -y if flip else y
+
+
+AXES = {
+    "params": None,
+    "x": "b, s, _",
+    "bias": "s",
+    "n": "s",
+    "more": {"rows": "b", "unused": None},
+}
+
+
+def with_garbage(x: np.ndarray) -> Padded:
+    return Padded(
+        jnp.asarray(np.pad(x, 2, constant_values=np.nan)[(slice(2, None),) * x.ndim]), x.shape
+    )
+
+
+@pytest.mark.parametrize("kind", ["numpy", "jax", "padded", "committed"])
+@pytest.mark.parametrize("n", [int, np.int64])
+def test_arguments_that_chunks_have_in_common(kind: str, n: Any) -> None:
+    place = {
+        "numpy": np.asarray,
+        "jax": jnp.asarray,
+        "padded": with_garbage,
+        "committed": lambda x: jax.device_put(x, jax.devices()[0]),
+    }[kind]
+    executor = by_rows(scaled, AXES, static_argnames="flip")
+    plain = jax.jit(scaled, static_argnames="flip")
+    for b, s, flip in [(3, 9, False), (3, 9, True), (4, 11, True), (1, 9, True), (3, 9, False)]:
+        params, x, bias = new_params(1.0 + s), ramp(b, s, 6) / 100, ramp(s)
+        given = {"rows": place(ramp(b)), "unused": np.ones(2, np.float32)}
+        for _ in range(2):
+            result = executor(params, place(x), place(bias), n(s), flip=flip, more=given)
+            whole = {**given, "rows": ramp(b)}
+            if kind == "committed":
+                bias = place(bias)
+            same(result, plain(params, x, bias, s, flip=flip, more=whole))
+    assert all(is_apart(executor))
+
+
+def test_what_chunks_have_in_common_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, params, x = by_rows(), new_params(), ramp(7, 9, 6)
+    executor(params, x)
+    seen: list[str] = []
+    for name in ("bind", "to_host", "__call__"):
+        method = getattr(_single_threaded.SingleThreaded, name)
+
+        def spied(self: Any, *args: Any, name: str = name, method: Any = method) -> Any:
+            seen.append(name)
+            return method(self, *args)
+
+        monkeypatch.setattr(_single_threaded.SingleThreaded, name, spied)
+    executor = by_rows()
+    for _ in range(3):
+        seen.clear()
+        same(executor(params, x), jax.jit(layer)(params, x))
+    assert seen == ["bind"]
+    seen.clear()
+    with jax.default_device(jax.devices()[0]):
+        same(executor(params, x), jax.jit(layer)(params, x))
+    assert executor.stats().calls == 28
+
+
+def test_chunks_of_two_sizes_and_two_variables() -> None:
+    executor = BucketedExec(layer, dynamic_axes=(None, "b, s, _")).with_fitted_plan(
+        LOG, 2, split="b"
+    )
+    params, two = new_params(), executor.with_buckets([3], "b", overflow="split")
+    for b in (7, 6, 2, 7):
+        same(two(params, ramp(b, 9, 6)), jax.jit(layer)(params, ramp(b, 9, 6)))
+    with jax.debug_nans(True):  # nobody helps, and nothing is shared
+        same(two(params, ramp(7, 9, 6)), jax.jit(layer)(params, ramp(7, 9, 6)))
