@@ -16,6 +16,7 @@ import jax
 from bucketjit import _jax
 from bucketjit._axes import STATIC
 from bucketjit._check import Check, poison_equations
+from bucketjit._chunk_device import device_for
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
 from bucketjit._errors import MaskingError, in_one_line
 from bucketjit._executable import (
@@ -30,7 +31,7 @@ from bucketjit._interpret import interpret
 from bucketjit._padded import Padded
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
-from bucketjit._single_threaded import SingleThreaded, device_for, lent_types
+from bucketjit._single_threaded import SingleThreaded, lent_types
 
 Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
 

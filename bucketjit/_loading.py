@@ -16,6 +16,7 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
 from bucketjit._building import Exact, Expected, Masked, masked_executable, without_values
+from bucketjit._chunk_device import device_of_chunks
 from bucketjit._config import Persistent
 from bucketjit._errors import in_one_line
 from bucketjit._events import Event
@@ -26,7 +27,6 @@ from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_di
 from bucketjit._persistence.store import Store, Wanted
 from bucketjit._preloading import Preloading
 from bucketjit._signing import Signed
-from bucketjit._single_threaded import device_of_chunks
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
 

@@ -23,6 +23,7 @@ from bucketjit._building import (
 )
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import Check
+from bucketjit._chunk_device import device_of_chunks
 from bucketjit._config import Config
 from bucketjit._errors import SpecError, first_line
 from bucketjit._events import tell
@@ -32,7 +33,6 @@ from bucketjit._loading import Shelf, StoredExact, StoredMasked
 from bucketjit._preloading import Preloading
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed
-from bucketjit._single_threaded import device_of_chunks
 from bucketjit._supply import Order
 from bucketjit._trace import Program
 from bucketjit.rules import default_rules

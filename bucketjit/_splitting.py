@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from bucketjit._axes import Tokens
 from bucketjit._config import Config, Overflow
@@ -27,20 +24,15 @@ from bucketjit._family import Call
 from bucketjit._independence import split_axes
 from bucketjit._overflow import policy_of
 from bucketjit._padded import Padded
-from bucketjit._padding import fresh, part, plain
-from bucketjit._parallel import run_together
-from bucketjit._plan import Evicted, Way, Where, changed
+from bucketjit._padding import fresh, plain
+from bucketjit._plan import Evicted, Way
 from bucketjit._results import Out, joined
-from bucketjit._route import Given, Routes, arguments_of
+from bucketjit._route import Given, Routes
 from bucketjit._signing import Signed
-from bucketjit._stats import Line
+from bucketjit._split_plan import Piece, SplitPlan, by_argument, spans
 from bucketjit._trace import Program
 
 _ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
-_WORTH_HELP = (
-    1e6  # floating point operations of a call below which threads cost more than they save
-)
-
 Serve = Callable[[Signed, Given | None], Any]
 FindWay = Callable[[Signed, Given], Way | None]
 
@@ -57,29 +49,6 @@ class Splitting(NamedTuple):
     variable: str
     sizes: tuple[int, ...]
     axes: tuple[int | None, ...]
-
-
-class Piece(NamedTuple):
-    """What chunks have of one leaf of the call.
-
-    Attributes:
-        leaf: Position of the leaf.
-        axis: The axis that is cut; None if the leaf is a size itself.
-        block: Positions along the axis for each of the variable.
-        values: The size, by the variable's size in the chunk.
-    """
-
-    leaf: int
-    axis: int | None
-    block: int = 1
-    values: Mapping[int, int] = MappingProxyType({})
-
-    def of(self, value: Any, start: int, stop: int) -> Any:
-        """What the chunk from ``start`` to ``stop`` of the variable has."""
-        if self.axis is not None:
-            return part(value, self.axis, start * self.block, stop * self.block)
-        size = self.values[stop - start]
-        return value.dtype.type(size) if isinstance(value, np.integer) else size
 
 
 def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
@@ -106,12 +75,6 @@ def _cut_axes(tokens: Tokens, variable: str) -> list[tuple[int, int, str]]:
         if axis is not None:
             found.append((leaf, axis, row[axis]))
     return found
-
-
-def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each chunk begins and ends."""
-    ends = list(itertools.accumulate(sizes))
-    return list(zip([0, *ends], ends, strict=False))
 
 
 def chunk(signed: Signed, cut: Sequence[Piece], start: int, stop: int) -> Signed:
@@ -252,7 +215,7 @@ class Splitter:
         left = [i for i in range(len(ends)) if i not in results]
         shorter = None
         if ways.keys() == set(plan.sizes):
-            cuts = _by_argument(signed, given, cut)
+            cuts = by_argument(signed, given, cut)
             padded = any(type(signed.leaves[piece.leaf]) is Padded for piece in cut)
             shorter = SplitPlan(plan.sizes, ways, cut, cuts, join, padded)
             try:
@@ -347,143 +310,3 @@ def _join(
         for i, (axis, weak) in enumerate(zip(axes, weak_types, strict=True))
     ]
     return jax.tree_util.tree_unflatten(first, whole)
-
-
-class Cut(NamedTuple):
-    """What chunks have of one argument.
-
-    Attributes:
-        where: Its position or name.
-        tree: Its tree; None for a bare array.
-        pieces: By leaf among those of the argument.
-    """
-
-    where: Where
-    tree: Any
-    pieces: tuple[tuple[int, Piece], ...]
-
-
-def _by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut, ...]:
-    by_leaf = {piece.leaf: piece for piece in cut}
-    found = []
-    for argument in arguments_of(signed, given):
-        own = [(i, by_leaf[argument.start + i]) for i in argument.own(by_leaf)]
-        if own:
-            bare = jax.tree_util.treedef_is_leaf(argument.tree)
-            found.append(Cut(argument.where, None if bare else argument.tree, tuple(own)))
-    return tuple(found)
-
-
-class SplitPlan:
-    """How calls with one set of shapes are served in chunks; see `bucketjit._plan`.
-
-    If a chunk cannot be served by its plan, the whole call takes the slow path: what has no open
-    axes may be another thing now, of which it has not been shown that it may be cut.
-
-    Args:
-        sizes: The variable's size in each chunk.
-        ways: How a chunk of each size is served.
-        cut: What chunks have of the leaves that are cut.
-        cuts: The same by argument.
-        join: Joins the results of all chunks.
-        padded: Whether there are `Padded` arrays among what is cut.
-
-    Attributes:
-        following: The plan to try where this one is refused.
-        slots: Where the executables are.
-        lines: Count the chunks. They belong to their own plans.
-    """
-
-    bind = None  # a chunk of its own is cut along another axis
-
-    __slots__ = (
-        *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
-        *("following", "slots"),
-    )
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        ways: Mapping[int, Way],
-        cut: Sequence[Piece],
-        cuts: tuple[Cut, ...],
-        join: Callable[[Sequence[Any]], Any],
-        padded: bool,
-    ) -> None:
-        self._sizes = tuple(sizes)
-        self._ways = dict(ways)
-        self._cut = cut
-        self._cuts = cuts
-        self._join = join
-        self._padded = padded
-        self.following: Way | None = None
-        self.slots = tuple(slot for way in self._ways.values() for slot in way.slots)
-        self._helped = _wants_help([self._ways[n] for n in sizes])
-        entries = [slot.entry for slot in self.slots]
-        self._block = self._helped and not all(e is not None and e.waits for e in entries)
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """Count the chunks."""
-        return tuple(line for way in self._ways.values() for line in way.lines)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its executables are in the cache."""
-        return all(slot.entry is not None for slot in self.slots)
-
-    def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Serve a call.
-
-        Raises:
-            Evicted: An executable has left the cache.
-            SignatureChanged: What has no open axes is not as it was.
-        """
-        return self._join(self.run(range(len(self._sizes)), args, kwargs))
-
-    def run(
-        self, which: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
-        """The results of some of its chunks, by position; see `serve`."""
-        if not self.is_alive:
-            raise Evicted  # before a chunk has been served, and counted
-        if self._padded:  # once, and not for each chunk
-            args, kwargs = changed(args, kwargs, self._cuts, lambda value, _: plain(value))
-        chunk_of = {n: self._chunk_of(way, args, kwargs) for n, way in self._ways.items()}
-        ends = spans(self._sizes)
-        jobs = [functools.partial(chunk_of[self._sizes[i]], *ends[i]) for i in which]
-        return run_together(jobs) if self._helped else [job() for job in jobs]
-
-    def _chunk_of(
-        self, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[[int, int], Any]:
-        """What serves the chunks of a call that go one way, by where they begin and end."""
-        part = None
-        if way.bind is not None:
-            part = way.bind(args, kwargs, [piece.leaf for piece in self._cut])
-        if part is None:
-            return functools.partial(self._serve, way, args, kwargs)
-        cut, serve = [(piece, part.leaves[piece.leaf]) for piece in self._cut], part.serve
-        return lambda start, stop: serve([(p.leaf, p.of(x, start, stop)) for p, x in cut])
-
-    def _serve(
-        self, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any], start: int, stop: int
-    ) -> Any:
-        values, named = changed(
-            args, kwargs, self._cuts, lambda value, piece: piece.of(value, start, stop)
-        )
-        result = way.serve(values, named)
-        return jax.block_until_ready(result) if self._block else result
-
-
-def _wants_help(ways: Sequence[Way]) -> bool:
-    """Whether chunks end sooner when several threads run them.
-
-    On an accelerator they are queued one after the other, whoever asks; and programs of several
-    devices wait for each other.
-    """
-    entries = [slot.entry for way in ways for slot in way.slots]
-    flops = sum(entry.flops for entry in entries if entry is not None)
-    if flops < _WORTH_HELP:  # where they are not known (NaN), help is wanted
-        return False
-    return all(entry is not None and entry.on_host for entry in entries)

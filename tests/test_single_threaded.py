@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, _jax, _parallel, _single_threaded
+from bucketjit import BucketedExec, Padded, _chunk_device, _jax, _parallel, _single_threaded
 from tests.comparison import assert_same, ramp
 
 pytestmark = pytest.mark.skipif(
@@ -77,7 +77,7 @@ def test_it_is_for_chunks_only() -> None:
 
 
 def test_few_chunks_share_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_single_threaded, "cores", lambda: 64)
+    monkeypatch.setattr(_chunk_device, "cores", lambda: 64)
     executor, params = by_rows(), new_params()
     x = ramp(8, 16, 6)
     same(executor(params, x), jax.jit(layer)(params, x))
@@ -96,7 +96,7 @@ def test_large_operations_are_shared(large: str, monkeypatch: pytest.MonkeyPatch
     x, w = ramp(3, 16, 6), jnp.asarray(ramp(6, 4))
     flops = 2 * 16 * 6 * 4  # of a chunk
     for most, apart in ((flops, True), (flops - 1, False)):
-        monkeypatch.setattr(_single_threaded, "_MOST_FLOPS", most)
+        monkeypatch.setattr(_chunk_device, "_MOST_FLOPS", most)
         executor = by_rows(fn)
         same(executor(w, x), jax.jit(fn)(w, x))
         assert is_apart(executor) == [apart]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, SpecError, SplitError, _padding, _parallel, _splitting
+from bucketjit import BucketedExec, Padded, SpecError, SplitError, _padding, _parallel, _split_plan
 from tests.comparison import assert_like_jit, assert_same, ramp
 from tests.test_overflow import SPLITS, buckets, floats, mlp, rows
 from tests.test_parallel import the_helpers
@@ -24,7 +24,7 @@ from tests.test_parallel import the_helpers
 def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads help whatever this machine has, and however small the chunks are."""
     monkeypatch.setattr(_parallel, "_helpers", lambda process: the_helpers())
-    monkeypatch.setattr(_splitting, "_WORTH_HELP", 0.0)
+    monkeypatch.setattr(_split_plan, "_WORTH_HELP", 0.0)
 
 
 def forbid_the_slow_path(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,14 +250,14 @@ def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     x = floats(12, 3)
     executor(x), executor(x)
     meet, threads = threading.Barrier(3), set()
-    serve = _splitting.SplitPlan._serve
+    serve = _split_plan.SplitPlan._serve
 
     def met(*args: Any, **kwargs: Any) -> Any:
         meet.wait(timeout=30)
         threads.add(threading.get_ident())
         return serve(*args, **kwargs)
 
-    monkeypatch.setattr(_splitting.SplitPlan, "_serve", met)
+    monkeypatch.setattr(_split_plan.SplitPlan, "_serve", met)
     assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
     assert len(threads) == 3
 
