@@ -209,7 +209,8 @@ def masked_executable(
     assert program is not None
     if made.device is not None:
         opened = {i for i, _ in made.pads}
-        function = SingleThreaded(function, made.function, opened, made.device)
+        arguments = made.args, made.kwargs
+        function = SingleThreaded(function, made.function, arguments, opened, made.device)
     outs = tuple(
         OpenOut(i, shape_function(shape, made.call.variables), padded_outs[i], weak)
         for i, (shape, (_, weak)) in enumerate(

@@ -166,6 +166,12 @@ class Bound:
         return self._back(self._function(*args, **kwargs))
 
 
+def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The leaves of arguments, and their tree."""
+    leaves, tree = jax.tree_util.tree_flatten((tuple(args), kwargs))
+    return leaves, tree
+
+
 def _on_host(result: Any) -> Any:
     if isinstance(result, jax.Array):  # the most frequent tree, without the way through it
         return np.asarray(result)
@@ -183,6 +189,8 @@ class SingleThreaded:
         function: The function there; its arguments are on the device, or NumPy's if they are
             padded anew for each call: to place those first takes longer.
         elsewhere: The ordinary one.
+        arguments: Positional arguments and those by name, or their types: those of another tree are
+            for the ordinary function, too.
         opened: Positions of the leaves that are padded, the logical sizes left out.
         device: The device.
     """
@@ -191,11 +199,13 @@ class SingleThreaded:
         self,
         function: Callable[..., Any],
         elsewhere: Callable[..., Any],
+        arguments: tuple[Sequence[Any], Mapping[str, Any]],
         opened: Set[int],
         device: Any,
     ) -> None:
         self._function = function
         self._elsewhere = elsewhere
+        self._tree = _flat(*arguments)[1]
         self._opened = opened
         self._device = device
         self._here = _jax.sole_device()
@@ -223,9 +233,9 @@ class SingleThreaded:
             kwargs: Its keyword arguments.
             pads: Padded shapes of leaves that are common to the calls, by position.
         """
-        leaves: list[Any]
-        tree: Any
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        leaves, tree = _flat(args, kwargs)
+        if tree != self._tree:
+            return None
         for i in self._opened:
             leaves[i] = plain(leaves[i])
         given = self._given(leaves) if _jax.sole_device() is self._here else None
@@ -246,9 +256,9 @@ class SingleThreaded:
 
     def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
         """The result, and whether JAX would commit it; None if the ordinary function served it."""
-        tree: Any
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        given = self._given(leaves) if _jax.sole_device() is self._here else None
+        leaves, tree = _flat(args, kwargs)
+        is_here = tree == self._tree and _jax.sole_device() is self._here
+        given = self._given(leaves) if is_here else None
         if given is None:
             return self._elsewhere(sizes, *args, **kwargs), None
         values, committed = given

@@ -539,3 +539,18 @@ def test_chunks_of_two_sizes_and_two_variables() -> None:
         same(two(params, ramp(b, 9, 6)), jax.jit(layer)(params, ramp(b, 9, 6)))
     with jax.debug_nans(True):  # nobody helps, and nothing is shared
         same(two(params, ramp(7, 9, 6)), jax.jit(layer)(params, ramp(7, 9, 6)))
+
+
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray])
+@pytest.mark.parametrize("more", [jnp.ones(3), 0.5])
+def test_parameters_of_another_tree(kind: Any, more: Any) -> None:
+    def maybe(params: Any, x: Any) -> Any:
+        y = x @ params["w"]
+        return y if params["z"] is None else y + jnp.sum(params["z"])
+
+    w, x = kind(np.ones((6, 4), np.float32)), ramp(7, 9, 6)
+    trees = [{"w": w, "z": None}, {"w": w, "z": more}]
+    for first, then in (trees, trees[::-1]):
+        executor = by_rows(maybe)
+        for params in (first, first, then, then, first):
+            same(executor(params, x), jax.jit(maybe)(params, x))
