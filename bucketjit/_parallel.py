@@ -9,7 +9,8 @@ took 0.1 ms longer there, by what a pool does before a job and after it.
 
 from __future__ import annotations
 
-import functools
+import atexit
+import contextlib
 import os
 import threading
 from collections import deque
@@ -43,34 +44,68 @@ class Helpers:
     """Threads that wait for jobs, until the process ends.
 
     Args:
-        wanted: How many.
+        wanted: How many. They begin with `start`.
 
     Attributes:
-        count: How many there are: fewer, if no more can be started.
         asked: Where they are asked to help.
     """
 
     def __init__(self, wanted: int) -> None:
-        self.count = 0
         self.asked: SimpleQueue[_Shared[Any]] = SimpleQueue()
-        for i in range(wanted):
-            helper = threading.Thread(target=self._wait, name=f"bucketjit-chunks_{i}", daemon=True)
-            try:
-                helper.start()
-            except RuntimeError:
-                break
-            self.count += 1
+        self._unstarted = deque(range(wanted))
+        self._busy: list[threading.Lock] = []  # one of each thread
 
-    def _wait(self) -> None:
+    @property
+    def count(self) -> int:
+        """How many there are: fewer than wanted, if no more could be started."""
+        return len(self._busy)
+
+    def start(self) -> None:
+        """Start those that are not yet; several threads may do so at the same time."""
+        while self._unstarted:
+            with contextlib.suppress(IndexError):
+                i, busy = self._unstarted.popleft(), threading.Lock()
+                name = f"bucketjit-chunks_{i}"
+                helper = threading.Thread(target=self._wait, args=(busy,), name=name, daemon=True)
+                try:
+                    helper.start()
+                except RuntimeError:
+                    self._unstarted.clear()
+                    return
+                self._busy.append(busy)
+
+    def stop(self) -> None:
+        """Wait for what they are at; they begin nothing any more."""
+        for busy in self._busy:
+            busy.acquire()
+
+    def _wait(self, busy: threading.Lock) -> None:
         bytearray(2**12)  # takes its heap now: Python has small objects in one of its own
         while True:
-            self.asked.get().help_out()
+            shared = self.asked.get()
+            with busy:
+                shared.help_out()
+            del shared
 
 
-@functools.cache
+_known: dict[int, Helpers] = {}
+
+
 def _helpers(process: int) -> Helpers:
     """Those of a process: a fork has none of its parent's."""
-    return Helpers(cores() - 1)
+    helpers = _known.get(process)
+    if helpers is None:  # of several threads that come at the same time, one has its way
+        helpers = _known.setdefault(process, Helpers(cores() - 1))
+    helpers.start()
+    return helpers
+
+
+@atexit.register
+def _stop_helpers() -> None:
+    """A thread in the middle of a job, left by an interrupt, would abort the interpreter."""
+    helpers = _known.get(os.getpid())
+    if helpers is not None:
+        helpers.stop()
 
 
 class _Shared(Generic[T]):

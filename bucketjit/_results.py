@@ -90,7 +90,8 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     first = parts[0]
     array = first.array if isinstance(first, Padded) else first
     if axis is None:
-        if isinstance(array, np.ndarray) and out is not Out.NUMPY:
+        is_host = isinstance(array, np.ndarray) and array.dtype != jax.dtypes.float0
+        if is_host and out is not Out.NUMPY:
             array = _jax.on_default_device(array, weak_type)
             first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array
         if out is Out.PADDED or not isinstance(first, Padded):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -19,7 +21,9 @@ from bucketjit._parallel import run_together
 
 @functools.cache
 def the_helpers() -> _parallel.Helpers:
-    return _parallel.Helpers(2)
+    helpers = _parallel.Helpers(2)
+    helpers.start()
+    return helpers
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +147,60 @@ def test_jobs_may_have_jobs() -> None:
     with ThreadPoolExecutor(8) as users:
         found = list(users.map(lambda _: run_together([outer(i) for i in range(5)]), range(16)))
     assert found == [[0, 6, 12, 18, 24]] * 16
+
+
+def test_threads_that_come_at_the_same_time_share_the_helpers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(_parallel, "cores", lambda: 4)
+    monkeypatch.setattr(_parallel, "_known", {})
+    together = threading.Barrier(8)
+
+    def call(_: int) -> int:
+        together.wait(30)
+        return sum(run_together([lambda: (time.sleep(0.01), 1)[1]] * 8))
+
+    before = threading.active_count()
+    with ThreadPoolExecutor(8) as users:
+        assert list(users.map(call, range(8))) == [8] * 8
+    assert threading.active_count() - before == 3
+    [helpers] = _parallel._known.values()
+    assert helpers.count == 3
+
+
+_EXIT = """
+import os, signal, sys, threading, time
+from bucketjit import _parallel
+
+class Interrupt(BaseException):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGUSR1, interrupt)
+_parallel.cores = lambda: 2
+main = threading.get_ident()
+
+def job():
+    if threading.get_ident() == main:
+        time.sleep(0.01)
+        return
+    time.sleep(0.2)  # who asked waits by now
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.3)  # goes on while the interpreter ends
+    print("done", flush=True)
+
+try:
+    _parallel.run_together([job] * 2)
+except Interrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_the_interpreter_ends_after_what_helpers_are_at() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _EXIT], capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "interrupted\ndone\n", "")

@@ -340,6 +340,7 @@ def test_helpers_that_do_not_start_leave_nobody_waiting(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(threading.Thread, "start", fails_at_second)
     helpers = _parallel.Helpers(3)
+    helpers.start()
     assert helpers.count == 1
     monkeypatch.setattr(_parallel, "_helpers", lambda process: helpers)
     meet = threading.Barrier(2)
@@ -554,3 +555,14 @@ def test_parameters_of_another_tree(kind: Any, more: Any) -> None:
         executor = by_rows(maybe)
         for params in (first, first, then, then, first):
             same(executor(params, x), jax.jit(maybe)(params, x))
+
+
+def test_results_of_float0_that_all_chunks_share() -> None:
+    def none(x: Any) -> Any:
+        return x * 2, np.zeros((3,), jax.dtypes.float0)
+
+    executor, x = by_rows(none, ("b, s, _",)), ramp(7, 9, 6)
+    for _ in range(2):
+        doubled, tangents = executor(x)
+        same(doubled, jnp.asarray(x * 2))
+        assert tangents.shape == (3,) and tangents.dtype == jax.dtypes.float0
