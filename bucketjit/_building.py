@@ -6,6 +6,7 @@ One jit object *per bucket*: executables of a shared one are not freed while it 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ from bucketjit._axes import STATIC
 from bucketjit._check import Check, poison_equations
 from bucketjit._chunk_device import device_for
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
-from bucketjit._errors import MaskingError, in_one_line
+from bucketjit._errors import MaskingError, StrategyContractError, in_one_line
+from bucketjit._events import shown
 from bucketjit._executable import (
     Executable,
     OpenOut,
@@ -33,6 +35,7 @@ from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
 from bucketjit._single_threaded import SingleThreaded, lent_types
 
+_TOO_LARGE = 2**63  # bytes of an array
 Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
 
 
@@ -239,7 +242,11 @@ def masked_executable(
 def padded_leaf_shapes(
     call: Call, family: Family, bucket: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Position and padded shape of each leaf that has open axes."""
+    """Position and padded shape of each leaf that has open axes.
+
+    Raises:
+        StrategyContractError: XLA counts bytes in 64 bits, and ends the process beyond them.
+    """
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
     found = []
@@ -249,6 +256,11 @@ def padded_leaf_shapes(
                 n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
                 for t, n in zip(row, shape, strict=True)
             )
+            if math.prod(padded) * kind.dtype.itemsize >= _TOO_LARGE:
+                raise StrategyContractError(
+                    f"the bucket {shown(bucket)} pads an argument of shape {tuple(shape)} to "
+                    f"{padded}, which no array of {kind.dtype} can have; choose smaller buckets"
+                )
             found.append((i, padded))
     return tuple(found)
 

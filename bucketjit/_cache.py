@@ -21,6 +21,7 @@ from cachetools import Cache
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+CLEARED = "cleared"  # why all entries left
 _RETIRED = 256  # entries that have left whose last uses may still be under way
 
 
@@ -81,7 +82,8 @@ class Slot(Generic[V]):
         return self.entry
 
 
-POLICIES = ("lru", "lfu")
+_GOES_FIRST = {"lru": "least recently used", "lfu": "least frequently used"}
+POLICIES = tuple(_GOES_FIRST)
 
 
 class _Store(Cache[K, Slot[V]]):
@@ -150,10 +152,10 @@ class ExecutableCache(Generic[K, V]):
         policy: Which entry leaves first: ``"lru"``, the least recently used, or ``"lfu"``, the
             least frequently used.
         weigh: Weight of an entry in bytes.
-        on_evict: Called as ``on_evict(key, entry)`` for every entry that leaves the cache: for
-            want of room, by :meth:`discard` or by :meth:`clear`. It runs outside the lock, in the
-            thread that made the entry leave, and what it raises reaches that thread's caller;
-            the cache is in order by then.
+        on_evict: Called as ``on_evict(key, entry, why)`` for every entry that leaves the cache:
+            for want of room, by :meth:`discard` or by :meth:`clear` (``why`` is `CLEARED` then).
+            It runs outside the lock, in the thread that made the entry leave, and what it raises
+            reaches that thread's caller; the cache is in order by then.
 
     Raises:
         TypeError: If ``maxsize`` or ``max_bytes`` is neither an int nor None.
@@ -176,7 +178,7 @@ class ExecutableCache(Generic[K, V]):
         max_bytes: int | None = None,
         policy: str = "lru",
         weigh: Callable[[V], int] | None = None,
-        on_evict: Callable[[K, V], object] | None = None,
+        on_evict: Callable[[K, V, str], object] | None = None,
     ) -> None:
         for name, bound in (("maxsize", maxsize), ("max_bytes", max_bytes)):
             if bound is None:
@@ -191,6 +193,7 @@ class ExecutableCache(Generic[K, V]):
             raise ValueError(f"policy must be one of {POLICIES}, not {policy!r}")
         self._maxsize = maxsize
         self._max_bytes = max_bytes
+        self._policy = policy
         self._weigh = weigh
         self._on_evict = on_evict
         self._lock = threading.Lock()
@@ -322,7 +325,7 @@ class ExecutableCache(Generic[K, V]):
             flight.future.set_exception(error)
             del flight
             raise
-        evicted: list[tuple[K, V]] = []
+        evicted: list[tuple[K, V, str]] = []
         try:
             with self._lock:
                 self._misses += 1
@@ -342,13 +345,15 @@ class ExecutableCache(Generic[K, V]):
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
-    def _make_room(self, weight: int, evicted: list[tuple[K, V]]) -> None:
+    def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
         """Let entries go until one more of this weight fits, into a list."""
         most = math.inf if self._maxsize is None else self._maxsize
         heaviest = math.inf if self._max_bytes is None else self._max_bytes
-        while len(self._slots) >= most or self._slots.weight + weight > heaviest:
+        while (full := len(self._slots) >= most) or self._slots.weight + weight > heaviest:
+            bound = f"maxsize={most}" if full else f"max_bytes={heaviest}"
+            why = f"the {_GOES_FIRST[self._policy]}, for want of room ({bound})"
             try:
-                evicted.append(self._retire(*self._slots.popitem()))
+                evicted.append((*self._retire(*self._slots.popitem()), why))
             except KeyError:
                 break
             self._evictions += 1
@@ -383,7 +388,7 @@ class ExecutableCache(Generic[K, V]):
             if slot is None:
                 return False
             dropped = self._retire(key, slot)
-        self._tell_evicted([dropped])
+        self._tell_evicted([(*dropped, "discarded")])
         return True
 
     def _retire(self, key: K, slot: Slot[V]) -> tuple[K, V]:
@@ -407,7 +412,7 @@ class ExecutableCache(Generic[K, V]):
             self._flights.clear()
             self._retired.clear()
             self._hits = self._hits_before = self._misses = self._evictions = 0
-        self._tell_evicted(entries)
+        self._tell_evicted([(*item, CLEARED) for item in entries])
 
     def reset_counts(self) -> None:
         """Set the counters to 0, and keep the entries."""
@@ -421,10 +426,10 @@ class ExecutableCache(Generic[K, V]):
         tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
         return self._hits + sum(tally.read() for tally in tallies)
 
-    def _tell_evicted(self, entries: list[tuple[K, V]]) -> None:
+    def _tell_evicted(self, entries: list[tuple[K, V, str]]) -> None:
         if self._on_evict is not None:
-            for key, entry in entries:
-                self._on_evict(key, entry)
+            for item in entries:
+                self._on_evict(*item)
 
     def __len__(self) -> int:
         """Return the number of entries stored."""

@@ -522,10 +522,10 @@ def _stock(
 
     supplies: list[weakref.ref[Supply]] = []
 
-    def evicted(key: Any, entry: Executable) -> None:
+    def evicted(key: Any, entry: Executable, why: str) -> None:
         supply = supplies[0]()
         if supply is not None:
-            supply.evicted(key, entry)
+            supply.evicted(key, entry, why)
 
     cache: ExecutableCache[Any, Executable] = ExecutableCache(
         config.maxsize,

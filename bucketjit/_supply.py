@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from bucketjit import _jax
 from bucketjit._apart.pool import Ended, can_start, pool
 from bucketjit._building import Compile
-from bucketjit._cache import ExecutableCache
+from bucketjit._cache import CLEARED, ExecutableCache
 from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
 from bucketjit._events import Event, shown
@@ -182,16 +182,17 @@ class Supply:
 
         return Supplied(self._cache.get_or_compile(order.key, build), compiled)
 
-    def evicted(self, key: Hashable, entry: Executable) -> None:
-        """Take note of an executable that has left the cache."""
-        with self._lock:
-            before = self._ghosts.pop(key, None)
-            most = _MOST_PATIENT * self._hysteresis
-            wanted = self._hysteresis if before is None else min(2 * before.wanted, most)
-            self._ghosts[key] = _Ghost(wanted)
-            while len(self._ghosts) > _GHOSTS:
-                self._ghosts.popitem(last=False)
-        self._tell(Event("evict", self._name, entry.sizes))
+    def evicted(self, key: Hashable, entry: Executable, why: str) -> None:
+        """Take note of an executable that has left the cache, and why."""
+        if why is not CLEARED:  # else nobody can ask for it again: its program has gone too
+            with self._lock:
+                before = self._ghosts.pop(key, None)
+                most = _MOST_PATIENT * self._hysteresis
+                wanted = self._hysteresis if before is None else min(2 * before.wanted, most)
+                self._ghosts[key] = _Ghost(wanted)
+                while len(self._ghosts) > _GHOSTS:
+                    self._ghosts.popitem(last=False)
+        self._tell(Event("evict", self._name, entry.sizes, detail=why))
 
     def forbid(self, by: int) -> None:
         """Allow no compiles (1), or again as many as before (-1)."""

@@ -103,13 +103,24 @@ class TestOneThread:
         fill(cache, "a", "b")
         cache.get("a")
         fill(cache, "c")
-        assert evicted == [("b", "entry b")]
+        why = "the least recently used, for want of room (maxsize=2)"
+        assert evicted == [("b", "entry b", why)]
         cache.get_or_compile("a", never)
         fill(cache, "d")
-        assert evicted[1:] == [("c", "entry c")]
+        assert evicted[1:] == [("c", "entry c", why)]
         assert cache.keys() == ["a", "d"]
         assert cache.evictions == 2
         assert cache.info().currsize == len(cache) == 2
+
+    def test_why_entries_leave(self):
+        told = []
+        cache = ExecutableCache(
+            9, max_bytes=10, policy="lfu", weigh=len, on_evict=lambda *item: told.append(item)
+        )
+        for key in ("four", "five5", "seven77"):
+            cache.get_or_compile(key, lambda key=key: key)
+        why = "the least frequently used, for want of room (max_bytes=10)"
+        assert told == [("four", "four", why), ("five5", "five5", why)]
 
     def test_unbounded(self):
         cache = ExecutableCache(None)
@@ -141,18 +152,18 @@ class TestOneThread:
         assert cache.discard("a") is True
         assert cache.discard("a") is False
         assert cache.get("a") is None
-        assert evicted == [("a", "entry a")]
+        assert evicted == [("a", "entry a", "discarded")]
         assert cache.evictions == 0
 
     def test_clear_empties_and_resets(self):
         evicted = []
         cache = ExecutableCache(2, on_evict=lambda *item: evicted.append(item))
         fill(cache, "a", "b", "c", "c")
-        assert evicted == [("a", "entry a")]
+        assert [key for key, *_ in evicted] == ["a"]
         cache.clear()
         assert cache.info() == CacheInfo(0, 0, 2, 0)
         assert cache.evictions == 0
-        assert sorted(evicted[1:]) == [("b", "entry b"), ("c", "entry c")]
+        assert sorted(evicted[1:]) == [("b", "entry b", "cleared"), ("c", "entry c", "cleared")]
         fill(cache, "b")
         assert cache.keys() == ["b"]
 
@@ -224,7 +235,7 @@ class TestOneThread:
         assert sizes == [1, 0]
 
     def test_on_evict_that_raises_leaves_the_cache_in_order(self):
-        def fail(key, entry):
+        def fail(key, entry, why):
             raise OSError(key)
 
         cache = ExecutableCache(1, on_evict=fail)
@@ -436,7 +447,9 @@ class AgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.maxsize = 3
         self.evicted = []
-        self.cache = ExecutableCache(self.maxsize, on_evict=lambda *kv: self.evicted.append(kv))
+        self.cache = ExecutableCache(
+            self.maxsize, on_evict=lambda *item: self.evicted.append(item[:2])
+        )
         self.model = OrderedDict()
         self.left = []
         self.hits = self.misses = self.evictions = self.serial = 0

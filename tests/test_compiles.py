@@ -293,6 +293,18 @@ def test_clearing_frees_executables(live_executables: Count) -> None:
     assert live_executables() == 1
 
 
+def test_clearing_frees_what_the_programs_hold() -> None:
+    held: dict[str, Any] = {"constant": jax.device_put(np.ones(1000, np.float32))}
+    weak = weakref.ref(held["constant"])
+    executor = BucketedExec(lambda x: x.sum() + held["constant"]).with_pow2()
+    for n in (1, 2, 4, 8):
+        executor(ramp(n))
+    held["constant"] = 0.0
+    executor.cache_clear()
+    gc.collect()
+    assert weak() is None
+
+
 def test_deleting_an_executor_frees_everything(live_executables: Count) -> None:
     big = np.ones(1000, np.float32)
     weak: Any = None

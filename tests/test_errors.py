@@ -326,6 +326,14 @@ def test_a_strategy_for_one_dimension_that_breaks_its_contract() -> None:
         executor(ramp(3, 6))
 
 
+def test_a_bucket_that_no_array_can_have() -> None:
+    executor = BucketedExec(double, dynamic_axes="seq").with_strategy(_Answers(2**61))
+    with nothing_lost(executor, double, ramp(3)):
+        for _ in range(2):
+            with pytest.raises(StrategyContractError, match=r"seq=23\d+ pads .*\(5,\)"):
+                executor(ramp(5))
+
+
 def test_what_a_strategy_raises_comes_through() -> None:
     executor = BucketedExec(double).with_strategy(_Answers(ZeroDivisionError("mine")))
     with nothing_lost(executor, double, ramp(3)), pytest.raises(ZeroDivisionError, match="mine"):

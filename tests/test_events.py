@@ -134,6 +134,7 @@ def test_one_line_each_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     kinds = [line.split(" ")[1].rstrip(":") for line in lines]
     assert kinds == ["signature", "compile", "fallback", "signature", "compile", "evict"]
     assert all(line.endswith(": an exact shape") for line in lines if "compile" in line)
+    assert lines[-1].endswith("=3: the least recently used, for want of room (maxsize=1)")
     assert all(line.startswith("total: ") and "\n" not in line for line in lines)
     assert [r.levelname for r in caplog.records if "fallback" in r.getMessage()] == ["WARNING"]
 

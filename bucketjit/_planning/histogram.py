@@ -126,17 +126,19 @@ def largest_bucket(name: str, seen: int, multiple_of: int, largest: int | None) 
         largest: The limit given; None for none.
 
     Raises:
-        ValueError: If the limit is not a multiple of ``multiple_of``.
+        ValueError: If the limit is not a multiple of ``multiple_of``, or no shape can hold it.
 
     Examples:
         >>> largest_bucket("max", 50, 8, None)
         56
     """
-    if largest is None:
-        return -(-seen // multiple_of) * multiple_of
-    if largest % multiple_of:
+    if largest is not None and largest % multiple_of:
         raise ValueError(f"{name} must be a multiple of multiple_of ({multiple_of}), not {largest}")
-    return largest
+    bucket = -(-seen // multiple_of) * multiple_of if largest is None else largest
+    if bucket >= 2**63:
+        given = f"multiple_of is {multiple_of}" if largest is None else f"{name} is given as such"
+        raise ValueError(f"the largest bucket must be below 2**63, not {bucket}: {given}")
+    return bucket
 
 
 def rounded_up(seen: Histogram, multiple_of: int, largest: int) -> Histogram:

@@ -232,3 +232,18 @@ class TestFitJoint:
     def test_wrong_options_are_refused(self, options, error, message):
         with pytest.raises(error, match=message):
             Optimal.fit_joint(self.SIZES, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"multiple_of": 2**70},
+            "must be below 2\\*\\*63, not 1180591620717411303424: multiple_of is",
+        ),
+        ({"max": 2**63}, "must be below 2\\*\\*63, not 9223372036854775808: max is given as such"),
+    ],
+)
+def test_a_bucket_fits_a_shape(options, message):
+    with pytest.raises(ValueError, match=message):
+        Optimal.fit([3, 5, 9], k=2, **options)
