@@ -70,13 +70,14 @@ def _runs_anywhere(eqn: Any) -> bool:
     """Whether an equation neither calls back into Python nor names a device."""
     if eqn.primitive.name in _jax.CALLBACKS:
         return False
-    return not any(_jax.is_place(value) for value in _flat(eqn.params.values()))
+    return not any(_jax.is_place(value) for value in _innermost(eqn.params.values()))
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def _innermost(values: Any) -> Iterator[Any]:
+    """Values that are no tuples or lists, in values that may be."""
     for value in values:
         if isinstance(value, tuple | list):
-            yield from _flat(value)
+            yield from _innermost(value)
         else:
             yield value
 

@@ -16,12 +16,13 @@ from bucketjit._check import POISONS, Check, blame, compare, failed
 from bucketjit._config import Config, Fallback
 from bucketjit._errors import (
     BucketOverflowError,
+    CompileBudgetError,
     FallbackError,
     FallbackWarning,
     MaskingError,
     frames_inside,
 )
-from bucketjit._events import Event, tell
+from bucketjit._events import Event, shown, tell
 from bucketjit._executable import (
     Executable,
     SignatureChanged,
@@ -355,9 +356,13 @@ class Engine:
             return self.serve(chunk, chunk_given, Out.PADDED)
 
         given = given if self.config.check is Check.OFF else None
-        result, way = self.splitter.run(
-            serve, self.find_way, signed, call, error, out, given, self.chunk_routes
-        )
+        try:
+            result, way = self.splitter.run(
+                serve, self.find_way, signed, call, error, out, given, self.chunk_routes
+            )
+        except CompileBudgetError as refused:
+            of = shown(call.sizes)
+            raise CompileBudgetError(f"{refused} That is a chunk of a call with {of}.") from None
         if way is not None and given is not None:
             opened = signed.family.open_leaves(call.tokens)
             layout = layout_of(signed, opened, given, arguments_of(signed, given))

@@ -777,6 +777,17 @@ def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> No
         np.testing.assert_allclose(jax.grad(executor)(ramp(4)), ramp(4) / 2)
 
 
+def test_a_chunk_that_may_not_be_compiled_names_its_call() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
+    executor = executor.with_buckets([2, 4], overflow="split")
+    executor(ramp(4))
+    with executor.forbid_compiles(), pytest.raises(CompileBudgetError) as error:
+        executor(ramp(5))
+    assert "a call with batch=1 needs the bucket batch=2" in str(error.value)
+    assert str(error.value).endswith(" That is a chunk of a call with batch=5.")
+    assert np.array_equal(executor(ramp(5)), ramp(5) * 2)
+
+
 def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
     executor = BucketedExec(lambda x: x.sum(), check=Check.EXACT_ALWAYS).with_pow2()
     executor(ramp(3))
