@@ -23,7 +23,7 @@ from bucketjit._config import (
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import Listener
 from bucketjit._persistence.files import Distrusted, check_directory
-from bucketjit._planning.histogram import joint_histogram
+from bucketjit._planning.histogram import Sizes, joint_histogram
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
 
@@ -275,7 +275,7 @@ class Builders:
 
     def with_fitted_plan(
         self,
-        sizes: Mapping[str, Iterable[int]],
+        sizes: Mapping[str, Sizes],
         k: int = 12,
         *,
         cost: Callable[..., float] | None = None,
@@ -303,7 +303,8 @@ class Builders:
         longer, the calls after it find their buckets, and the stream as a whole ends sooner.
 
         Args:
-            sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
+            sizes: Sizes of past calls by dimension variable; the i-th of all belong together. Of a
+                single variable that is not split, it may be a dict of size to count.
             k: The most buckets.
             cost: What a call in a bucket costs. It is given the padded size of the one variable
                 that is planned, or those of several by name (``lambda b, s: b * s * s``); one that
@@ -346,12 +347,17 @@ class Builders:
         """
         if not isinstance(sizes, Mapping) or not sizes:
             raise SpecError(f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {sizes!r}")
-        wanted = {d: list(v) if isinstance(v, Iterable) else v for d, v in sizes.items()}
+        is_log = {
+            d: isinstance(v, Iterable) and not isinstance(v, Mapping) for d, v in sizes.items()
+        }
+        wanted: Any = {d: list(v) if is_log[d] else v for d, v in sizes.items()}
         try:
             joint_histogram(wanted)
         except (TypeError, ValueError) as error:
             raise SpecError(f"with_fitted_plan: {error}") from None
         chunks = _chunks_of(split)
+        if chunks:
+            wanted = _log_to_cut(wanted, chunks)
         together = {dim: _chunks_together(wanted, dim, chunk) for dim, chunk in chunks.items()}
         planned = self.with_background_compile(process=False)._with(chunked=together)
         if ahead:
@@ -588,14 +594,13 @@ def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
 
 def _chunks_together(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> float:
     """How many chunks the call of a chunk has, on average over the chunks."""
-    cut = _sizes_to_cut(sizes, dim)
-    counts = [-(-n // chunk) for n in cut]
+    counts = [-(-n // chunk) for n in sizes[dim]]
     return sum(n * n for n in counts) / sum(counts)
 
 
 def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str, list[int]]:
     """Sizes of the other variables, once for each chunk of a call."""
-    cut = _sizes_to_cut(sizes, dim)
+    cut = sizes[dim]
     others = {name: values for name, values in sizes.items() if name != dim}
     return {
         name: [n for n, rows in zip(values, cut, strict=True) for _ in range(-(-rows // chunk))]
@@ -603,13 +608,18 @@ def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str
     }
 
 
-def _sizes_to_cut(sizes: Mapping[str, list[int]], dim: str) -> list[int]:
-    if dim not in sizes:
-        raise SpecError(f"split: there are no sizes of {dim!r}, only of {', '.join(sizes)}")
-    for n in sizes[dim]:
-        if not is_positive_int(n):
-            raise SpecError(f"sizes of {dim!r} must be positive ints, got {n!r}")
-    return [int(n) for n in sizes[dim]]
+def _log_to_cut(sizes: Mapping[str, Any], chunks: Mapping[str, int]) -> dict[str, list[int]]:
+    """The sizes of a log without the calls of size 0, which run exact, in no bucket."""
+    for dim in chunks:
+        if dim not in sizes:
+            raise SpecError(f"split: there are no sizes of {dim!r}, only of {', '.join(sizes)}")
+        if isinstance(sizes[dim], Mapping):
+            raise SpecError(f"split: sizes of {dim!r} must be those of each call, not counts")
+    calls = [call for call in zip(*sizes.values(), strict=True) if all(n > 0 for n in call)]
+    return {
+        dim: [int(n) for n in column]
+        for dim, column in zip(sizes, zip(*calls, strict=True), strict=True)
+    }
 
 
 def _check_bound(name: str, bound: Any) -> None:

@@ -183,6 +183,10 @@ def prometheus(
     name = executor._name if name is None else name
     if not isinstance(name, str):
         raise SpecError(f"name must be text, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # no metric of the registry could be read any more
+        raise SpecError(f"name must be text that UTF-8 can hold, got {name!r}") from None
     with _lock:
         collector = _collectors.get(where)
         if collector is None:

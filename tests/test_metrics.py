@@ -189,6 +189,8 @@ def test_what_is_no_executor(registry: Any) -> None:
 def test_names_are_text(registry: Any) -> None:
     with pytest.raises(SpecError, match="name must be text, got 3"):
         metrics.prometheus(BucketedExec(total), name=3, registry=registry)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="UTF-8 can hold, got '.udc80'"):
+        metrics.prometheus(BucketedExec(total), name="\udc80", registry=registry)
     with pytest.raises(SpecError, match="registry must be a CollectorRegistry .* got 'there'"):
         metrics.prometheus(BucketedExec(total), registry="there")  # type: ignore[arg-type]
     assert not list(registry.collect())

@@ -312,6 +312,25 @@ def test_plans_of_several_lengths_and_of_none() -> None:
     assert buckets(executor) == [{"b": 1}]
 
 
+def test_calls_of_size_zero_are_left_out_of_a_plan() -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s")
+    for empty in ({"b": 0, "s": 40}, {"b": 5, "s": 0}):
+        log = {dim: [*LOG[dim], n] for dim, n in empty.items()}
+        for split in (None, "b"):
+            assert repr(executor.with_fitted_plan(log, 2, split=split)) == repr(
+                executor.with_fitted_plan(LOG, 2, split=split)
+            )
+
+
+def test_a_plan_from_counts() -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, _").with_pow2()
+    for n in (3, 3, 3, 5, 6):
+        executor(floats(n, 2))
+    planned = executor.with_fitted_plan(executor.stats().size_counts, 2)
+    assert repr(planned) == repr(executor.with_fitted_plan({"b": [3, 3, 3, 5, 6]}, 2))
+    assert "Optimal([3, 6])" in repr(planned)
+
+
 @pytest.mark.parametrize(
     ("log", "split", "message"),
     [
@@ -320,7 +339,9 @@ def test_plans_of_several_lengths_and_of_none() -> None:
         (LOG, {"b": True}, "positive int, got True"),
         (LOG, 3, "split must be a variable"),
         ({**LOG, "s": [3]}, "b", "as many sizes as there were calls, not {'b': 4, 's': 1}"),
-        ({**LOG, "b": [2, 1, 0, 3]}, "b", "positive ints, got 0"),
+        ({**LOG, "b": [2, 1, -1, 3]}, "b", "must not be negative"),
+        ({"b": [0, 0]}, "b", "at least one call"),
+        ({"b": {3: 2}}, "b", "sizes of 'b' must be those of each call, not counts"),
         ([3], "b", "sizes must be a dict"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from bucketjit._cli import bench, cache, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
-from bucketjit._errors import in_one_line
+from bucketjit._errors import BucketJitError, in_one_line
 from bucketjit._version import __version__
 
 COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, cache.COMMAND, bench.COMMAND)
@@ -24,7 +24,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        line = " ".join(message.split())
+        self.exit(USAGE, f"{self.prog}: error: {line} (see {self.prog} --help)\n")
 
 
 class _CommandParser(_Parser):
@@ -78,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         options.parser.error(str(error))
     except CommandError as error:
-        print(f"{options.parser.prog}: {error}", file=sys.stderr)
+        print(f"{options.parser.prog}: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILURE
+    except BucketJitError as error:
+        print(f"{options.parser.prog}: {in_one_line(error)}", file=sys.stderr)
         return FAILURE
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # who reads has seen enough

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._cli.arguments import positive_int
-from bucketjit._cli.command import Command, CommandError
+from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._cli.tables import console_or_error, print_table
 from bucketjit._exec import BucketedExec
 from bucketjit._version import __version__
@@ -33,6 +33,8 @@ more, of which the median and the 99th percentile of a call are shown.
 """
 
 _WIDTH = 64
+_LARGEST = 2**14
+_MOST_ROWS = 2**24  # of all calls together, which are held in memory
 
 
 class Result(NamedTuple):
@@ -65,6 +67,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     if not options.json:
         console_or_error()
+    if options.largest > _LARGEST:
+        raise UsageError(f"--largest must be at most {_LARGEST:,}: attention is quadratic in it")
+    if options.calls * options.largest > _MOST_ROWS:
+        raise UsageError(f"--calls times --largest must be at most {_MOST_ROWS:,}")
     sizes = _stream(options.calls, options.largest)
     jax.block_until_ready(jnp.zeros(1))  # who comes first must not pay for the backend's start
     results = [_measure(way, make, sizes) for way, make in _WAYS.items()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from bucketjit._errors import StrategyError
 from bucketjit.strategies import (
     Assessment,
     BoundedWaste,
@@ -58,14 +60,17 @@ def compare(sizes: list[int], k: int, multiple_of: int) -> list[Plan]:
 
     smallest, largest = min(sizes), max(sizes)
     pow2 = plan("pow2", Pow2(multiple_of=multiple_of))
-    plans = [
-        pow2,
-        plan("ladder", SizeClasses(2, multiple_of=multiple_of)),
-        plan("linear", _linear(smallest, largest, k, multiple_of)),
-        plan("exponential", _exponential(smallest, largest, k, multiple_of)),
-    ]
-    if bounded := _bounded_waste(smallest, largest, k, multiple_of):
-        plans.append(plan("bounded waste", bounded))
+    plans = [pow2]
+    ladders = {
+        "ladder": SizeClasses(2, multiple_of=multiple_of),
+        "linear": _linear(smallest, largest, k, multiple_of),
+        "exponential": _exponential(smallest, largest, k, multiple_of),
+        "bounded waste": _bounded_waste(smallest, largest, k, multiple_of),
+    }
+    for name, ladder in ladders.items():
+        if ladder is not None:
+            with contextlib.suppress(StrategyError):  # its last rung is more than a shape can hold
+                plans.append(plan(name, ladder))
     plans.append(plan("optimal", Optimal.fit(sizes, k, multiple_of=multiple_of)))
     if (as_many := pow2.assessment.executables) != k:
         optimal = Optimal.fit(sizes, as_many, multiple_of=multiple_of)
@@ -146,7 +151,8 @@ def compare_joint(
             }
             chosen = {dim: ladder for dim, ladder in made.items() if ladder is not None}
             if len(chosen) == len(made):
-                found.append(plan(name, chosen))
+                with contextlib.suppress(StrategyError):  # as in `compare`
+                    found.append(plan(name, chosen))
         return [min(found, key=lambda p: p.assessment.waste)] if found else []
 
     return [

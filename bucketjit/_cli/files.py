@@ -31,4 +31,4 @@ def read_text(name: str) -> str:
 
 def shown_name(name: str) -> str:
     """A file's name for messages."""
-    return "standard input" if name == "-" else name
+    return "standard input" if name == "-" else " ".join(name.split())

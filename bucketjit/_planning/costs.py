@@ -86,6 +86,8 @@ def checked_cost(answer: Any, what: str) -> float:
         ValueError: If it is negative or not finite.
     """
     try:
+        if isinstance(answer, str | bytes | bool | np.bool_):
+            raise TypeError
         number = float(answer)
     except (TypeError, ValueError):
         raise TypeError(f"cost must return a number for {what}, not {answer!r}") from None

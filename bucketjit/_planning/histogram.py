@@ -80,11 +80,12 @@ def histogram(sizes: Sizes) -> Histogram:
     return Histogram(distinct, weigh(where, counts[seen]))
 
 
-def joint_histogram(sizes: Mapping[str, Iterable[int]]) -> JointHistogram:
+def joint_histogram(sizes: Mapping[str, Sizes]) -> JointHistogram:
     """Count combinations of sizes; one with a size 0 is left out.
 
     Args:
         sizes: The sizes of each variable, by its name; the i-th of all variables are one call's.
+            Of a single variable, it may be a mapping of size to count.
 
     Returns:
         The distinct combinations and their counts.
@@ -101,6 +102,15 @@ def joint_histogram(sizes: Mapping[str, Iterable[int]]) -> JointHistogram:
         raise TypeError(
             "sizes must map the name of each dimension variable to its sizes, such as "
             f"{{'b': [4, 8], 's': [17, 30]}}, not {sizes!r}"
+        )
+    counted = [name for name, column in sizes.items() if isinstance(column, Mapping)]
+    if counted and len(sizes) == 1:
+        seen = histogram(sizes[counted[0]])
+        return JointHistogram(tuple(sizes), seen.sizes[:, None], seen.counts)
+    if counted:
+        raise TypeError(
+            f"sizes[{counted[0]!r}] must be the size of each call, not counts of sizes: those do "
+            "not tell which sizes of several variables belong together"
         )
     columns = {name: _integers(f"sizes[{name!r}]", column) for name, column in sizes.items()}
     lengths = {name: len(column) for name, column in columns.items()}

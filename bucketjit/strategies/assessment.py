@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +71,7 @@ def assess(
 
 def assess_joint(
     strategies: Mapping[str, Strategy] | Joint,
-    sizes: Mapping[str, Iterable[int]],
+    sizes: Mapping[str, Sizes],
     *,
     cost: Callable[..., float] | None = None,
 ) -> Assessment:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from bucketjit._planning.histogram import joint_histogram, largest_bucket
+from bucketjit._planning.histogram import Sizes, joint_histogram, largest_bucket
 from bucketjit._planning.table import Table, lay_out
 from bucketjit.strategies.base import Strategy, checked_strategy, positive_int
 from bucketjit.strategies.multiple_of import MultipleOf
@@ -30,7 +30,7 @@ class JointProblem(NamedTuple):
 
 
 def joint_problem(
-    sizes: Mapping[str, Iterable[int]],
+    sizes: Mapping[str, Sizes],
     k: int,
     cost: Callable[..., float] | None,
     multiple_of: Mapping[str, int] | None,

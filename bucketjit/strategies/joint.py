@@ -8,6 +8,7 @@ from typing import Self
 
 from bucketjit._errors import BucketOverflowError
 from bucketjit._planning.boxes import cheapest_boxes
+from bucketjit._planning.histogram import Sizes
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
 from bucketjit.strategies.exponential import Exponential
 from bucketjit.strategies.extended import extended
@@ -99,7 +100,7 @@ class Joint:
     @classmethod
     def fit(
         cls,
-        sizes: Mapping[str, Iterable[int]],
+        sizes: Mapping[str, Sizes],
         k: int = 12,
         *,
         cost: Callable[..., float] | None = None,
@@ -117,7 +118,7 @@ class Joint:
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong
-                to one call.
+                to one call. Of a single variable, it may be a mapping of size to count.
             k: The most executables there may be.
             cost: What a call in a bucket costs, a function of the padded sizes by name; it must
                 not fall where a size grows. By default their product.
@@ -213,7 +214,10 @@ class Joint:
             return largest
         if beyond is None:
             raise BucketOverflowError(size, largest, dim)
-        return beyond.bucket(size)
+        try:
+            return beyond.bucket(size)
+        except BucketOverflowError as error:
+            raise BucketOverflowError(size, max(error.largest, largest), dim) from None
 
     def __repr__(self) -> str:
         buckets = [dict(zip(self.dims, bucket, strict=True)) for bucket in self.buckets]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
+from bucketjit._errors import BucketOverflowError
 from bucketjit._planning.costs import costs_of
 from bucketjit._planning.grid import cheapest_grid
 from bucketjit._planning.histogram import Sizes, histogram, largest_bucket, rounded_up
@@ -125,7 +126,7 @@ class Optimal(Boundaries):
     @classmethod
     def fit_joint(
         cls,
-        sizes: Mapping[str, Iterable[int]],
+        sizes: Mapping[str, Sizes],
         k: int = 12,
         *,
         cost: Callable[..., float] | None = None,
@@ -148,7 +149,7 @@ class Optimal(Boundaries):
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong
-                to one call.
+                to one call. Of a single variable, it may be a mapping of size to count.
             k: The most executables that these calls may need.
             cost: What a call in a bucket costs, a function of the padded sizes by name; it must
                 not fall where a size grows. By default their product.
@@ -201,5 +202,11 @@ class Optimal(Boundaries):
             ValueError: If ``n`` is negative.
         """
         if self.beyond is not None and logical_size(n) > self.boundaries[-1]:
-            return self.beyond.bucket(n)
+            try:
+                return self.beyond.bucket(n)
+            except BucketOverflowError as error:
+                last = self.boundaries[-1]
+                if not isinstance(error.largest, int) or error.largest >= last:
+                    raise
+                raise BucketOverflowError(error.size, last, error.dim) from None
         return super().bucket(n)

@@ -92,6 +92,12 @@ def test_what_an_encoding_lacks_is_told_by_its_number(tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and r"gr\xf6\xdfe" in done.stdout
 
 
+@pytest.mark.parametrize("words", [("plan", "a\nb"), ("plan", "x", "--a\nb")])
+def test_errors_of_words_with_newlines_are_one_line(tmp_path, words):
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode != 0 and "a b" in one_line(done.stderr)
+
+
 def test_a_huge_k_of_two_variables_ends(tmp_path):
     done = run("plan", "--k", 100_000_000, "--json", input="3 4\n17 2\n")
     assert (done.returncode, done.stderr) == (0, "")

@@ -51,3 +51,21 @@ def test_wrong_options(capsys):
         main(["bench", "--calls", "0"])
     assert caught.value.code == 2
     assert "--calls: expected a positive int, got '0'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--largest", 100_000), "--largest must be at most 16,384"),
+        (
+            ("--largest", 16_384, "--calls", 5_000),
+            "times --largest must be at most 16,777,216",
+        ),
+    ],
+)
+def test_more_than_memory_holds_is_refused(words, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *map(str, words)])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

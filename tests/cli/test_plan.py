@@ -11,6 +11,7 @@ from bucketjit._cli.app import main
 from bucketjit._cli.command import CommandError
 from bucketjit._cli.comparison import _shares, compare, compare_joint
 from bucketjit._cli.lengths import parse_lengths
+from bucketjit._errors import StrategyError
 from bucketjit.strategies import (
     Boundaries,
     BoundedWaste,
@@ -133,6 +134,31 @@ def test_ladders_of_several_variables_keep_to_k(calls, k):
             continue  # no percentage of waste has so few rungs
         assert plans[name].assessment.executables <= k, plans[name]
         assert plans[name].strategy.keys() == sizes.keys()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    ["1\n105726923776836102\n", "103203074396900982 968427680044961202\n1 999999999999999999"],
+)
+def test_a_ladder_beyond_what_a_shape_can_hold_is_left_out(sizes, tmp_path, capsys):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text(sizes)
+    names = [plan["name"] for plan in as_json(capsys, lengths)["plans"]]
+    assert names[0] == "pow2" and "bounded waste" not in names
+    assert {"optimal", "optimal grid"} & set(names)
+
+
+def test_what_the_library_refuses_is_one_line(tmp_path, capsys):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("999999999999999999\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bucketjit._cli.plan.compare", refuse)
+        assert main(["plan", str(lengths)]) == 1
+    assert capsys.readouterr().err.endswith("bucketjit plan: StrategyError: no\n")
+
+
+def refuse(*_):
+    raise StrategyError("no")
 
 
 def test_the_shares_of_variables():

@@ -55,6 +55,8 @@ def test_joint_counts_combinations():
     assert seen.dims == ("b", "s")
     assert seen.points.tolist() == [[1, 9], [4, 9]]
     assert seen.counts.tolist() == [1, 2]
+    one = joint_histogram({"b": {7: 2, 0: 4, 3: 0.5}})
+    assert (one.points.tolist(), one.counts.tolist()) == ([[3], [7]], [0.5, 2])
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,17 @@ def test_joint_counts_combinations():
         ({"b": [1, 2], "s": [3]}, ValueError, r"as many sizes as .*\{'b': 2, 's': 1\}"),
         ({"b": [1], "s": [-3]}, ValueError, r"sizes\['s'\] must not be negative"),
         ({"b": [1.5]}, TypeError, r"sizes\['b'\] must be a flat iterable of ints"),
+        (
+            {"b": {3: 1}, "s": [3]},
+            TypeError,
+            r"sizes\['b'\] must be the size of each call",
+        ),
+        (
+            {"b": [3], "s": {3: 1}},
+            TypeError,
+            r"sizes\['s'\] must be the size of each call",
+        ),
+        ({"b": {3: -1}}, ValueError, "count"),
     ],
 )
 def test_wrong_joint_sizes_are_refused(sizes, error, message):

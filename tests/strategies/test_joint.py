@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit._errors import BucketOverflowError, StrategyContractError
-from bucketjit.strategies import Joint, Linear, Optimal, Pow2, assess_joint
+from bucketjit.strategies import Boundaries, Joint, Linear, Optimal, Pow2, assess_joint
 
 SIZES = {"b": [32, 32, 31, 4, 4, 3], "s": [10, 12, 11, 100, 90, 95]}
 PLAN = Joint([{"b": 32, "s": 12}, {"b": 4, "s": 100}, {"b": 32, "s": 100}])
@@ -70,6 +70,20 @@ def test_takes_options_by_variable():
     assert plan.bucket_of({"b": 3, "s": 113}) == {"b": 64, "s": 128}
     with pytest.raises(BucketOverflowError, match="dimension 'b' has size 65, .* bucket 64"):
         plan.bucket_of({"b": 65, "s": 1})
+
+
+def test_counts_of_a_single_variable():
+    assert Joint.fit({"b": {3: 90, 5: 1, 6: 5}}, 2) == Joint.fit({"b": [3] * 90 + [5] + [6] * 5}, 2)
+
+
+def test_the_end_of_those_beyond_names_the_variable_and_the_largest_of_all():
+    plan = Joint([{"b": 8, "s": 16}], beyond={"s": Boundaries([20, 40]), "b": Boundaries([4])})
+    assert plan.bucket_of({"b": 3, "s": 17}) == {"b": 8, "s": 20}
+    for dim, n, largest in (("s", 41, 40), ("b", 9, 8)):
+        with pytest.raises(BucketOverflowError) as caught:
+            plan.bucket_of({"b": 1, "s": 1, dim: n})
+        error = caught.value
+        assert (error.dim, error.size, error.largest) == (dim, n, largest)
 
 
 def test_may_leave_all_calls_to_others():

@@ -113,6 +113,13 @@ class TestBeyond:
         with pytest.raises(BucketOverflowError, match="beyond the largest bucket 1024"):
             plan.bucket(1025)
 
+    def test_that_ends_before_the_plan_does(self):
+        plan = Optimal([4, 16], beyond=Boundaries([10]))
+        assert plan.bucket(5) == 16
+        with pytest.raises(BucketOverflowError) as caught:
+            plan.bucket(17)
+        assert (caught.value.size, caught.value.largest) == (17, 16)
+
     def test_is_rounded_too(self):
         plan = Optimal.fit([3, 9], multiple_of=6, beyond=Pow2())
         assert plan.beyond == MultipleOf(Pow2(), 6)
@@ -134,6 +141,9 @@ class TestBeyond:
         ({"compile_cost": "1"}, TypeError, r"compile_cost must be a number, not '1' \(str\)"),
         ({"cost": 3}, TypeError, "cost must be a function of the padded size, or None, not 3"),
         ({"cost": lambda n: "x"}, TypeError, "cost must return a number for size 3, not 'x'"),
+        ({"cost": lambda n: "3"}, TypeError, "cost must return a number for size 3, not '3'"),
+        ({"cost": lambda n: b"3"}, TypeError, "cost must return a number for size 3, not b'3'"),
+        ({"cost": lambda n: n > 5}, TypeError, "cost must return a number for size 3, not False"),
         ({"cost": lambda n: -n}, ValueError, "cost must be finite and not negative, not -3.0"),
         ({"beyond": Pow2}, StrategyContractError, "beyond must be an object with a method bucket"),
         ({"beyond": Pow2, "multiple_of": 8}, StrategyContractError, "^beyond must be an object"),
