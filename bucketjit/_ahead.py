@@ -79,13 +79,13 @@ class Ahead:
         if count > (_MOST if bound is None else bound):
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
-        orders, _, failed = orders_for(engine, signed, sizes)
-        todo = [order for order in orders if order.key not in engine.cache]
+        asked = orders_for(engine, signed, call.tokens, call.sizes, sizes)
+        todo = [order for order in asked.orders if order.key not in engine.cache]
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
         todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
         before = engine.cache.evictions
-        problems = [why for _, why in failed]
+        problems = [why for _, why in asked.failed]
         compiling = compile_all(engine, todo, self._workers, first_run=True)
         with contextlib.closing(compiling):
             for order, error in compiling:

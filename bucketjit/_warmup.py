@@ -9,18 +9,19 @@ import time
 from collections import deque
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bucketjit import _jax, strategies
 from bucketjit._axes import STATIC, Tokens
-from bucketjit._config import is_positive_int
+from bucketjit._config import Fallback, is_positive_int
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
 from bucketjit._errors import (
     BucketOverflowError,
+    FallbackError,
     MaskingError,
     SpecError,
     in_one_line,
@@ -40,10 +41,12 @@ class WarmupReport:
     """What a warm-up has done; ``print`` it.
 
     Attributes:
-        compiled: The buckets that it compiled, or read from files: `loaded` of them.
+        compiled: The buckets that it compiled, or read from files: `loaded` of them. Where calls
+            run exact, the sizes of their exact shapes.
         present: Those that were compiled already.
         failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
-        exact: Sizes that no bucket serves, since the call cannot be masked, and why.
+        exact: Sizes that no bucket serves, since the call cannot be masked, and why. Their exact
+            shapes are compiled.
         left: Buckets that there was no time for; another warm-up goes on with them.
         seconds: What it took.
         evicted: Those of the compiled ones that others have driven out of the cache meanwhile,
@@ -132,35 +135,46 @@ def warm_up(
         first_run: Whether to run each executable once.
     """
     began = time.monotonic()
-    orders, exact, failed = orders_for(engine, signed, sizes)
-    present = [o for o in orders if o.key in engine.cache]
-    todo = [o for o in orders if o.key not in engine.cache]
-    # The largest first: it can stand in for all others.
-    todo.sort(key=lambda o: -volume(o.sizes))
+    tokens, own = _axes_of(engine, signed, sizes)
+    wanted = combinations(sizes, tuple(variables_in(tokens)), own)
+    seen: set[Hashable] = set()
+    present: list[Order] = []
     compiled: list[Order] = []
-    tried: set[Hashable] = set()
+    left: list[Order] = []
+    failures: list[tuple[Mapping[str, int], str]] = []
     deadline = None if time_budget is None else began + time_budget
-    with progress_of(engine.name, len(todo), progress) as step:
-        for order, error in compile_all(
-            engine, todo, workers, deadline=deadline, first_run=first_run
-        ):
-            tried.add(order.key)
-            if error is None:
-                compiled.append(order)
-            elif isinstance(error, MaskingError) and not error.is_defect:
-                engine.refuse(order, error)
-                exact.append((FrozenDict(order.logical), error.reason))
-            else:
-                failed.append((FrozenDict(order.sizes), f"{type(error).__name__}: {error}"))
-            step(order, error)
-    compiled.sort(key=todo.index)
-    left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
+    refused = True
+    while refused:  # then their exact shapes are what calls need
+        refused = False
+        asked = orders_for(engine, signed, tokens, own, wanted)
+        new = {o.key: o for o in (*asked.orders, *asked.exact_orders) if o.key not in seen}
+        seen.update(new)
+        present += [o for o in new.values() if o.key in engine.cache]
+        # The largest first: it can stand in for all others.
+        todo = sorted(
+            (o for o in new.values() if o.key not in engine.cache), key=lambda o: -volume(o.sizes)
+        )
+        tried: dict[Hashable, Exception | None] = {}
+        with progress_of(engine.name, len(todo), progress) as step:
+            for order, error in compile_all(
+                engine, todo, workers, deadline=deadline, first_run=first_run
+            ):
+                tried[order.key] = error
+                if isinstance(error, MaskingError) and not error.is_defect:
+                    engine.refuse(order, error)
+                    refused = True
+                elif error is not None:
+                    why = f"{type(error).__name__}: {error}"
+                    failures.append((FrozenDict(order.sizes), why))
+                step(order, error)
+        compiled += [o for o in todo if o.key in tried and tried[o.key] is None]
+        left += [o for o in todo if o.key not in tried and o.key not in engine.cache]
     loaded = {key for key, entry in engine.cache.items() if entry.loaded}
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
-        failed=tuple(failed),
-        exact=tuple(exact),
+        failed=(*asked.failed, *failures),
+        exact=tuple((sizes, why) for sizes, why, _ in asked.exact),
         left=tuple(FrozenDict(o.sizes) for o in left),
         seconds=time.monotonic() - began,
         evicted=tuple(FrozenDict(o.sizes) for o in compiled if o.key not in engine.cache),
@@ -203,20 +217,46 @@ def compile_all(
                 yield order, error
 
 
+class Asked(NamedTuple):
+    """What serves calls of some sizes.
+
+    Attributes:
+        orders: What to compile.
+        exact: Sizes at which the calls cannot be masked, why, and what to compile for the exact
+            shape.
+        failed: Sizes that no executable was found for, and why.
+    """
+
+    orders: list[Order]
+    exact: list[tuple[Mapping[str, int], str, Order]]
+    failed: list[tuple[Mapping[str, int], str]]
+
+    @property
+    def exact_orders(self) -> list[Order]:
+        """Those of the sizes at which calls cannot be masked."""
+        return [order for _, _, order in self.exact]
+
+
 def orders_for(
-    engine: Engine, signed: Signed, sizes: Any
-) -> tuple[list[Order], list[tuple[Mapping[str, int], str]], list[tuple[Mapping[str, int], str]]]:
-    """What to compile for some sizes; sizes that run exact; sizes that failed."""
+    engine: Engine,
+    signed: Signed,
+    tokens: Tokens,
+    own: Mapping[str, int],
+    wanted: Iterable[Mapping[str, int]],
+) -> Asked:
+    """What to compile for some sizes.
+
+    Args:
+        engine: Serves the calls.
+        signed: A call like those to come.
+        tokens: Its axes.
+        own: Its sizes.
+        wanted: Sizes of the calls to come; a variable that is left out has the size of this one.
+    """
     found: dict[Hashable, Order] = {}
-    exact: list[tuple[Mapping[str, int], str]] = []
+    exact: list[tuple[Mapping[str, int], str, Order]] = []
     failed: list[tuple[Mapping[str, int], str]] = []
-    if engine.always_exact:
-        tokens = _declared(signed)
-        own = _sizes_in(tokens, signed.shapes)
-    else:
-        first = engine.resolve(signed)
-        tokens, own = first.tokens, first.sizes
-    waiting = deque(combinations(sizes, tuple(variables_in(tokens)), own))
+    waiting = deque(wanted)
     while waiting:
         chosen = waiting.popleft()
         all_sizes = {**own, **chosen}
@@ -235,8 +275,11 @@ def orders_for(
                 found.setdefault(order.key, order)
                 continue
             if call.program is None or refusal is not None:
-                refusal = refusal or MaskingError("an axis of size 0 has no bucket")
-                exact.append((FrozenDict(chosen), refusal.reason))
+                if refusal is not None and engine.config.fallback is Fallback.ERROR:
+                    raise FallbackError(refusal.reason, refusal.remedy)
+                why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
+                order = engine.orders.exact(at, call.sizes)
+                exact.append((FrozenDict(chosen or order.sizes), why, order))
                 continue
             try:
                 with engine.lock:
@@ -254,27 +297,24 @@ def orders_for(
             failed.append((FrozenDict(chosen), in_one_line(error)))
             continue
         found.setdefault(order.key, order)
-    return list(found.values()), exact, failed
+    return Asked(list(found.values()), exact, failed)
 
 
-def _declared(signed: Signed) -> Tokens:
-    """Tokens where nothing is traced: the names in ``dynamic_axes``, the default name elsewhere."""
-    sizes = signed.family.declared_sizes(signed.shapes)
-    if sizes:
-        return signed.family.declared_tokens(signed.shapes)
-    return tuple(
-        tuple("batch" if i == 0 and spec is not None else STATIC for i in range(len(shape)))
-        for spec, shape in zip(signed.family.specs, signed.shapes, strict=True)
-    )
+def _axes_of(engine: Engine, signed: Signed, sizes: Any) -> tuple[Tokens, Mapping[str, int]]:
+    """The axes of a call and its sizes.
 
-
-def _sizes_in(tokens: Tokens, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    return {
-        t: n
-        for row, shape in zip(tokens, shapes, strict=True)
-        for t, n in zip(row, shape, strict=True)
-        if t.isidentifier() and t != STATIC
-    }
+    Args:
+        engine: Serves the call. One that runs all calls exact traces only where axes without a
+            name are to have other sizes: to learn which of them vary together.
+        signed: The call.
+        sizes: What sizes are asked for, or None for those of the call.
+    """
+    if engine.always_exact:
+        declared = signed.family.declared_sizes(signed.shapes)
+        if declared or sizes is None:
+            return signed.family.declared_tokens(signed.shapes), declared
+    call = engine.resolve(signed)
+    return call.tokens, call.sizes
 
 
 def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
@@ -354,7 +394,7 @@ def _check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
 
 
 def _listed(variables: Sequence[str]) -> str:
-    return ", ".join(map(repr, variables)) or "no open axis"
+    return ", ".join(map(repr, variables)) or "no open axis; name those that vary in dynamic_axes"
 
 
 def _check_count(count: int) -> None:

@@ -31,6 +31,7 @@ from bucketjit import (
     CompileBudgetError,
     CompileBudgetWarning,
     Event,
+    Fallback,
     FallbackWarning,
     SpecError,
     StrategyContractError,
@@ -230,6 +231,27 @@ def test_warm_up_without_a_strategy_compiles_sizes() -> None:
             executor(ramp(4))
 
 
+def by_weights(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+@pytest.mark.parametrize("axes", [None, ([0], [0]), ([0], None), ([0, 1], [0])])
+def test_warm_up_without_a_strategy_of_what_has_no_names(axes: Any) -> None:
+    given = {} if axes is None else {"dynamic_axes": axes}
+    executor = BucketedExec(by_weights, **given)
+    executor.warmup(ramp(5, 3), ramp(3, 2), progress=False)
+    with executor.forbid_compiles():
+        executor(ramp(5, 3), ramp(3, 2))
+    sizes = {"batch": [4, 5, 6]}  # of the first argument's axis only
+    report = executor.warmup(ramp(5, 3), ramp(3, 2), sizes=sizes, progress=False)
+    assert not report.failed and (len(report.compiled), len(report.present)) == (2, 1)
+    with executor.forbid_compiles():
+        for n in (4, 5, 6):
+            np.testing.assert_allclose(executor(ramp(n, 3), ramp(3, 2)), ramp(n, 3) @ ramp(3, 2))
+    with pytest.raises(SpecError, match="no open axis; name those that vary in dynamic_axes"):
+        BucketedExec(lambda x: unrolled(x)).warmup(ramp(3), sizes={"batch": 4})
+
+
 def test_one_failure_does_not_lose_the_rest() -> None:
     def picky(ctx: Any, x: Any) -> Any:
         if x.shape == (8,):
@@ -248,7 +270,10 @@ def test_one_failure_does_not_lose_the_rest() -> None:
 def test_what_cannot_be_masked_is_said() -> None:
     executor = BucketedExec(lambda x: unrolled(x), dynamic_axes="n").with_pow2()
     report = executor.warmup(ramp(3), sizes={"n": [3, 0]}, progress=False)
-    assert not report.compiled and {s["n"] for s, _ in report.exact} == {3, 0}
+    assert {s["n"] for s, _ in report.exact} == {s["n"] for s in report.compiled} == {3, 0}
+    with executor.forbid_compiles():
+        for n in (3, 0):
+            np.testing.assert_array_equal(executor(ramp(n)), unrolled(ramp(n)))
     vectors = BucketedExec(lambda x: jnp.linalg.eigh(x @ x.T)[1]).with_pow2()
     for _ in range(2):
         report = vectors.warmup(ramp(2, 2), sizes={"batch": [3, 9]}, progress=False)
@@ -355,8 +380,26 @@ def test_a_function_that_raises_at_one_size_is_warmed_up_for_others() -> None:
 
 def test_warm_up_of_what_cannot_be_masked() -> None:
     executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
-    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9]}, workers=1, progress=False)
-    assert not report.compiled and not report.failed and len(report.exact) == 2
+    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 4, 9]}, workers=1, progress=False)
+    assert not report.failed and [s["n"] for s, _ in report.exact] == [3, 4, 9]
+    assert [s["n"] for s in report.compiled] == [9, 4, 3]
+    there = executor.warmup(ramp(3, 3), sizes={"n": [3, 4]}, progress=False)
+    assert (there.compiled, len(there.present), len(there.exact)) == ((), 2, 2)
+    with executor.forbid_compiles(), pytest.warns(FallbackWarning):
+        for n in (3, 4, 9):
+            assert_same(executor(np.eye(n)), jnp.linalg.eigh(np.eye(n)))
+        with pytest.raises(CompileBudgetError):
+            executor(np.eye(5))
+
+
+def test_warm_up_of_what_must_not_run_exact() -> None:
+    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n", fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
+    for _ in range(2):
+        report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9]}, progress=False)
+        assert not report.compiled and not report.exact and executor.cache_size() == 0
+        assert [s["n"] for s, _ in report.failed] == [3, 9]
+        assert all(why.startswith("FallbackError: eigh: eigenvectors") for _, why in report.failed)
 
 
 def test_warm_up_of_what_runs_exact_beyond_the_largest_bucket() -> None:

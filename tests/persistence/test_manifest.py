@@ -77,6 +77,22 @@ def test_exact_shapes_are_signatures_of_their_own():
     assert [e.sizes for e in entries] == [(), ()]
 
 
+@pytest.mark.parametrize("strategy", [None, "pow2"])
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_warm_up_as_another_that_ran_exact(strategy):
+    def make() -> Any:
+        made = BucketedExec(lambda x, w: jnp.linalg.eigh(x @ w @ w.T @ x.T)[1])
+        return made if strategy is None else made.with_pow2()
+
+    one, other = make(), make()
+    args = np.ones((5, 3), np.float32), np.ones((3, 2), np.float32)
+    one(*args)
+    report = other.warmup(Manifest.parse(one.manifest().text()), progress=False)
+    assert (len(report.compiled), report.failed) == (1, ())
+    with other.forbid_compiles():
+        other(*args)
+
+
 def test_sizes_that_are_arguments():
     made = BucketedExec(lambda n: jnp.ones((n, 2)).sum(), dynamic_axes=("n",)).with_pow2()
     made(5)
