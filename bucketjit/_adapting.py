@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -110,6 +110,9 @@ class Adapting:
                 proposal = strategy.propose(made)
                 if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
                     continue
+                if why := _too_many(engine, strategy, proposal.plan, kinds):
+                    self._tell_failed(engine, sizes, why)
+                    continue
                 for used in kinds:
                     kind = used.kind
                     for bucket in _buckets_for(proposal.plan, kind.sizes):
@@ -190,6 +193,17 @@ def _uses(engine: Engine, variable: str) -> dict[tuple[Program, Others], tuple[i
     return found
 
 
+def _too_many(engine: Engine, strategy: Any, plan: Any, kinds: Sequence[_Used]) -> str:
+    """Why the cache is too small for a plan, where it has more buckets than the one in use."""
+    bound = engine.config.maxsize
+    needed, now = (
+        sum(len(_buckets_for(p, used.kind.sizes)) for used in kinds) for p in (plan, strategy)
+    )
+    if bound is None or needed <= max(bound, now):
+        return ""
+    return f"another one needs {needed} executables, and the cache holds {bound}"
+
+
 def _buckets_for(plan: Any, sizes: Collection[int]) -> list[int]:
     """The buckets of a plan for some sizes, without those that it has none for."""
     found = set()
@@ -208,7 +222,7 @@ def _compile(engine: Engine, signed: Signed, call: Call, variable: str, bucket: 
         chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
     if wanted.program.fits(chosen):
         order = engine.orders.masked(at, wanted, chosen)
-        engine.supply.prepare(order, first_run=True, beside_calls=True)
+        engine.supply.prepare(order, first_run=True, beside_calls=True, beyond_budget=False)
 
 
 def adaptive(engine: Engine) -> Adapting | None:

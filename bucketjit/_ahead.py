@@ -33,7 +33,8 @@ class Ahead:
 
     def __init__(self, workers: int | None) -> None:
         self._workers = workers
-        self._begun: weakref.WeakSet[Program] = weakref.WeakSet()
+        # Whether compiles were allowed; else only what is in files was looked for.
+        self._begun: weakref.WeakKeyDictionary[Program, bool] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def prepare(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> None:
@@ -52,17 +53,20 @@ class Ahead:
         """
         program = call.program
         assert program is not None
+        affordable = engine.supply.affordable()
         with self._lock:
-            if program in self._begun or not engine.supply.affordable():
+            if self._begun.get(program) or not (affordable or engine.config.persistence):
                 return
-            self._begun.add(program)
+            if program in self._begun and not affordable:
+                return
+            self._begun[program] = affordable
         try:
             problem = self._compile(engine, signed, call, key)
         except Exception as error:
             problem = in_one_line(error)
         except BaseException:
             with self._lock:
-                self._begun.discard(program)
+                self._begun.pop(program, None)
             raise
         if problem:
             engine.tell(Event("ahead", engine.name, call.sizes, detail=problem))
@@ -86,11 +90,14 @@ class Ahead:
         todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
         before = engine.cache.evictions
         problems = [why for _, why in asked.failed]
-        compiling = compile_all(engine, todo, self._workers, first_run=True)
+        in_files = engine.config.persistence is not None
+        compiling = compile_all(engine, todo, self._workers, first_run=True, beyond_budget=False)
         with contextlib.closing(compiling):
             for order, error in compiling:
                 if isinstance(error, CompileBudgetError):
                     problems.append("the rest is beyond what may be compiled")
+                    if in_files:  # another one may be there
+                        continue
                     break
                 if engine.cache.evictions != before:
                     problems.append("the rest would drive executables out of the cache")

@@ -61,7 +61,8 @@ class CompileBudget:
         compiles: The most compiles; None for no limit.
         seconds: The most seconds spent compiling; a compile that is under way is not cut short.
         action: ``"error"`` raises `CompileBudgetError` for a call that needs one more, ``"warn"``
-            compiles and warns.
+            compiles and warns. In the background, and of a plan that is compiled ahead of calls,
+            nothing is compiled beyond a limit, for no call needs it.
 
     Raises:
         SpecError: A limit is negative or no such number, or the action is another.

@@ -123,6 +123,7 @@ class Supply:
         self._longest = 0.0  # seconds of a compile in this process
         self._forbidden = 0
         self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
+        self._beyond_budget: set[Hashable] = set()  # what is not in files either
         self._lock = threading.Lock()
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
@@ -146,15 +147,24 @@ class Supply:
             return Supplied(stand_in, stands_in=True)
         return self._obtain(wanted)
 
-    def prepare(self, order: Order, first_run: bool, beside_calls: bool = False) -> bool:
+    def prepare(
+        self,
+        order: Order,
+        first_run: bool,
+        *,
+        beside_calls: bool = False,
+        beyond_budget: bool = True,
+    ) -> bool:
         """Compile what an order asks for, if it is not stored. Returns whether that was so.
 
         Args:
             order: What is wanted.
             first_run: Whether to run it once before anybody gets it; see `run_first`.
             beside_calls: Whether to compile it as in the background, where it stands back.
+            beyond_budget: Whether to compile it beyond a budget that only warns.
 
         Raises:
+            CompileBudgetError: It may not be compiled.
             Exception: Whatever compiling raised.
         """
         if order.key in self._cache:
@@ -162,10 +172,14 @@ class Supply:
         compile = _jax.compile_here
         if beside_calls and self._asks:
             compile = functools.partial(self._compile_apart, order)
-        return self._obtain(order, first_run, compile).compiled
+        return self._obtain(order, first_run, compile, beyond_budget).compiled
 
     def _obtain(
-        self, order: Order, first_run: bool = False, compile: Compile = _jax.compile_here
+        self,
+        order: Order,
+        first_run: bool = False,
+        compile: Compile = _jax.compile_here,
+        beyond_budget: bool = True,
     ) -> Supplied:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         compiled = False
@@ -174,7 +188,7 @@ class Supply:
             nonlocal compiled
             entry = self._load(order)
             if entry is None:
-                entry = self._build(order, self._spend(order), compile)
+                entry = self._build(order, self._spend(order, beyond_budget), compile)
                 compiled = True
             if first_run and order.program is not None:
                 run_first(entry, order.program)
@@ -203,6 +217,7 @@ class Supply:
         """Forget what was compiled, and what waits to be."""
         with self._lock:
             self._ghosts.clear()
+            self._beyond_budget.clear()
             self._spent = _Spent()
         if self.workers is not None:
             self.workers.drop()
@@ -278,24 +293,30 @@ class Supply:
         """Whether an executable that was evicted is not worth another one's place yet."""
         if not self._hysteresis or not self._cache.is_full:
             return False
-        affordable = self.affordable()
+        obtainable = self.workers is not None or self.affordable()
         with self._lock:
             ghost = self._ghosts.get(key)
             if ghost is None:
                 return False
             ghost.asked += 1
-            return ghost.asked <= ghost.wanted or not affordable
+            return ghost.asked <= ghost.wanted or not obtainable
 
     def _compile_later(self, order: Order) -> None:
+        """Compile it in the background, or load it, which needs no budget."""
         assert self.workers is not None
-        if not self.affordable():
-            return
+        affordable = self.affordable()
+        with self._lock:
+            if affordable:
+                self._beyond_budget.discard(order.key)
+            elif order.key in self._beyond_budget:
+                return
 
         def work() -> None:
             try:
-                self.prepare(order, first_run=True, beside_calls=True)
+                self.prepare(order, first_run=True, beside_calls=True, beyond_budget=False)
             except CompileBudgetError:  # no failure: what stands in goes on
-                pass
+                with self._lock:
+                    self._beyond_budget.add(order.key)
             except Ended:  # at exit
                 raise
             except BaseException as error:
@@ -320,8 +341,12 @@ class Supply:
             or (budget.seconds is not None and spent.seconds >= budget.seconds)
         )
 
-    def _spend(self, order: Order) -> _Spent:
+    def _spend(self, order: Order, beyond_budget: bool) -> _Spent:
         """Count a compile that is about to begin.
+
+        Args:
+            order: What is compiled.
+            beyond_budget: Whether to begin beyond a budget that only warns.
 
         Returns:
             Where it is counted.
@@ -336,7 +361,7 @@ class Supply:
                 return spent
         message = self._refusal(order)
         self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
-        if self._forbidden or self._budget.action == "error":
+        if self._forbidden or self._budget.action == "error" or not beyond_budget:
             raise CompileBudgetError(message)
         warnings.warn(message, CompileBudgetWarning, stacklevel=frames_inside())
         with spent.lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import time
@@ -189,12 +190,27 @@ def compile_all(
     *,
     deadline: float | None = None,
     first_run: bool,
+    beyond_budget: bool = True,
 ) -> Generator[tuple[Order, Exception | None]]:
     """Compile several executables at the same time; XLA does so without Python's lock.
 
     Only as many are handed to the threads as they can take, so that an interrupt or the deadline
     stops all others.
+
+    Args:
+        engine: Serves the calls.
+        orders: What to compile.
+        workers: Threads that compile; None for as many as there are cores, up to four.
+        deadline: When to begin no more.
+        first_run: Whether to run each executable once.
+        beyond_budget: Whether to go on beyond a budget that only warns.
+
+    Yields:
+        Each one that was tried, and its error.
     """
+    prepare = functools.partial(
+        engine.supply.prepare, first_run=first_run, beyond_budget=beyond_budget
+    )
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(orders)
     running: dict[Future[bool], Order] = {}
@@ -206,7 +222,7 @@ def compile_all(
                 order = next(waiting, None)
                 if order is None:
                     break
-                running[pool.submit(config.run, engine.supply.prepare, order, first_run)] = order
+                running[pool.submit(config.run, prepare, order)] = order
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

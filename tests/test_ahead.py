@@ -16,6 +16,7 @@ from bucketjit import (
     BucketedExec,
     BucketOverflowError,
     CompileBudgetError,
+    CompileBudgetWarning,
     Event,
     FallbackWarning,
     SpecError,
@@ -179,6 +180,35 @@ def test_while_compiles_are_forbidden_nothing_begins(executor: BucketedExec) -> 
     assert not reasons
 
 
+def test_a_budget_that_warns_is_for_calls_not_for_the_plan(executor: BucketedExec) -> None:
+    executor, reasons = told(executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s"))
+    executor = executor.with_compile_budget(1, action="warn")
+    assert_like_jit(executor, rows, floats(2, 4))
+    assert executor.stats().compiles == 1
+    assert reasons == ["not all of the plan is compiled: the rest is beyond what may be compiled"]
+    with pytest.warns(CompileBudgetWarning):
+        assert_like_jit(executor, rows, floats(3, 4))
+
+
+def test_what_is_in_files_is_loaded_though_nothing_may_be_compiled(
+    executor: BucketedExec, tmp_path: Any
+) -> None:
+    def make(*lengths: int) -> BucketedExec:
+        made = executor.with_buckets(lengths, "b").with_buckets([9], "s")
+        return made.with_persistence(tmp_path)
+
+    first = make(2, 8)
+    assert_like_jit(first, rows, floats(2, 4))
+    second = make(2, 4, 8)
+    with second.forbid_compiles():
+        assert_like_jit(second, rows, floats(2, 4))
+        assert (second.stats().loads, second.stats().compiles) == (2, 0)
+        with pytest.raises(CompileBudgetError):
+            second(floats(3, 4))
+    assert_like_jit(second, rows, floats(2, 3))
+    assert (second.stats().loads, second.stats().compiles) == (2, 1)
+
+
 @pytest.mark.parametrize("maxsize", [5, 128, None])
 def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int | None) -> None:
     executor, reasons = told(executor.with_cache(maxsize))
@@ -318,7 +348,7 @@ def test_an_interrupt_ends_the_call_and_not_the_executor(
 ) -> None:
     executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
 
-    def interrupted(self: Any, *args: Any) -> bool:
+    def interrupted(*_: Any, **__: Any) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_supply.Supply, "prepare", interrupted)
@@ -337,11 +367,11 @@ def test_other_threads_do_not_wait_for_the_plan(
     held, begun = threading.Event(), threading.Event()
     prepare = _supply.Supply.prepare
 
-    def slow(self: Any, order: Any, first_run: bool) -> bool:
+    def slow(self: Any, order: Any, **how: Any) -> bool:
         begun.set()
         if order.sizes["b"] == 8:
             held.wait(60)
-        return prepare(self, order, first_run)
+        return prepare(self, order, **how)
 
     monkeypatch.setattr(_supply.Supply, "prepare", slow)
     first = threading.Thread(target=executor, args=(floats(8, 4),))

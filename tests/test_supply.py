@@ -875,6 +875,29 @@ def test_a_budget_that_warns_or_counts_seconds() -> None:
         executor(ramp(5))
 
 
+def test_a_budget_that_warns_is_not_exceeded_in_the_background() -> None:
+    go, told = threading.Event(), list[Event]()
+    budget = CompileBudget(2, action="warn")
+    executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2().with_on_event(told.append)
+    executor = executor.with_background_compile(process=False)
+    executor = executor.with_rules({jax.lax.tanh_p: slow_rule(go)})
+    go.set()
+    executor(ramp(64))
+    go.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 5, 9):  # all of which were affordable when they were asked for
+            np.testing.assert_allclose(executor(ramp(n)), np.tanh(ramp(n)), rtol=1e-6)
+        go.set()
+        assert executor.wait_for_compiles(60)
+        for _ in range(3):
+            for n in (3, 5, 9):
+                executor(ramp(n))
+        assert executor.wait_for_compiles(60)
+    assert executor.stats().compiles == 2 and len(buckets(executor)) == 2
+    assert [dict(e.sizes) for e in told if e.kind == "budget"] == [{"batch": 8}, {"batch": 16}]
+
+
 def test_no_compiles_at_all() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ramp(3))
@@ -1109,6 +1132,27 @@ def test_an_adaptive_strategy_asks_for_no_compile_that_is_not_allowed() -> None:
     assert {event.kind for event in told} <= {"compile", "signature"}
     assert isinstance(strategy.plan, strategies.Pow2)
     go_on()
+    assert isinstance(strategy.plan, strategies.Optimal)
+
+
+@pytest.mark.parametrize("hysteresis", [0, 8])
+def test_an_adaptive_strategy_keeps_to_the_cache(hysteresis: int) -> None:
+    told: list[Event] = []
+    strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
+    executor = BucketedExec(lambda x: x * 2).with_strategy(strategy).with_on_event(told.append)
+    executor = executor.with_cache(2, hysteresis=hysteresis)
+    for i in range(400):
+        executor(ramp((5, 17, 33, 40)[i % 4]))
+    assert executor.wait_for_compiles(60)
+    assert isinstance(strategy.plan, strategies.Pow2)
+    [event] = [e for e in told if e.kind == "error"]
+    assert event.detail == (
+        "the plan stays: another one needs 4 executables, and the cache holds 2"
+    )
+    roomy = executor.with_cache(4)
+    for i in range(400):
+        roomy(ramp((5, 17, 33, 40)[i % 4]))
+    assert roomy.wait_for_compiles(60)
     assert isinstance(strategy.plan, strategies.Optimal)
 
 

@@ -309,6 +309,33 @@ def test_loads_need_no_budget(kept):
         executor(rows(5, 2))
 
 
+@pytest.mark.parametrize("hysteresis", [0, 1])
+def test_what_stands_in_gives_way_to_what_is_in_files(kept, hysteresis):
+    sizes = (64, 3, 9)
+    kept.did(kept(), *[(rows(n, 2),) for n in sizes])
+    executor = kept().with_background_compile(process=False).with_cache(3, hysteresis=hysteresis)
+    with executor.forbid_compiles():
+        for _ in range(2):
+            for n in (*sizes, 17):
+                same(executor(rows(n, 2)), pooled(rows(n, 2)))
+                assert executor.wait_for_compiles(60)
+        assert [dict(b.sizes) for b in executor.stats().buckets] == [
+            {"batch": n} for n in (64, 4, 16)
+        ]
+    assert (executor.stats().compiles, executor.stats().loads) == (0, 3)
+    assert [e.sizes["batch"] for e in kept.events if e.kind == "budget"] == [32]  # told once
+    for _ in range(3):  # now it may be compiled
+        same(executor(rows(17, 2)), pooled(rows(17, 2)))
+        assert executor.wait_for_compiles(60)
+    assert executor.stats().compiles == 1
+    assert executor.stats().evictions == 1
+    with executor.forbid_compiles():  # and is read again, since it had to go
+        for n in (*sizes, 17, *sizes, *sizes):
+            same(executor(rows(n, 2)), pooled(rows(n, 2)))
+            assert executor.wait_for_compiles(60)
+    assert executor.stats().compiles == 1 and executor.stats().loads > 3
+
+
 def test_eviction_frees_what_was_loaded(kept):
     calls = [(rows(2**k, 2),) for k in range(1, 7)]
     kept.did(kept(), *calls)
