@@ -138,24 +138,20 @@ def warm_up(
     began = time.monotonic()
     tokens, own = _axes_of(engine, signed, sizes)
     wanted = combinations(sizes, tuple(variables_in(tokens)), own)
-    seen: set[Hashable] = set()
-    present: list[Order] = []
+    present: dict[Hashable, Order] = {}
     compiled: list[Order] = []
-    left: list[Order] = []
     failures: list[tuple[Mapping[str, int], str]] = []
+    tried: dict[Hashable, Exception | None] = {}
     deadline = None if time_budget is None else began + time_budget
     refused = True
     while refused:  # then their exact shapes are what calls need
         refused = False
         asked = orders_for(engine, signed, tokens, own, wanted)
-        new = {o.key: o for o in (*asked.orders, *asked.exact_orders) if o.key not in seen}
-        seen.update(new)
-        present += [o for o in new.values() if o.key in engine.cache]
+        untried = {o.key: o for o in (*asked.orders, *asked.exact_orders) if o.key not in tried}
+        present.update((key, o) for key, o in untried.items() if key in engine.cache)
+        todo = [o for key, o in untried.items() if key not in engine.cache]
         # The largest first: it can stand in for all others.
-        todo = sorted(
-            (o for o in new.values() if o.key not in engine.cache), key=lambda o: -volume(o.sizes)
-        )
-        tried: dict[Hashable, Exception | None] = {}
+        todo.sort(key=lambda o: -volume(o.sizes))
         with progress_of(engine.name, len(todo), progress) as step:
             for order, error in compile_all(
                 engine, todo, workers, deadline=deadline, first_run=first_run
@@ -169,11 +165,11 @@ def warm_up(
                     failures.append((FrozenDict(order.sizes), why))
                 step(order, error)
         compiled += [o for o in todo if o.key in tried and tried[o.key] is None]
-        left += [o for o in todo if o.key not in tried and o.key not in engine.cache]
+    left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
     loaded = {key for key, entry in engine.cache.items() if entry.loaded}
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
-        present=tuple(FrozenDict(o.sizes) for o in present),
+        present=tuple(FrozenDict(o.sizes) for o in present.values()),
         failed=(*asked.failed, *failures),
         exact=tuple((sizes, why) for sizes, why, _ in asked.exact),
         left=tuple(FrozenDict(o.sizes) for o in left),

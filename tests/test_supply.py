@@ -37,6 +37,7 @@ from bucketjit import (
     StrategyContractError,
     strategies,
 )
+from bucketjit._supply import Supply
 from tests.comparison import (
     assert_goes_with_its_last_reference,
     assert_like_jit,
@@ -390,6 +391,24 @@ def test_warm_up_of_what_cannot_be_masked() -> None:
             assert_same(executor(np.eye(n)), jnp.linalg.eigh(np.eye(n)))
         with pytest.raises(CompileBudgetError):
             executor(np.eye(5))
+
+
+def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
+    prepare = Supply.prepare
+
+    def late(self: Any, order: Any, **how: Any) -> bool:
+        time.sleep(0.3)
+        return prepare(self, order, **how)
+
+    monkeypatch.setattr(Supply, "prepare", late)
+    ask = {"sizes": {"n": [3, 9, 20]}, "workers": 1, "progress": False}
+    report = executor.warmup(ramp(3, 3), time_budget=0.2, **ask)  # enough to find out
+    assert len(report.exact) == 3 and not report.compiled and not report.failed
+    assert [s["n"] for s in report.left] == [20, 9, 3]
+    monkeypatch.undo()
+    report = executor.warmup(ramp(3, 3), **ask)
+    assert [s["n"] for s in report.compiled] == [20, 9, 3] and not report.left
 
 
 def test_warm_up_of_what_must_not_run_exact() -> None:
