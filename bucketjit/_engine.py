@@ -523,7 +523,13 @@ def _stock(
     def compiled(entry: Executable) -> None:
         count = counters.load if entry.loaded else counters.compile
         count(entry.compile_seconds)
-        entry.on_compile = counters.compile
+        entry.on_compile = again
+
+    def again(entry: Executable) -> None:
+        counters.compile(0.0)
+        supply = supplies[0]()
+        if supply is not None:
+            supply.compiled_again(entry)
 
     supplies: list[weakref.ref[Supply]] = []
 

@@ -46,9 +46,8 @@ class Executable:
         leak_shapes: Padded shape of each constant that depends on the logical sizes.
         donated_leaves: Positions of the leaves with open axes whose padded copy is donated.
         constant_bytes: Memory of the arrays that the program closes over.
-        on_compile: Told the seconds of each compile after the first: like any jitted function,
-            it is compiled once more for arguments that are committed to a device where those
-            before were not.
+        on_compile: Told of each compile after the first: like any jitted function, it is compiled
+            once more for arguments that are committed to a device where those before were not.
         loaded: Whether it was read from a file, and not compiled; see `bucketjit._persistence`.
         checked: Whether a call of it was found to equal its unpadded run (`Check.EXACT`).
         origin: The call that it was first wanted for, without its arrays; None if not known.
@@ -71,7 +70,7 @@ class Executable:
     leak_shapes: tuple[tuple[int, ...], ...] = ()
     donated_leaves: frozenset[int] = frozenset()
     constant_bytes: int = 0
-    on_compile: Callable[[float], None] | None = None
+    on_compile: Callable[[Executable], None] | None = None
     loaded: bool = False
     origin: Origin | None = None
     checked: bool = False
@@ -160,9 +159,10 @@ class Executable:
         self.signatures = self.count_signatures()
         leaves = jax.tree_util.tree_leaves((args, dict(kwargs)))
         placement = tuple(map(_placement, leaves))
-        if placement not in self._placements and self.on_compile is not None:
-            self.on_compile(0.0)
+        is_new = placement not in self._placements
         self._placements.add(placement)
+        if is_new and self.on_compile is not None:
+            self.on_compile(self)
 
 
 def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:

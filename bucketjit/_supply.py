@@ -208,6 +208,27 @@ class Supply:
                     self._ghosts.popitem(last=False)
         self._tell(Event("evict", self._name, entry.sizes, detail=why))
 
+    def compiled_again(self, entry: Executable) -> None:
+        """Count what ``jit`` has compiled for arguments placed otherwise, and warn beyond a limit.
+
+        It compiles such arguments by itself, in a call of what is compiled already.
+        """
+        again = "once more, for arguments that are placed otherwise"
+        self._tell(Event("compile", self._name, entry.sizes, detail=again))
+        spent = self._spent
+        with spent.lock:
+            is_allowed = self._allows(spent)
+            spent.compiles += 1
+        if is_allowed:
+            return
+        message = (
+            f"{self._name}: the {_kind(entry.exact)} {shown(entry.sizes) or '()'} was compiled "
+            f"{again} (committed to a device, say) than those before, and {self._limit}. Warm "
+            "it up with arguments that are placed like these."
+        )
+        self._tell(Event("budget", self._name, entry.sizes, detail=message.split(": ", 1)[1]))
+        warnings.warn(message, CompileBudgetWarning, stacklevel=frames_inside())
+
     def forbid(self, by: int) -> None:
         """Allow no compiles (1), or again as many as before (-1)."""
         with self._lock:
@@ -371,22 +392,23 @@ class Supply:
     def _refusal(self, order: Order) -> str:
         sizes = shown(order.logical) or "these arguments"
         wanted = f"{_kind(order.program is None)} {shown(order.sizes) or '()'}"
-        if self._forbidden:
-            why = "compiles are forbidden (forbid_compiles)"
-        else:
-            limits = [
-                f"{limit} {unit}"
-                for limit, unit in (
-                    (self._budget.compiles, "compiles"),
-                    (self._budget.seconds, "seconds"),
-                )
-                if limit is not None
-            ]
-            why = f"the compile budget of {' and '.join(limits)} is spent"
         return (
             f"{self._name}: a call with {sizes} needs the {wanted}, "
-            f"which is not compiled, and {why}. {self._nearest(order)}"
+            f"which is not compiled, and {self._limit}. {self._nearest(order)}"
         )
+
+    @property
+    def _limit(self) -> str:
+        """What forbids to compile, in words."""
+        if self._forbidden:
+            return "compiles are forbidden (forbid_compiles)"
+        budget = self._budget
+        limits = [
+            f"{limit} {unit}"
+            for limit, unit in ((budget.compiles, "compiles"), (budget.seconds, "seconds"))
+            if limit is not None
+        ]
+        return f"the compile budget of {' and '.join(limits)} is spent"
 
     def _nearest(self, order: Order) -> str:
         """The compiled bucket nearest to the one that is wanted, in words, and what to do."""

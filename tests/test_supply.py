@@ -917,6 +917,39 @@ def test_a_budget_that_warns_is_not_exceeded_in_the_background() -> None:
     assert [dict(e.sizes) for e in told if e.kind == "budget"] == [{"batch": 8}, {"batch": 16}]
 
 
+@pytest.mark.parametrize("limit", ["forbidden", "compiles", None])
+def test_what_jit_compiles_once_more_is_told_of(
+    limit: str | None, xla_compiles: Callable[[], int]
+) -> None:
+    """Arguments that are committed, where those of the warm-up were not."""
+    told: list[Event] = []
+    budget = 1 if limit == "compiles" else None
+    executor = BucketedExec(lambda w, x: x * w, dynamic_axes=(None, "b"), compile_budget=budget)
+    executor = executor.with_pow2().with_on_event(told.append)
+    two = np.float32(2)
+    executor.warmup(two, jax.ShapeDtypeStruct((3,), jnp.float32), progress=False)
+    committed = jax.device_put(two, jax.devices()[0])
+    before = xla_compiles()
+    with contextlib.ExitStack() as stack:
+        if limit == "forbidden":
+            stack.enter_context(executor.forbid_compiles())
+        executor(two, ramp(3))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                np.testing.assert_array_equal(executor(committed, ramp(3)), 2 * ramp(3))
+    assert xla_compiles() - before == 1 and executor.stats().compiles == 2
+    again = [e for e in told if e.kind == "compile"][1]
+    assert str(again) == "<lambda>: compile b=4: once more, for arguments that are placed otherwise"
+    assert len([e for e in told if e.kind == "budget"]) == len(warned) == (limit is not None)
+    if warned:
+        assert warned[0].category is CompileBudgetWarning and warned[0].filename == __file__
+        assert "the bucket b=4 was compiled once more" in str(warned[0].message)
+        assert {"forbidden": "forbid_compiles", "compiles": "budget of 1 compiles"}[
+            limit or ""
+        ] in str(warned[0].message)
+
+
 def test_no_compiles_at_all() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ramp(3))
