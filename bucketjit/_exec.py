@@ -374,6 +374,10 @@ class BucketedExec(Builders, Views):
     def forbid_compiles(self) -> CompileGuard:
         """Compile nothing any more: a call that would have to raises `CompileBudgetError`.
 
+        What is kept in files is loaded all the same. Where ``jit`` compiles an executable once
+        more by itself, for arguments that are placed otherwise than those before (committed to a
+        device, say), that is warned of.
+
         Returns:
             What allows compiles again: ``with executor.forbid_compiles(): ...`` does at the end
             of the block, and its ``release()`` at any time.
