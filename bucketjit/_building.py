@@ -256,13 +256,18 @@ def padded_leaf_shapes(
                 n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
                 for t, n in zip(row, shape, strict=True)
             )
-            if math.prod(padded) * kind.dtype.itemsize >= _TOO_LARGE:
+            if not can_be(padded, kind.dtype):
                 raise StrategyContractError(
                     f"the bucket {shown(bucket)} pads an argument of shape {tuple(shape)} to "
                     f"{padded}, which no array of {kind.dtype} can have; choose smaller buckets"
                 )
             found.append((i, padded))
     return tuple(found)
+
+
+def can_be(shape: Sequence[int], dtype: Any) -> bool:
+    """Whether an array can have a shape; XLA counts bytes in 64 bits, and ends the process."""
+    return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
 
 
 class Exact(NamedTuple):

@@ -269,6 +269,11 @@ class Family:
         """The axes that the user named; all others are static."""
         return self._with_axes(shapes, {})
 
+    def guessed_tokens(self, shapes: Shapes) -> Tokens:
+        """The axes that the user named or listed; those of one size share a name, if not given."""
+        names = {} if self._named else next(self._guesses(shapes, self._anonymous_axes(shapes)), {})
+        return self._with_axes(shapes, names)
+
     # --- the first call ---
 
     def _first(self, shapes: Shapes) -> Call:

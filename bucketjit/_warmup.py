@@ -17,6 +17,7 @@ import numpy as np
 
 from bucketjit import _jax, strategies
 from bucketjit._axes import STATIC, Tokens
+from bucketjit._building import can_be
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
@@ -31,6 +32,7 @@ from bucketjit._events import shown
 from bucketjit._family import variables_in
 from bucketjit._overflow import exactly
 from bucketjit._progress import progress_of
+from bucketjit._signature import bind_sizes
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Order
@@ -326,11 +328,18 @@ def _axes_of(engine: Engine, signed: Signed, sizes: Any) -> tuple[Tokens, Mappin
         if declared or sizes is None:
             return signed.family.declared_tokens(signed.shapes), declared
     call = engine.resolve(signed)
-    return call.tokens, call.sizes
+    if call.sizes or sizes is None:
+        return call.tokens, call.sizes
+    tokens = signed.family.guessed_tokens(signed.shapes)  # all sizes run exact
+    return tokens, bind_sizes(tokens, signed.shapes, signed.family.paths)
 
 
 def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
-    """The same call at other sizes; its leaves say type and placement only."""
+    """The same call at other sizes; its leaves say type and placement only.
+
+    Raises:
+        SpecError: No array can have them.
+    """
     shapes: list[tuple[int, ...]] = []
     leaves: list[Any] = []
     rows = zip(tokens, signed.shapes, signed.leaves, signed.family.types, strict=True)
@@ -338,6 +347,8 @@ def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed
         new = tuple(
             n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
         )
+        if kind.dtype is not None and not can_be(new, kind.dtype):
+            raise SpecError(f"no array of {kind.dtype} can have the shape {new}")
         shapes.append(new)
         if kind.dtype is None:
             leaves.append(new[0])

@@ -250,7 +250,28 @@ def test_warm_up_without_a_strategy_of_what_has_no_names(axes: Any) -> None:
         for n in (4, 5, 6):
             np.testing.assert_allclose(executor(ramp(n, 3), ramp(3, 2)), ramp(n, 3) @ ramp(3, 2))
     with pytest.raises(SpecError, match="no open axis; name those that vary in dynamic_axes"):
-        BucketedExec(lambda x: unrolled(x)).warmup(ramp(3), sizes={"batch": 4})
+        BucketedExec(jnp.exp).warmup(np.float32(3), sizes={"batch": 4})
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.parametrize("strategy", [strategies.Exact(), strategies.Pow2()])
+def test_warm_up_of_sizes_that_are_neither_named_nor_traced(strategy: Any) -> None:
+    executor = BucketedExec(lambda x, y: (unrolled(x), unrolled(y))).with_strategy(strategy)
+    sizes = {"batch": [3, 4], "batch_1": 7}
+    report = executor.warmup(ramp(3, 2), ramp(5, 2), sizes=sizes, progress=False)
+    assert not report.failed and len(report.compiled) == 2
+    with executor.forbid_compiles():
+        for n in (3, 4):
+            assert_same(executor(ramp(n, 2), ramp(7, 2))[0], unrolled(jnp.asarray(ramp(n, 2))))
+
+
+def test_warm_up_of_sizes_that_no_array_can_have() -> None:
+    for strategy in (strategies.Exact(), strategies.Pow2()):
+        executor = BucketedExec(jnp.exp, dynamic_axes="b, b").with_strategy(strategy)
+        report = executor.warmup(ramp(3, 3), sizes={"b": [2**33, 4]}, progress=False)
+        [(sizes, why)] = report.failed
+        assert sizes == {"b": 2**33} and "no array of float32 can have the shape" in why
+        assert [b["b"] for b in report.compiled] == [4]
 
 
 def test_one_failure_does_not_lose_the_rest() -> None:
