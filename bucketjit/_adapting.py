@@ -14,10 +14,11 @@ from bucketjit._apart.pool import Ended
 from bucketjit._building import without_values
 from bucketjit._config import Background
 from bucketjit._engine import Engine
-from bucketjit._errors import BucketOverflowError, in_one_line
+from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_line
 from bucketjit._events import Event
 from bucketjit._family import Call
 from bucketjit._signing import Signed
+from bucketjit._supply import Cleared
 from bucketjit._trace import Program
 from bucketjit._warmup import at_sizes
 from bucketjit._workers import Workers
@@ -62,6 +63,8 @@ class Adapting:
         self._engine = weakref.ref(engine)  # it holds this, and goes with its last reference
         self._strategies = dict(strategies)
         self._own = engine.config.per_dim.keys()
+        plan = engine.config.plan  # which goes before strategies
+        self._planned = frozenset[str]() if plan is None else frozenset(plan.dims)
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
         self._kinds: dict[tuple[str, Program, Others], _Kind] = {}
@@ -104,11 +107,15 @@ class Adapting:
             kinds = _kinds_in_use(engine, variable, strategy)
             if not kinds:
                 continue
+            epoch = engine.supply.epoch
             made = set().union(*(used.buckets for used in kinds))
             sizes = here = {variable: kinds[0].kind.call.sizes[variable]}
             try:
                 proposal = strategy.propose(made)
-                if proposal is None or (proposal.new_buckets and not engine.supply.affordable()):
+                if proposal is None:
+                    continue
+                may_compile = _affordable(engine, proposal.plan, kinds)
+                if not may_compile and engine.orders.shelf.store() is None:
                     continue
                 if why := _too_many(engine, strategy, proposal.plan, kinds):
                     self._tell_failed(engine, sizes, why)
@@ -117,10 +124,12 @@ class Adapting:
                     kind = used.kind
                     for bucket in _buckets_for(proposal.plan, kind.sizes):
                         sizes = {variable: bucket}
-                        given = used.engine, kind.signed, kind.call, variable, bucket
+                        given = used.engine, kind, variable, bucket, may_compile, epoch
                         kind.config.run(_compile, *given)
-            except Ended:  # so does the interpreter
+            except (Ended, Cleared):  # so does the interpreter; the calls are forgotten
                 return
+            except CompileBudgetError:  # others have spent it, or it is not in files
+                continue
             except Exception as error:  # nobody waits for this thread
                 self._tell_failed(engine, sizes, in_one_line(error))
                 return
@@ -137,6 +146,8 @@ class Adapting:
             engine.tell(Event("error", engine.name, sizes, detail=f"the plan stays: {why}"))
 
     def _of(self, variable: str) -> Any:
+        if variable in self._planned:
+            return None
         return self._strategies.get(variable if variable in self._own else None)
 
     def kinds_of(self, variable: str, strategy: Any) -> dict[tuple[Program, Others], _Kind]:
@@ -193,6 +204,12 @@ def _uses(engine: Engine, variable: str) -> dict[tuple[Program, Others], tuple[i
     return found
 
 
+def _affordable(engine: Engine, plan: Any, kinds: Sequence[_Used]) -> bool:
+    """Whether all that is new of a plan may be compiled."""
+    new = sum(len({*_buckets_for(plan, used.kind.sizes)} - used.buckets) for used in kinds)
+    return not new or engine.supply.affordable(new)
+
+
 def _too_many(engine: Engine, strategy: Any, plan: Any, kinds: Sequence[_Used]) -> str:
     """Why the cache is too small for a plan, where it has more buckets than the one in use."""
     bound = engine.config.maxsize
@@ -213,7 +230,10 @@ def _buckets_for(plan: Any, sizes: Collection[int]) -> list[int]:
     return sorted(found)
 
 
-def _compile(engine: Engine, signed: Signed, call: Call, variable: str, bucket: int) -> None:
+def _compile(
+    engine: Engine, kind: _Kind, variable: str, bucket: int, may_compile: bool, epoch: object
+) -> None:
+    signed, call = kind.signed, kind.call
     at = at_sizes(signed, call.tokens, {**call.sizes, variable: bucket})
     wanted = engine.resolve(at)
     if wanted.program is None or wanted.program in engine.refused:
@@ -222,7 +242,14 @@ def _compile(engine: Engine, signed: Signed, call: Call, variable: str, bucket: 
         chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
     if wanted.program.fits(chosen):
         order = engine.orders.masked(at, wanted, chosen)
-        engine.supply.prepare(order, first_run=True, beside_calls=True, beyond_budget=False)
+        engine.supply.prepare(
+            order,
+            first_run=True,
+            beside_calls=True,
+            is_asked_for=False,
+            may_compile=may_compile,
+            epoch=epoch,
+        )
 
 
 def adaptive(engine: Engine) -> Adapting | None:

@@ -55,7 +55,8 @@ class Ahead:
         assert program is not None
         affordable = engine.supply.affordable()
         with self._lock:
-            if self._begun.get(program) or not (affordable or engine.config.persistence):
+            in_files = engine.orders.shelf.store() is not None
+            if self._begun.get(program) or not (affordable or in_files):
                 return
             if program in self._begun and not affordable:
                 return
@@ -82,6 +83,7 @@ class Ahead:
         count, bound = math.prod(map(len, listed)), engine.config.maxsize
         if count > (_MOST if bound is None else bound):
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
+        epoch = engine.supply.epoch
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
         asked = orders_for(engine, signed, call.tokens, call.sizes, sizes)
         todo = [order for order in asked.orders if order.key not in engine.cache]
@@ -90,11 +92,13 @@ class Ahead:
         todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
         before = engine.cache.evictions
         problems = [why for _, why in asked.failed]
-        in_files = engine.config.persistence is not None
-        compiling = compile_all(engine, todo, self._workers, first_run=True, beyond_budget=False)
+        in_files = engine.orders.shelf.store() is not None
+        compiling = compile_all(
+            engine, todo, self._workers, epoch, first_run=True, is_asked_for=False
+        )
         with contextlib.closing(compiling):
-            for order, error in compiling:
-                if isinstance(error, CompileBudgetError):
+            for order, outcome in compiling:
+                if isinstance(outcome, CompileBudgetError):
                     problems.append("the rest is beyond what may be compiled")
                     if in_files:  # another one may be there
                         continue
@@ -102,10 +106,10 @@ class Ahead:
                 if engine.cache.evictions != before:
                     problems.append("the rest would drive executables out of the cache")
                     break
-                if isinstance(error, MaskingError) and not error.is_defect:
-                    engine.refuse(order, error)
-                elif error is not None:
-                    problems.append(in_one_line(error))
+                if isinstance(outcome, MaskingError) and not outcome.is_defect:
+                    engine.refuse(order, outcome)
+                elif isinstance(outcome, Exception):
+                    problems.append(in_one_line(outcome))
         if not problems:
             return ""
         return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"

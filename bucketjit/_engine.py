@@ -205,9 +205,10 @@ class Engine:
             if (refusal := self.refused.get(program)) is not None:
                 return self._fall_back(refusal, signed, call, out, given)
         try:
-            entry, compiled, stands_in = self.supply.get(
+            entry, source, stands_in = self.supply.get(
                 key, lambda: self.orders.masked(signed, call, bucket)
             )
+            compiled = source == "compile"
         except MaskingError as error:
             self.refused[program] = error
             return self._fall_back(error, signed, call, out, given)
@@ -240,10 +241,12 @@ class Engine:
             return None
         call = self.resolve(signed)
         program = call.program
-        if program is None or program in self.refused or exactly(self.config, call.sizes):
+        if program is None or program in self.refused:
             return None
         program.check_reshapes(call.sizes)
         try:
+            if exactly(self.config, call.sizes):
+                return None
             with self.lock:
                 bucket = self.bucket_of(program, call)
         except BucketOverflowError:
@@ -333,12 +336,12 @@ class Engine:
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         key = self.orders.exact_key(signed)
-        entry, compiled, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
+        entry, source, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
         finish = _exact_finisher(entry, program, out)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
         line = Line(sizes, reason=reason)
-        self.counters.call(line, compiled)
+        self.counters.call(line, source == "compile")
         if given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.family.specs) if spec is not None]
             self._remember(signed, given, opened, key, None, finish, line)

@@ -290,7 +290,8 @@ class BucketedExec(Builders, Views):
 
         Where ``dynamic_axes`` are not given, a call with another size along an axis that was taken
         as static opens that axis, and new shapes are then served by buckets of the opened program,
-        which are compiled anew: name the axes that vary.
+        which are compiled anew: name the axes that vary. With `Check.EXACT`, the exact shapes that
+        results are compared with are compiled by the calls.
 
         Args:
             *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for

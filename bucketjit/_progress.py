@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from bucketjit._errors import MaskingError
 from bucketjit._events import shown
-from bucketjit._supply import Order
+from bucketjit._supply import Order, Source
 
 
 class _Unbreakable:
@@ -47,16 +48,19 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
         wanted: False to tell nothing.
 
     Yields:
-        What to call with each order that is done, and its error or None.
+        What to call with each order that is done, and what came of it.
     """
     stream = sys.stderr
     if not wanted or not total or stream is None:  # pythonw and daemons have none
-        yield lambda order, error: None
+        yield lambda order, outcome: None
         return
     done, told = itertools.count(1), _Unbreakable(stream)
 
-    def line(order: Order, error: Exception | None) -> None:
-        what = "failed" if error is not None else "compiled"
+    def line(order: Order, outcome: Source | Exception) -> None:
+        what = "compiled"
+        if isinstance(outcome, Exception):
+            refused = isinstance(outcome, MaskingError) and not outcome.is_defect
+            what = "cannot be masked, and runs exact:" if refused else "failed"
         print(
             f"{name}: {what} {shown(order.sizes) or 'exact'} ({next(done)}/{total})",
             file=told,
@@ -72,7 +76,7 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
         return
     with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket", file=told) as bar:
 
-        def step(order: Order, error: Exception | None) -> None:
+        def step(order: Order, outcome: Source | Exception) -> None:
             bar.set_postfix_str(shown(order.sizes) or "exact", refresh=False)
             bar.update()
 

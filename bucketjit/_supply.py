@@ -14,7 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bucketjit import _jax
 from bucketjit._apart.pool import Ended, can_start, pool
@@ -32,6 +32,9 @@ _GHOSTS, _MOST_PATIENT = 256, 128
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
 _ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
+
+
+Source = Literal["cache", "file", "compile"]
 
 
 class Kept(Protocol):
@@ -67,10 +70,10 @@ class Order(NamedTuple):
 
 
 class Supplied(NamedTuple):
-    """An executable, whether this call compiled it, and whether it is a stand-in."""
+    """An executable, where this call has it from, and whether it is a stand-in."""
 
     entry: Executable
-    compiled: bool = False
+    source: Source = "cache"
     stands_in: bool = False
 
 
@@ -153,48 +156,63 @@ class Supply:
         first_run: bool,
         *,
         beside_calls: bool = False,
-        beyond_budget: bool = True,
-    ) -> bool:
-        """Compile what an order asks for, if it is not stored. Returns whether that was so.
+        is_asked_for: bool = True,
+        may_compile: bool = True,
+        epoch: object = None,
+    ) -> Source:
+        """Compile what an order asks for, if it is not stored.
 
         Args:
             order: What is wanted.
             first_run: Whether to run it once before anybody gets it; see `run_first`.
             beside_calls: Whether to compile it as in the background, where it stands back.
-            beyond_budget: Whether to compile it beyond a budget that only warns.
+            is_asked_for: Whether somebody waits for it, who is told of a budget that is spent;
+                and it is compiled beyond one that only warns.
+            may_compile: Whether to compile it where it is not in files.
+            epoch: When the order was made. One from before a `clear` is not filled.
+
+        Returns:
+            Where it comes from.
 
         Raises:
             CompileBudgetError: It may not be compiled.
+            Cleared: The order is from before a `clear`.
             Exception: Whatever compiling raised.
         """
+        if epoch is not None and epoch is not self.epoch:
+            raise Cleared
         if order.key in self._cache:
-            return False
+            return "cache"
         compile = _jax.compile_here
         if beside_calls and self._asks:
             compile = functools.partial(self._compile_apart, order)
-        return self._obtain(order, first_run, compile, beyond_budget).compiled
+        return self._obtain(order, first_run, compile, is_asked_for, may_compile).source
 
     def _obtain(
         self,
         order: Order,
         first_run: bool = False,
         compile: Compile = _jax.compile_here,
-        beyond_budget: bool = True,
+        is_asked_for: bool = True,
+        may_compile: bool = True,
     ) -> Supplied:
         """The executable of an order: from a file, or compiled; another thread may be first."""
-        compiled = False
+        source: Source = "cache"
 
         def build() -> Executable:
-            nonlocal compiled
+            nonlocal source
             entry = self._load(order)
+            source = "file"
             if entry is None:
-                entry = self._build(order, self._spend(order, beyond_budget), compile)
-                compiled = True
+                if not may_compile:
+                    raise CompileBudgetError(self._refusal(order))
+                entry = self._build(order, self._spend(order, is_asked_for), compile)
+                source = "compile"
             if first_run and order.program is not None:
                 run_first(entry, order.program)
             return entry
 
-        return Supplied(self._cache.get_or_compile(order.key, build), compiled)
+        return Supplied(self._cache.get_or_compile(order.key, build), source)
 
     def evicted(self, key: Hashable, entry: Executable, why: str) -> None:
         """Take note of an executable that has left the cache, and why."""
@@ -233,6 +251,11 @@ class Supply:
         """Allow no compiles (1), or again as many as before (-1)."""
         with self._lock:
             self._forbidden = max(0, self._forbidden + by)
+
+    @property
+    def epoch(self) -> object:
+        """Another one after each `clear`."""
+        return self._spent
 
     def clear(self) -> None:
         """Forget what was compiled, and what waits to be."""
@@ -332,10 +355,17 @@ class Supply:
             elif order.key in self._beyond_budget:
                 return
 
+        epoch = self.epoch
+
         def work() -> None:
             try:
-                self.prepare(order, first_run=True, beside_calls=True, beyond_budget=False)
-            except CompileBudgetError:  # no failure: what stands in goes on
+                self.prepare(
+                    order, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch
+                )
+            except Cleared:
+                pass
+            except CompileBudgetError as error:  # no failure: what stands in goes on
+                self._tell_refusal(order, str(error))
                 with self._lock:
                     self._beyond_budget.add(order.key)
             except Ended:  # at exit
@@ -348,26 +378,26 @@ class Supply:
 
     # --- the budget ---
 
-    def affordable(self) -> bool:
-        """Whether a compile is allowed now."""
+    def affordable(self, count: int = 1) -> bool:
+        """Whether so many compiles are allowed now."""
         spent = self._spent
         with spent.lock:
-            return self._allows(spent)
+            return self._allows(spent, count)
 
-    def _allows(self, spent: _Spent) -> bool:
+    def _allows(self, spent: _Spent, count: int = 1) -> bool:
         budget = self._budget
         return not (
             self._forbidden
-            or (budget.compiles is not None and spent.compiles >= budget.compiles)
+            or (budget.compiles is not None and spent.compiles + count > budget.compiles)
             or (budget.seconds is not None and spent.seconds >= budget.seconds)
         )
 
-    def _spend(self, order: Order, beyond_budget: bool) -> _Spent:
+    def _spend(self, order: Order, is_asked_for: bool) -> _Spent:
         """Count a compile that is about to begin.
 
         Args:
             order: What is compiled.
-            beyond_budget: Whether to begin beyond a budget that only warns.
+            is_asked_for: See `prepare`.
 
         Returns:
             Where it is counted.
@@ -381,13 +411,18 @@ class Supply:
                 spent.compiles += 1
                 return spent
         message = self._refusal(order)
-        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
-        if self._forbidden or self._budget.action == "error" or not beyond_budget:
+        if not is_asked_for:
+            raise CompileBudgetError(message)
+        self._tell_refusal(order, message)
+        if self._forbidden or self._budget.action == "error":
             raise CompileBudgetError(message)
         warnings.warn(message, CompileBudgetWarning, stacklevel=frames_inside())
         with spent.lock:
             spent.compiles += 1
         return spent
+
+    def _tell_refusal(self, order: Order, message: str) -> None:
+        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
 
     def _refusal(self, order: Order) -> str:
         sizes = shown(order.logical) or "these arguments"
@@ -431,6 +466,10 @@ class Supply:
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
         told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
         return f"The nearest compiled {told}. {_ADVICE}"
+
+
+class Cleared(Exception):
+    """What was asked for is not wanted any more: `Supply.clear` came before it."""
 
 
 class CompileGuard:

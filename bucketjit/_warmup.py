@@ -17,7 +17,8 @@ import numpy as np
 
 from bucketjit import _jax, strategies
 from bucketjit._axes import STATIC, Tokens
-from bucketjit._building import can_be
+from bucketjit._building import can_be, exact_function
+from bucketjit._check import Check
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
@@ -35,7 +36,7 @@ from bucketjit._progress import progress_of
 from bucketjit._signature import bind_sizes
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
-from bucketjit._supply import Order
+from bucketjit._supply import Cleared, Order, Source
 from bucketjit.strategies.listing import MOST_LISTED
 
 
@@ -49,11 +50,11 @@ class WarmupReport:
         present: Those that were compiled already.
         failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
         exact: Sizes that no bucket serves, since the call cannot be masked, and why. Their exact
-            shapes are compiled.
+            shapes are compiled like the buckets of others.
         left: Buckets that there was no time for; another warm-up goes on with them.
         seconds: What it took.
-        evicted: Those of the compiled ones that others have driven out of the cache meanwhile,
-            since it does not hold all of them.
+        evicted: Those of the compiled ones, and of those that were present, that others have
+            driven out of the cache meanwhile, since it does not hold all of them.
         stale: What is another now than when the manifest was made, in words. What it names was
             compiled all the same, as the function and the versions are now.
         loaded: How many of the compiled ones were read from files.
@@ -138,46 +139,50 @@ def warm_up(
         first_run: Whether to run each executable once.
     """
     began = time.monotonic()
-    tokens, own = _axes_of(engine, signed, sizes)
-    wanted = combinations(sizes, tuple(variables_in(tokens)), own)
-    present: dict[Hashable, Order] = {}
-    compiled: list[Order] = []
-    failures: list[tuple[Mapping[str, int], str]] = []
-    tried: dict[Hashable, Exception | None] = {}
+    tokens, own, wanted = _asked(engine, signed, sizes)
+    epoch = engine.supply.epoch
+    tried: dict[Hashable, Source | Exception] = {}
     deadline = None if time_budget is None else began + time_budget
     refused = True
     while refused:  # then their exact shapes are what calls need
         refused = False
         asked = orders_for(engine, signed, tokens, own, wanted)
-        untried = {o.key: o for o in (*asked.orders, *asked.exact_orders) if o.key not in tried}
-        present.update((key, o) for key, o in untried.items() if key in engine.cache)
-        todo = [o for key, o in untried.items() if key not in engine.cache]
         # The largest first: it can stand in for all others.
-        todo.sort(key=lambda o: -volume(o.sizes))
+        every = {o.key: o for o in sorted(asked.every_order, key=lambda o: -volume(o.sizes))}
+        for key in every:
+            if key in engine.cache:
+                tried.setdefault(key, "cache")
+        todo = [o for key, o in every.items() if key not in tried]
         with progress_of(engine.name, len(todo), progress) as step:
-            for order, error in compile_all(
-                engine, todo, workers, deadline=deadline, first_run=first_run
+            for order, outcome in compile_all(
+                engine, todo, workers, epoch, deadline=deadline, first_run=first_run
             ):
-                tried[order.key] = error
-                if isinstance(error, MaskingError) and not error.is_defect:
-                    engine.refuse(order, error)
+                tried[order.key] = outcome
+                if isinstance(outcome, MaskingError) and not outcome.is_defect:
+                    engine.refuse(order, outcome)
                     refused = True
-                elif error is not None:
-                    why = f"{type(error).__name__}: {error}"
-                    failures.append((FrozenDict(order.sizes), why))
-                step(order, error)
-        compiled += [o for o in todo if o.key in tried and tried[o.key] is None]
-    left = [o for o in todo if o.key not in tried and o.key not in engine.cache]
-    loaded = {key for key, entry in engine.cache.items() if entry.loaded}
+                step(order, outcome)
+    outcomes = [(o, tried.get(key)) for key, o in every.items()]
+    compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
+    present = [o for o, outcome in outcomes if outcome == "cache"]
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
-        present=tuple(FrozenDict(o.sizes) for o in present.values()),
-        failed=(*asked.failed, *failures),
-        exact=tuple((sizes, why) for sizes, why, _ in asked.exact),
-        left=tuple(FrozenDict(o.sizes) for o in left),
+        present=tuple(FrozenDict(o.sizes) for o in present),
+        failed=(
+            *asked.failed,
+            *(
+                (FrozenDict(o.sizes), f"{type(why).__name__}: {why}")
+                for o, why in outcomes
+                if isinstance(why, Exception)
+            ),
+        ),
+        exact=tuple((sizes, why) for sizes, (why, _) in asked.exact.items()),
+        left=tuple(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
         seconds=time.monotonic() - began,
-        evicted=tuple(FrozenDict(o.sizes) for o in compiled if o.key not in engine.cache),
-        loaded=sum(o.key in loaded for o in compiled),
+        evicted=tuple(
+            FrozenDict(o.sizes) for o in (*compiled, *present) if o.key not in engine.cache
+        ),
+        loaded=sum(outcome == "file" for _, outcome in outcomes),
     )
 
 
@@ -185,33 +190,35 @@ def compile_all(
     engine: Engine,
     orders: Sequence[Order],
     workers: int | None,
+    epoch: object,
     *,
     deadline: float | None = None,
     first_run: bool,
-    beyond_budget: bool = True,
-) -> Generator[tuple[Order, Exception | None]]:
+    is_asked_for: bool = True,
+) -> Generator[tuple[Order, Source | Exception]]:
     """Compile several executables at the same time; XLA does so without Python's lock.
 
-    Only as many are handed to the threads as they can take, so that an interrupt or the deadline
-    stops all others.
+    Only as many are handed to the threads as they can take, so that an interrupt, the deadline or
+    a `Supply.clear` stops all others.
 
     Args:
         engine: Serves the calls.
         orders: What to compile.
         workers: Threads that compile; None for as many as there are cores, up to four.
+        epoch: When the orders were made; see `Supply.prepare`.
         deadline: When to begin no more.
         first_run: Whether to run each executable once.
-        beyond_budget: Whether to go on beyond a budget that only warns.
+        is_asked_for: See `Supply.prepare`.
 
     Yields:
-        Each one that was tried, and its error.
+        Each one that was tried, and where it comes from, or why it does not.
     """
     prepare = functools.partial(
-        engine.supply.prepare, first_run=first_run, beyond_budget=beyond_budget
+        engine.supply.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
     )
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(orders)
-    running: dict[Future[bool], Order] = {}
+    running: dict[Future[Source], Order] = {}
     config = _jax.ThreadConfig()  # contexts that are entered here hold there too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
@@ -226,9 +233,11 @@ def compile_all(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 order = running.pop(future)
                 error = future.exception()
+                if isinstance(error, Cleared):
+                    return
                 if error is not None and not isinstance(error, Exception):
                     raise error
-                yield order, error
+                yield order, error or future.result()
 
 
 class Asked(NamedTuple):
@@ -242,13 +251,13 @@ class Asked(NamedTuple):
     """
 
     orders: list[Order]
-    exact: list[tuple[Mapping[str, int], str, Order]]
+    exact: dict[FrozenDict[str, int], tuple[str, Order]]
     failed: list[tuple[Mapping[str, int], str]]
 
     @property
-    def exact_orders(self) -> list[Order]:
-        """Those of the sizes at which calls cannot be masked."""
-        return [order for _, _, order in self.exact]
+    def every_order(self) -> list[Order]:
+        """Those of the sizes at which calls cannot be masked included."""
+        return [*self.orders, *(order for _, order in self.exact.values())]
 
 
 def orders_for(
@@ -268,7 +277,7 @@ def orders_for(
         wanted: Sizes of the calls to come; a variable that is left out has the size of this one.
     """
     found: dict[Hashable, Order] = {}
-    exact: list[tuple[Mapping[str, int], str, Order]] = []
+    exact: dict[FrozenDict[str, int], tuple[str, Order]] = {}
     failed: list[tuple[Mapping[str, int], str]] = []
     waiting = deque(wanted)
     while waiting:
@@ -293,7 +302,7 @@ def orders_for(
                     raise FallbackError(refusal.reason, refusal.remedy)
                 why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
                 order = engine.orders.exact(at, call.sizes)
-                exact.append((FrozenDict(chosen or order.sizes), why, order))
+                exact[FrozenDict(chosen or order.sizes)] = why, order
                 continue
             try:
                 with engine.lock:
@@ -314,24 +323,49 @@ def orders_for(
     return Asked(list(found.values()), exact, failed)
 
 
-def _axes_of(engine: Engine, signed: Signed, sizes: Any) -> tuple[Tokens, Mapping[str, int]]:
-    """The axes of a call and its sizes.
+def _asked(
+    engine: Engine, signed: Signed, sizes: Any
+) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
+    """The axes of a call, its sizes, and those that are asked for.
 
     Args:
-        engine: Serves the call. One that runs all calls exact traces only where axes without a
-            name are to have other sizes: to learn which of them vary together.
+        engine: Serves the call.
         signed: The call.
         sizes: What sizes are asked for, or None for those of the call.
     """
+    family, shapes = signed.family, signed.shapes
+    wanted: list[dict[str, int]] | None = None
     if engine.always_exact:
-        declared = signed.family.declared_sizes(signed.shapes)
-        if declared or sizes is None:
-            return signed.family.declared_tokens(signed.shapes), declared
-    call = engine.resolve(signed)
-    if call.sizes or sizes is None:
-        return call.tokens, call.sizes
-    tokens = signed.family.guessed_tokens(signed.shapes)  # all sizes run exact
-    return tokens, bind_sizes(tokens, signed.shapes, signed.family.paths)
+        is_named = bool(family.declared_sizes(shapes)) or sizes is None
+        tokens = (family.declared_tokens if is_named else family.guessed_tokens)(shapes)
+        own = bind_sizes(tokens, shapes, family.paths)
+        wanted = combinations(sizes, tuple(variables_in(tokens)), own)
+        others = (one for one in wanted if any(own[v] != n for v, n in one.items()))
+        other = next(others, None)
+        if is_named or other is None or _takes(signed, tokens, own, other):
+            return tokens, own, wanted
+    call = engine.resolve(signed)  # weights that happen to have the size of the batch, perhaps
+    tokens, own = call.tokens, call.sizes
+    if not own and sizes is not None:  # all sizes run exact
+        tokens = family.guessed_tokens(shapes)
+        own = bind_sizes(tokens, shapes, family.paths)
+    if wanted is None:
+        wanted = combinations(sizes, tuple(variables_in(tokens)), own)
+    for one in wanted:
+        _check_names(one, tuple(variables_in(tokens)))
+    return tokens, own, wanted
+
+
+def _takes(
+    signed: Signed, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]
+) -> bool:
+    """Whether the function takes other sizes; it is traced at them."""
+    try:
+        made = exact_function(at_sizes(signed, tokens, {**own, **other}), Check.OFF, {})
+        made.function.eval_shape(*made.args, **made.kwargs)
+    except Exception:  # calls will raise it
+        return False
+    return True
 
 
 def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
@@ -404,8 +438,17 @@ def combinations(
         if not isinstance(one, Mapping):
             raise SpecError(f"warmup: sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
         _check_names(one, variables)
-        found.append({v: _sizes_of(v, n)[0] for v, n in one.items()})
+        found.append({v: _size_of(v, n) for v, n in one.items()})
     return found
+
+
+def _size_of(variable: str, given: Any) -> int:
+    if not isinstance(given, int | np.integer):
+        raise SpecError(
+            f"warmup: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
+            "dict of all sizes stands by itself"
+        )
+    return _sizes_of(variable, given)[0]
 
 
 def _check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
@@ -435,10 +478,11 @@ def _is_strategy(sizes: Any) -> bool:
 def _sizes_of(variable: str, given: Any) -> list[int]:
     if _is_strategy(given):
         given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
-    values = [given] if isinstance(given, int | np.integer) else given
-    if isinstance(values, range):
-        _check_count(len(values))
+    if isinstance(given, range):
+        _check_count(len(given))
+    values: list[Any] = []
     try:
+        values = [given] if isinstance(given, int | np.integer) else list(given)
         found = [int(n) for n in values]
     except (TypeError, ValueError):
         found = []

@@ -209,6 +209,35 @@ def test_what_is_in_files_is_loaded_though_nothing_may_be_compiled(
     assert (second.stats().loads, second.stats().compiles) == (2, 1)
 
 
+def test_no_files_and_no_budget_are_told_by_the_call_alone(executor: BucketedExec) -> None:
+    events: list[Event] = []
+    executor = executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s").with_persistence(None)
+    executor = executor.with_compile_budget(0).with_on_event(events.append)
+    with pytest.raises(CompileBudgetError):
+        executor(floats(2, 4))
+    assert [e.kind for e in events if e.kind != "signature"] == ["budget"]
+
+
+def test_a_cleared_cache_ends_the_plan(
+    executor: BucketedExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor.with_buckets(range(1, 9), "b").with_buckets([9], "s")
+    prepare, cleared = _supply.Supply.prepare, threading.Event()
+
+    def clearing(self: Any, order: Any, **how: Any) -> Any:
+        done = prepare(self, order, **how)
+        if not cleared.is_set():
+            cleared.set()
+            executor.cache_clear()
+        return done
+
+    monkeypatch.setattr(_supply.Supply, "prepare", clearing)
+    executor(floats(2, 4))
+    monkeypatch.undo()
+    assert executor.cache_size() <= 1
+    assert_like_jit(executor, rows, floats(2, 4))
+
+
 @pytest.mark.parametrize("maxsize", [5, 128, None])
 def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int | None) -> None:
     executor, reasons = told(executor.with_cache(maxsize))

@@ -305,6 +305,18 @@ def test_split_along_two_variables() -> None:
     assert "in 3 chunks along b: 4, 4, 1" in str(told)
 
 
+def test_split_beyond_a_joint_plan_in_two_variables() -> None:
+    plan = strategies.Joint([{"b": 3, "s": 9}, {"b": 50, "s": 9}])
+    for shape in ((200, 4), (3, 20), (200, 20), (101, 19)):
+        executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, s").with_plan(plan)
+        executor = executor.with_overflow("split")
+        for _ in range(2):
+            assert_like_jit(executor, lambda x: x * 2, ramp(*shape))
+    executor = BucketedExec(rows, dynamic_axes="b, s").with_plan(plan).with_overflow("split")
+    with pytest.raises(SplitError, match="it reduces over s"):
+        executor(ramp(200, 20))
+
+
 def test_expressions_and_sizes_as_arguments() -> None:
     def fn(x: Any, pairs: Any, n: Any) -> Any:
         return x + jnp.ones(n), pairs.reshape(n, 2) * x[:, None]

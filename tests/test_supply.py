@@ -198,6 +198,10 @@ def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
         ({"workers": 0}, "workers must be an int of at least 1, or None, got 0"),
         ({"workers": 2.5}, "workers must be an int"),
         ({"workers": True}, "workers must be an int"),
+        ({"sizes": [{"batch": [3, 4]}]}, r"each dict of a list has one size of 'batch'.*\[3, 4\]"),
+        ({"sizes": [{"batch": strategies.Pow2(max=8)}]}, "each dict of a list has one size"),
+        ({"sizes": {"batch": (n for n in (1.5, 2))}}, "the sizes of 'batch' must be ints"),
+        ({"sizes": {"batch": iter([-1])}}, "the sizes of 'batch' must be ints"),
         ({"time_budget": "soon"}, "time_budget must be seconds, or None, got 'soon'"),
         ({"time_budget": -1}, "time_budget must be seconds"),
         ({"time_budget": float("nan")}, "time_budget must be seconds"),
@@ -251,6 +255,20 @@ def test_warm_up_without_a_strategy_of_what_has_no_names(axes: Any) -> None:
             np.testing.assert_allclose(executor(ramp(n, 3), ramp(3, 2)), ramp(n, 3) @ ramp(3, 2))
     with pytest.raises(SpecError, match="no open axis; name those that vary in dynamic_axes"):
         BucketedExec(jnp.exp).warmup(np.float32(3), sizes={"batch": 4})
+
+
+def test_warm_up_without_a_strategy_finds_out_what_varies() -> None:
+    def looped(x: Any, y: Any) -> Any:
+        return unrolled(x) + y.sum()
+
+    for fn, varies in ((looped, True), (by_weights, False)):
+        executor = BucketedExec(fn)
+        sizes = {"batch": iter([3, 5])}
+        report = executor.warmup(ramp(4, 4), ramp(4, 4), sizes=sizes, progress=False)
+        assert len(report.compiled) == 2 and not report.failed
+        with executor.forbid_compiles():
+            for n in (3, 5):
+                executor(ramp(n, 4), ramp(n if varies else 4, 4))
 
 
 @pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
@@ -430,6 +448,59 @@ def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     report = executor.warmup(ramp(3, 3), **ask)
     assert [s["n"] for s in report.compiled] == [20, 9, 3] and not report.left
+
+
+def test_a_warm_up_tells_of_what_was_refused_once(capsys: pytest.CaptureFixture[str]) -> None:
+    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
+    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9, 3]}, workers=1)
+    assert [s["n"] for s, _ in report.exact] == [3, 9]
+    lines = capsys.readouterr().err.splitlines()
+    refused = [line for line in lines if "cannot be masked, and runs exact: n=" in line]
+    assert len(refused) == 2 and not any("failed" in line for line in lines)
+    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
+    executor = executor.with_compile_budget(seconds=1e-9)  # spent on finding out
+    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9, 17]}, workers=1, progress=False)
+    assert [s["n"] for s, _ in report.failed] == [17, 9, 3] and len(report.exact) == 3
+
+
+def test_a_warm_up_tells_what_it_drives_out_and_what_it_loads(tmp_path: Any) -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_persistence(tmp_path).with_cache(3)
+    sizes = [4, 8, 16, 32, 64]
+    report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
+    assert (len(report.compiled), report.loaded, len(report.evicted)) == (5, 0, 2)
+    report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
+    assert [b["batch"] for b in report.present] == [16, 8, 4]
+    assert (len(report.compiled), report.loaded) == (2, 2)
+    assert {b["batch"] for b in report.evicted} == {*sizes} - {
+        b["batch"] for b in buckets(executor)
+    }
+
+
+def test_warm_ups_at_the_same_time_report_what_each_compiled() -> None:
+    executor = BucketedExec(lambda x: jnp.tanh(x) * 2).with_pow2()
+    ask = {"sizes": {"batch": [4, 8, 16, 32]}, "progress": False}
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: executor.warmup(ramp(1), **ask), range(4)))
+    assert sum(len(r.compiled) for r in reports) == executor.stats().compiles == 4
+    assert sum(len(r.present) for r in reports) == 12
+
+
+def test_a_cleared_cache_ends_a_warm_up() -> None:
+    go, begun = threading.Event(), threading.Event()
+    executor = BucketedExec(jnp.tanh, compile_budget=5).with_pow2()
+    executor = executor.with_rules({jax.lax.tanh_p: slow_rule(go, begun)})
+    reports = []
+    ask = {"sizes": {"batch": [4, 8, 16, 32]}, "workers": 1, "progress": False}
+    thread = threading.Thread(target=lambda: reports.append(executor.warmup(ramp(1), **ask)))
+    thread.start()
+    assert begun.wait(60)
+    executor.cache_clear()
+    go.set()
+    thread.join(60)
+    [report] = reports
+    assert len(report.left) == 3 and executor.cache_size() == 0
+    assert len(executor.warmup(ramp(1), **ask).compiled) == 4
+    assert executor.cache_size() == 4
 
 
 def test_warm_up_of_what_must_not_run_exact() -> None:
@@ -1227,6 +1298,54 @@ def test_an_adaptive_strategy_keeps_to_the_cache(hysteresis: int) -> None:
         roomy(ramp((5, 17, 33, 40)[i % 4]))
     assert roomy.wait_for_compiles(60)
     assert isinstance(strategy.plan, strategies.Optimal)
+
+
+def mixed(executor: BucketedExec, count: int = 400) -> None:
+    for i in range(count):
+        executor(ramp((17, 33, 40, 65)[i % 4]))
+        if i % 64 == 63:
+            assert executor.wait_for_compiles(60)
+
+
+def test_an_adaptive_strategy_begins_no_plan_that_the_budget_does_not_cover() -> None:
+    for budget, adopted in ((6, False), (7, True)):
+        strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
+        executor = BucketedExec(jnp.cumsum, compile_budget=budget).with_strategy(strategy)
+        mixed(executor)
+        assert isinstance(strategy.plan, strategies.Optimal) is adopted
+        assert executor.stats().compiles == (7 if adopted else 3)
+        if not adopted:
+            executor(ramp(200))
+
+
+@pytest.mark.parametrize("budget", [0, 1])
+def test_an_adaptive_strategy_adopts_what_is_in_files(budget: int, tmp_path: Any) -> None:
+    def make(budget: int | None) -> tuple[BucketedExec, Any]:
+        strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
+        executor = BucketedExec(jnp.cumsum, compile_budget=budget).with_strategy(strategy)
+        return executor.with_persistence(tmp_path), strategy
+
+    mixed(make(None)[0])
+    executor, strategy = make(budget)
+    mixed(executor)
+    assert isinstance(strategy.plan, strategies.Optimal)
+    assert (executor.stats().compiles, executor.stats().loads) == (0, 7)
+
+
+@pytest.mark.parametrize("first", ["plan", "strategy"])
+def test_an_adaptive_strategy_does_not_watch_what_a_plan_decides(first: str) -> None:
+    told: list[Event] = []
+    strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
+    executor = BucketedExec(jnp.exp, dynamic_axes="b, s").with_on_event(told.append)
+    plan = strategies.Joint([{"b": 8, "s": 65}])
+    if first == "plan":
+        executor = executor.with_plan(plan).with_strategy(strategy, "s")
+    else:
+        executor = executor.with_strategy(strategy, "s").with_plan(plan)
+    for i in range(400):
+        executor(np.ones((3, (17, 33, 40, 65)[i % 4]), np.float32))
+    assert executor.wait_for_compiles(60)
+    assert buckets(executor) == [{"b": 8, "s": 65}] and not [e for e in told if e.kind == "plan"]
 
 
 def test_a_warm_up_without_open_axes() -> None:
