@@ -55,10 +55,10 @@ class Ahead:
         assert program is not None
         affordable = engine.supply.affordable()
         with self._lock:
-            in_files = engine.orders.shelf.store() is not None
-            if self._begun.get(program) or not (affordable or in_files):
+            begun = self._begun.get(program)
+            if begun or (begun is not None and not affordable):
                 return
-            if program in self._begun and not affordable:
+            if not affordable and engine.orders.shelf.store() is None:
                 return
             self._begun[program] = affordable
         try:

@@ -198,9 +198,11 @@ class Supply:
     ) -> Supplied:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         source: Source = "cache"
+        began = False
 
         def build() -> Executable:
-            nonlocal source
+            nonlocal source, began
+            began = True
             entry = self._load(order)
             source = "file"
             if entry is None:
@@ -212,7 +214,13 @@ class Supply:
                 run_first(entry, order.program)
             return entry
 
-        return Supplied(self._cache.get_or_compile(order.key, build), source)
+        while True:
+            try:
+                return Supplied(self._cache.get_or_compile(order.key, build), source)
+            except CompileBudgetError:
+                if began or not is_asked_for:
+                    raise
+            # That was meant for another thread, which may not compile what this one may.
 
     def evicted(self, key: Hashable, entry: Executable, why: str) -> None:
         """Take note of an executable that has left the cache, and why."""

@@ -1042,6 +1042,36 @@ def test_what_jit_compiles_once_more_is_told_of(
         ] in str(warned[0].message)
 
 
+@pytest.mark.parametrize("budget", [CompileBudget(0, action="warn"), CompileBudget(1)])
+@pytest.mark.filterwarnings("ignore::bucketjit.CompileBudgetWarning")
+def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
+    budget: CompileBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2()
+    engine = executor._engine
+    signed = engine.signer.sign((ramp(3),), {})
+    call = engine.resolve(signed)
+    order = engine.orders.masked(signed, call, {"batch": 4})
+    go, begun = threading.Event(), threading.Event()
+
+    def load(self: Any, order: Any) -> None:
+        begun.set()
+        assert go.wait(60)
+
+    monkeypatch.setattr(Supply, "_load", load)
+    beside = {"first_run": False, "is_asked_for": False, "may_compile": False}
+    with ThreadPoolExecutor(2) as pool:
+        background = pool.submit(engine.supply.prepare, order, **beside)
+        assert begun.wait(60)
+        result = pool.submit(executor, ramp(3))
+        time.sleep(0.2)  # it waits for the other one by now, or comes later
+        go.set()
+        with pytest.raises(CompileBudgetError):
+            background.result(60)
+        np.testing.assert_allclose(result.result(60), np.tanh(ramp(3)), rtol=1e-6)
+    assert executor.stats().compiles == 1
+
+
 def test_no_compiles_at_all() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ramp(3))
