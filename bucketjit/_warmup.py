@@ -147,12 +147,10 @@ def warm_up(
     while refused:  # then their exact shapes are what calls need
         refused = False
         asked = orders_for(engine, signed, tokens, own, wanted)
-        # The largest first: it can stand in for all others.
-        every = {o.key: o for o in sorted(asked.every_order, key=lambda o: -volume(o.sizes))}
-        for key in every:
-            if key in engine.cache:
-                tried.setdefault(key, "cache")
+        every = {o.key: o for o in asked.every_order}
+        tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
         todo = [o for key, o in every.items() if key not in tried]
+        todo.sort(key=lambda o: -volume(o.sizes))  # the largest can stand in for all others
         with progress_of(engine.name, len(todo), progress) as step:
             for order, outcome in compile_all(
                 engine, todo, workers, epoch, deadline=deadline, first_run=first_run
@@ -162,9 +160,11 @@ def warm_up(
                     engine.refuse(order, outcome)
                     refused = True
                 step(order, outcome)
-    outcomes = [(o, tried.get(key)) for key, o in every.items()]
+    present = [o for key, o in every.items() if tried.get(key) == "cache"]
+    outcomes = [
+        (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
+    ]
     compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
-    present = [o for o, outcome in outcomes if outcome == "cache"]
     return WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),

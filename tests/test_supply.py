@@ -469,7 +469,7 @@ def test_a_warm_up_tells_what_it_drives_out_and_what_it_loads(tmp_path: Any) -> 
     report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
     assert (len(report.compiled), report.loaded, len(report.evicted)) == (5, 0, 2)
     report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
-    assert [b["batch"] for b in report.present] == [16, 8, 4]
+    assert [b["batch"] for b in report.present] == [4, 8, 16]
     assert (len(report.compiled), report.loaded) == (2, 2)
     assert {b["batch"] for b in report.evicted} == {*sizes} - {
         b["batch"] for b in buckets(executor)
