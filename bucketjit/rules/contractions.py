@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Sequence
 from typing import Any
-
-from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
+from bucketjit.rules._cpu_contractions import contracted_on_cpu
 
 
 def _matched(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
@@ -23,55 +22,13 @@ def _matched(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[An
 
 
 def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
-    """Contracted padding is zero on both sides, since 0 * NaN is NaN; other axes are carried.
-
-    XLA's CPU backend transposes operands that are contracted along several axes, and slowly where
-    what makes or masks them is fused into that. Padding does not care which axis it is on: axes
-    that lie side by side are contracted as one. (The gradient of a dense layer over batch and
-    sequence takes 0.25 to 1.02 of the time, and of that of plain ``jit``.)
-    """
+    """Contracted padding is zero on both sides, since 0 * NaN is NaN; other axes are carried."""
     contract, batch = ctx.params["dimension_numbers"]
     lhs = ctx.fill(lhs, axes=contract[0], value=0)
     rhs = ctx.fill(rhs, axes=contract[1], value=0)
-    pairs = list(zip(*contract, strict=True))
-    lhs, rhs = _matched((lhs, rhs), [*pairs, *zip(*batch, strict=True)])
-    runs = _runs(pairs)
-    if len(runs) == len(pairs) or not any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs):
-        return ctx.bind(lhs, rhs)
-
-    def as_one(lhs: Any, rhs: Any) -> Any:
-        left, right = zip(*runs, strict=True)
-        numbers = (
-            (_after(left, [r.start for r in left]), _after(right, [r.start for r in right])),
-            (_after(left, batch[0]), _after(right, batch[1])),
-        )
-        return ctx.bind(_merge(lhs, left), _merge(rhs, right), dimension_numbers=numbers)
-
-    return _jax.by_platform(lhs, rhs, cpu=as_one, default=ctx.bind)
-
-
-def _runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[range, range]]:
-    """Paired axes of two operands by runs that lie side by side, in one order, on both sides."""
-    found: list[tuple[range, range]] = []
-    for a, b in sorted(pairs):
-        left, right = range(a, a + 1), range(b, b + 1)
-        if found and (found[-1][0].stop, found[-1][1].stop) == (a, b):
-            before, before_right = found.pop()
-            left, right = range(before.start, a + 1), range(before_right.start, b + 1)
-        found.append((left, right))
-    return found
-
-
-def _after(runs: Sequence[range], axes: Sequence[int]) -> tuple[int, ...]:
-    """Where axes are once each run is one axis."""
-    return tuple(a - sum(len(run) - 1 for run in runs if run.stop <= a) for a in axes)
-
-
-def _merge(array: Any, runs: Sequence[range]) -> Any:
-    shape = list(array.shape)
-    for run in sorted(runs, key=lambda run: run.start, reverse=True):
-        shape[run.start : run.stop] = [math.prod(array.shape[run.start : run.stop])]
-    return lax.reshape(array, shape)
+    lhs, rhs = _matched((lhs, rhs), [*zip(*contract, strict=True), *zip(*batch, strict=True)])
+    on_cpu = functools.partial(contracted_on_cpu, ctx)
+    return _jax.by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
 
 
 def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -> Any:
