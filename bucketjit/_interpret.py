@@ -21,6 +21,7 @@ from bucketjit._known import KnownPadding
 from bucketjit._opaque import looked_inside
 from bucketjit._rule import RuleContext, RuleTable, running_rows
 from bucketjit._signs import hidden_signs
+from bucketjit._stand_ins import StandIns
 
 
 def interpret(
@@ -58,7 +59,7 @@ def interpret(
             if any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
-    return _Walk(sizes, rules, after, known, hidden).run(jaxpr, consts, args)
+    return _Walk(sizes, rules, after, known, StandIns(), hidden).run(jaxpr, consts, args)
 
 
 _SCALARS = (bool, int, float, complex)
@@ -71,11 +72,13 @@ class _Walk:
         rules: RuleTable,
         after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None,
         known: KnownPadding,
+        stand_ins: StandIns,
         hidden: Callable[[], Mapping[int, Any]],
     ) -> None:
         self._hidden = hidden
         self._after = after
         self._known = known
+        self._stand_ins = stand_ins
         self._sizes = sizes
         self._rules = rules
         self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
@@ -89,7 +92,10 @@ class _Walk:
     ) -> list[Any]:
         if sizes:
             sizes_there = self._sizes.extended(sizes)
-            walk = _Walk(sizes_there, self._rules, self._after, self._known, self._hidden)
+            walk = _Walk(
+                *(sizes_there, self._rules, self._after),
+                *(self._known, self._stand_ins, self._hidden),
+            )
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -117,8 +123,10 @@ class _Walk:
             return self._look_inside(eqn, operands)
         if any(isinstance(x, _SCALARS) for x in operands):
             operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
+        operands = self._stand_ins.operands(eqn, operands)
         ctx = RuleContext(
-            eqn, self._sizes, self.run, operands, ever_read, self._known, self._hidden
+            *(eqn, self._sizes, self.run, operands, ever_read),
+            *(self._known, self._stand_ins, self._hidden),
         )
         try:
             out = rule(ctx, *operands)

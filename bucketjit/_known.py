@@ -63,6 +63,11 @@ class KnownPadding:
         if np.isfinite(exact).all() and (kept == exact).all():
             self._known.setdefault(id(value), (value, str(shape), kept))
 
+    def knows(self, value: Any, shape: Shape) -> bool:
+        """Whether the padding of a value is known to hold some constant."""
+        known = self._known.get(id(value))
+        return known is not None and known[1] == str(shape)
+
     def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
         """Whether the padding of a value is known to hold this constant, bit by bit."""
         known = self._known.get(id(value))

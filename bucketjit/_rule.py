@@ -24,6 +24,7 @@ from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._errors import MaskingError
 from bucketjit._known import KnownPadding
 from bucketjit._size_params import SIZE_PARAMS, VALUE_PARAMS
+from bucketjit._stand_ins import StandIns
 
 # A scan whose vmapped rows have lengths of their own goes on for the longest. What its body
 # computes for a row that is done is thrown away, but a loop in it must not run for ever on that.
@@ -58,6 +59,7 @@ class RuleContext:
         operands: Sequence[Any],
         ever_read: Set[Any],
         known: KnownPadding,
+        stand_ins: StandIns,
         hidden_signs: Callable[[], Mapping[int, Any]] = dict,
     ) -> None:
         self.eqn = eqn
@@ -74,6 +76,7 @@ class RuleContext:
         self._operands = operands
         self._ever_read = ever_read
         self._known = known
+        self._stand_ins = stand_ins
         self._hidden_signs = hidden_signs
 
     def signs_are_hidden(self) -> bool:
@@ -157,6 +160,7 @@ class RuleContext:
             ``operand`` with its padding replaced; itself if these axes are all static, or if its
             padding is known to hold ``value``.
         """
+        is_operand = shape is None
         shape = self.shape_of(operand) if shape is None else shape
         axes = tuple(range(len(shape)) if axes is None else axes)
         if not any(is_symbolic(shape[a]) for a in axes):
@@ -178,7 +182,10 @@ class RuleContext:
 
         if apart:
             return _jax.by_platform(operand, cpu=filled_in_a_branch, default=filled)
-        return filled(operand)
+        result = filled(operand)
+        if is_operand and not self._known.knows(operand, shape):
+            self._stand_ins.note(operand, shape, result)
+        return result
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
         """Whether an array of this logical shape has no padding along these axes, in every row."""

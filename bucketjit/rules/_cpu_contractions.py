@@ -37,7 +37,7 @@ def contracted_on_cpu(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     attention, as ``jnp.einsum`` contracts it, the small result in place of the weights. (An encoder
     takes 0.95 to 0.98 of the time for rows of 34 to 212 tokens.)
     """
-    numbers = Numbers(*ctx.params["dimension_numbers"])
+    numbers = written = Numbers(*ctx.params["dimension_numbers"])
     pairs = list(zip(*numbers.contract, strict=True))
     runs = _runs(pairs)
     if len(runs) < len(pairs) and any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs):
@@ -56,6 +56,8 @@ def contracted_on_cpu(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
             precision=precision and precision[::-1],
         )
         return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, numbers))
+    if numbers is written:
+        return ctx.bind(lhs, rhs)
     return ctx.bind(lhs, rhs, dimension_numbers=tuple(numbers))
 
 

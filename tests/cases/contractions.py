@@ -92,6 +92,41 @@ CASES = [
             ("in_a_batch", ("2, b, s, t", "b, s, t, 2"), (((1, 2), (0, 1)), ((0, 3), (3, 2)))),
         ]
     ),
+    *(
+        Case(
+            f"dot_changes_sides_{name}",
+            lambda x, y, numbers=numbers, options=options: lax.dot_general(
+                x, y, numbers, **options
+            ),
+            specs,
+            ("dot_general",),
+            grad=name != "integers",
+            domains=("mixed", "special"),
+            sizes=SHORT,
+        )
+        for name, specs, numbers, options in [
+            ("einsum", ("b, s, 2, 3", "b, 2, s, s"), (((1,), (3,)), ((0, 2), (0, 1))), {}),
+            ("open_rows", ("b, s, 2", "b, 8, s"), (((1,), (2,)), ((0,), (0,))), {}),
+            (
+                "many_free",
+                ("3, s, b, 2", "b, 8, 4, s"),
+                (((1,), (3,)), ((2,), (0,))),
+                {"precision": (lax.Precision.HIGHEST, lax.Precision.DEFAULT)},
+            ),
+            (
+                "as_one",
+                ("b, s, 2, 1", "2, 9, b, s"),
+                (((0, 1), (2, 3)), ((2,), (0,))),
+                {"precision": lax.Precision.HIGHEST},
+            ),
+            (
+                "integers",
+                (Arg("s, b, 2", "int8", -9, 9), Arg("b, 9, s", "int8", -9, 9)),
+                (((0,), (2,)), ((1,), (0,))),
+                {"preferred_element_type": jnp.int32},
+            ),
+        ]
+    ),
     Case(
         "dot_dense_layer",
         lambda w, x: jnp.tanh(x @ w),
