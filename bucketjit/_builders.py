@@ -255,6 +255,9 @@ class Builders:
     def with_plan(self, plan: Any) -> Self:
         """Choose the buckets of several dimension variables together.
 
+        A plan decides for all variables that it names. Their own strategies, whether given before
+        or after, are for calls that lack one of these variables.
+
         Args:
             plan: `bucketjit.strategies.Joint`, or any object with ``dims``, the variables, and
                 ``bucket_of(sizes) -> buckets``, both dicts by variable.

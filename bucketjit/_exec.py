@@ -34,7 +34,14 @@ from bucketjit._signing import Signed
 from bucketjit._supply import CompileGuard
 from bucketjit._trace import parse_constraint
 from bucketjit._view.views import Views
-from bucketjit._warmup import WarmupReport, check_options, none_warmed, together, warm_up
+from bucketjit._warmup import (
+    WarmupReport,
+    check_options,
+    check_seconds,
+    none_warmed,
+    together,
+    warm_up,
+)
 
 _THREAD_TRACE, _NO_TRACE = _jax.THREAD_TRACE, _jax.NO_TRACE
 
@@ -367,7 +374,7 @@ class BucketedExec(Builders, Views):
                 stale += changes_of(engine, signed, entry.fingerprint)
             except Exception as error:
                 reports.append(none_warmed(entry.sizes, error))
-        report = together(reports, stale)
+        report = together(reports, stale, manifest.left_out)
         for why in report.stale:
             engine.tell(Event("stale", engine.name, detail=f"the manifest: {why}"))
         return report
@@ -403,7 +410,11 @@ class BucketedExec(Builders, Views):
 
         Returns:
             Whether nothing is left.
+
+        Raises:
+            SpecError: The timeout is no such number, or negative.
         """
+        check_seconds("wait_for_compiles: timeout", timeout)
         engine = self._engine
         deadline = None if timeout is None else time.monotonic() + timeout
         watchers = [relative.watcher for relative in list(engine.relatives)]

@@ -403,12 +403,21 @@ def key_generator(dtype: Any) -> Any:
 def _find_primitives() -> dict[str, Any]:
     """Every primitive JAX has imported, by name (``jax.extend`` lists only some of them)."""
     found: dict[str, Any] = {}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("jax.") and module is not None:
-            for value in list(vars(module).values()):
+    for name, module in _modules().items():
+        if name.startswith("jax."):
+            for value in vars(module).copy().values():
                 if isinstance(value, jex_core.Primitive):
                     found.setdefault(value.name, value)
     return found
+
+
+def _modules() -> dict[str, Any]:
+    """What is imported now.
+
+    A copy is made at one go. While a list of the items is made, memory is asked for, garbage is
+    collected, and another thread may import something.
+    """
+    return {name: m for name, m in sys.modules.copy().items() if m is not None}
 
 
 _primitives: dict[str, Any] = {}
@@ -1060,7 +1069,7 @@ def open_scans() -> list[tuple[Any, str, Any]]:
 
 def _holding(name: str, value: Any) -> list[tuple[Any, str]]:
     """The modules that have a function under its name: user code may have imported it."""
-    modules = [m for m in list(sys.modules.values()) if m is not None]
+    modules = _modules().values()
     return [(m, name) for m in modules if getattr(m, "__dict__", {}).get(name) is value]
 
 

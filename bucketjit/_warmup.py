@@ -58,6 +58,7 @@ class WarmupReport:
         stale: What is another now than when the manifest was made, in words. What it names was
             compiled all the same, as the function and the versions are now.
         loaded: How many of the compiled ones were read from files.
+        left_out: What the manifest could not name, and why: calls compile it as they come.
     """
 
     compiled: tuple[Mapping[str, int], ...]
@@ -69,6 +70,7 @@ class WarmupReport:
     evicted: tuple[Mapping[str, int], ...] = ()
     stale: tuple[str, ...] = ()
     loaded: int = 0
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         loaded = f" ({self.loaded} of them from files)" if self.loaded else ""
@@ -81,6 +83,7 @@ class WarmupReport:
         lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
         lines += [f"  evicted {shown(b) or 'exact'}: the cache is full" for b in self.evicted]
         lines += [f"  stale: {why}" for why in self.stale]
+        lines += [f"  not in the manifest: {why}" for why in self.left_out]
         return "\n".join([head, *lines])
 
 
@@ -90,8 +93,10 @@ def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> WarmupR
     return WarmupReport((), (), tuple(failed), (), (), 0.0)
 
 
-def together(reports: Sequence[WarmupReport], stale: Iterable[str]) -> WarmupReport:
-    """Several warm-ups as one, of a manifest of which this is stale."""
+def together(
+    reports: Sequence[WarmupReport], stale: Iterable[str], left_out: tuple[str, ...]
+) -> WarmupReport:
+    """Several warm-ups as one, of a manifest of which this is stale, and that has left out that."""
     return WarmupReport(
         compiled=tuple(b for r in reports for b in r.compiled),
         present=tuple(b for r in reports for b in r.present),
@@ -102,6 +107,7 @@ def together(reports: Sequence[WarmupReport], stale: Iterable[str]) -> WarmupRep
         evicted=tuple(b for r in reports for b in r.evicted),
         stale=tuple(dict.fromkeys(stale)),
         loaded=sum(r.loaded for r in reports),
+        left_out=left_out,
     )
 
 
@@ -113,9 +119,18 @@ def check_options(workers: Any, time_budget: Any) -> None:
     """
     if workers is not None and not is_positive_int(workers):
         raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
-    is_number = isinstance(time_budget, int | float) and not isinstance(time_budget, bool)
-    if time_budget is not None and not (is_number and time_budget >= 0):
-        raise SpecError(f"warmup: time_budget must be seconds, or None, got {time_budget!r}")
+    check_seconds("warmup: time_budget", time_budget)
+
+
+def check_seconds(what: str, given: Any) -> None:
+    """Hold a limit of time to what it may be.
+
+    Raises:
+        SpecError: It is neither None nor a number that is not negative.
+    """
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (is_number and given >= 0):
+        raise SpecError(f"{what} must be seconds, or None, got {given!r}")
 
 
 def warm_up(
@@ -491,8 +506,9 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
     )
     if wrong:
         raise SpecError(
-            f"warmup: the sizes of {variable!r} must be ints, a range, or a strategy that has a "
-            f"largest bucket such as Pow2(max=64) and not too many below it, got {given!r}"
+            f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "
+            "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
+            f"below it, got {given!r}"
         )
     return found
 

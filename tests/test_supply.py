@@ -215,6 +215,13 @@ def test_what_a_warm_up_does_not_take(options: dict[str, Any], why: str) -> None
     assert executor.warmup(ramp(3), progress=False).compiled == ({"batch": 4},)
 
 
+@pytest.mark.parametrize("timeout", ["soon", -1, float("nan"), True])
+def test_what_a_wait_does_not_take(timeout: Any) -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    with pytest.raises(SpecError, match="timeout must be seconds, or None"):
+        executor.wait_for_compiles(timeout)
+
+
 def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(2)
     report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8, 16]}, workers=1, progress=False)

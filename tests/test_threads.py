@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from bucketjit import BucketedExec, FallbackWarning
+from bucketjit import BucketedExec, FallbackWarning, _jax
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 WORKERS = 12
@@ -232,3 +236,26 @@ def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> Non
         release.set()
         assert first.result(60) == (4, 4)
     assert executor(np.ones(4, np.float32), np.ones(4, np.float32)) == (4, 4)
+
+
+def test_modules_that_are_imported_while_they_are_looked_through() -> None:
+    """A list of them asks for memory, and garbage is collected: others may import meanwhile."""
+    names = iter(f"tests.imported_meanwhile_{i}" for i in range(10**6))
+    added: list[str] = []
+
+    def importing(phase: str, _: Any) -> None:
+        added.append(next(names))
+        sys.modules[added[-1]] = types.ModuleType(added[-1])
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(importing)
+    try:
+        gc.set_threshold(1)
+        assert _jax._find_primitives()["add"] is lax.add_p
+        assert (lax, "scan") in _jax._holding("scan", lax.scan)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(importing)
+        for name in added:
+            del sys.modules[name]
+    assert added

@@ -137,6 +137,8 @@ def test_derivatives_are_named_and_not_taken_for_calls():
     assert [len(signature["args"]) for signature in again.signatures] == [1]
     report = BucketedExec(lambda x: (x**2).sum()).with_pow2().warmup(again, progress=False)
     assert (len(report.compiled), report.failed) == (1, ())
+    assert report.left_out == again.left_out
+    assert f"\n  not in the manifest: {again.left_out[0]}" in str(report)
 
 
 def test_a_file(tmp_path, monkeypatch):
