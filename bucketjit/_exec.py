@@ -368,6 +368,8 @@ class BucketedExec(Builders, Views):
         for entry in manifest.entries():
             left = None if time_budget is None else time_budget - (time.monotonic() - began)
             try:
+                if entry.problem is not None:
+                    raise SpecError(entry.problem)
                 signed = self._sign_like(entry.args, entry.kwargs)
                 sizes = list(entry.sizes) or None
                 reports.append(warm_up(engine, signed, sizes, time_budget=left, **how))

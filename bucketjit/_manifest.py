@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,12 +43,14 @@ class Entry(NamedTuple):
         sizes: Sizes of the dimension variables, one mapping for each bucket; empty if the call has
             no open axes.
         fingerprint: Digests of the program and its constants; None if they had none.
+        problem: Why there are no arguments: what they need is not in this process.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     sizes: tuple[Mapping[str, int], ...]
     fingerprint: Mapping[str, str] | None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,10 @@ class _CannotWrite(Exception):
     pass
 
 
+class _NotHere(SpecError):
+    """A signature that is as it should be, but not for this process."""
+
+
 def _signature(engine: Engine, members: Sequence[tuple[Origin, Executable, Any]]) -> dict[str, Any]:
     origin, entry, program = members[0]
     signed = origin.signed
@@ -285,11 +292,30 @@ def _written(value: Any, path: str) -> Any:
         return {"none": True}
     if type(value) in (tuple, list):
         return {type(value).__name__: [_written(x, f"{path}[{i}]") for i, x in enumerate(value)]}
+    if _is_named_tuple(type(value)):
+        cls = type(value)
+        fields = list(cls._fields)
+        items = [_written(x, f"{path}.{name}") for name, x in zip(fields, value, strict=True)]
+        return {"namedtuple": [cls.__module__, cls.__qualname__, fields], "items": items}
     if type(value) is dict and all(type(k) is str for k in value):
         return {"dict": {k: _written(x, f"{path}[{k!r}]") for k, x in value.items()}}
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     what = "a dict with keys other than text" if type(value) is dict else f"a {kind}"
     raise _CannotWrite(f"{path}: {what} is no dict, list or tuple, and is not written down")
+
+
+def _is_named_tuple(cls: Any) -> bool:
+    """Whether a class is a named tuple, such as optax's states, that its name leads to."""
+    is_one = isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return is_one and _imported(cls.__module__, cls.__qualname__) is cls
+
+
+def _imported(module: str, name: str) -> Any:
+    """What a module that is imported has under a name, or None. Nothing is imported for it."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
 
 
 def _written_static(value: Any, path: str) -> Any:
@@ -317,12 +343,16 @@ def _entry(signature: Mapping[str, Any]) -> Entry:
         {v: _whole(bucket["sizes"][v]) for v in variables} for bucket in signature["buckets"]
     )
     at = sizes[0] if sizes else {}
-    args = tuple(_read(x, at) for x in signature["args"])
-    kwargs = {str(k): _read(x, at) for k, x in signature["kwargs"].items()}
     fingerprint = signature["fingerprint"]
     if fingerprint is not None:
         fingerprint = _texts("fingerprint", fingerprint)
-    return Entry(args, kwargs, sizes if variables else (), fingerprint)
+    asked = sizes if variables else ()
+    try:
+        args = tuple(_read(x, at) for x in signature["args"])
+        kwargs = {str(k): _read(x, at) for k, x in signature["kwargs"].items()}
+    except _NotHere as error:
+        return Entry((), {}, asked, fingerprint, str(error))
+    return Entry(args, kwargs, asked, fingerprint)
 
 
 def _text(name: str, value: Any) -> str:
@@ -347,6 +377,15 @@ def _read(value: Any, sizes: Mapping[str, int]) -> Any:
             return [_read(x, sizes) for x in items]
         case {"dict": dict(items)}:
             return {k: _read(x, sizes) for k, x in items.items()}
+        case {"namedtuple": [str(module), str(name), list(fields)], "items": list(items)}:
+            cls, values = _imported(module, name), [_read(x, sizes) for x in items]
+            if not _is_named_tuple(cls) or list(cls._fields) != fields or len(items) != len(fields):
+                raise _NotHere(
+                    f"an argument has a {module}.{name} with the fields "
+                    f"{', '.join(map(str, fields))}, and no such named tuple is imported; import "
+                    "what defines it before the warm-up"
+                )
+            return tuple.__new__(cls, values)  # its constructor is not run: nothing in a file is
         case {"static": bool() | int() | float() | str() | None as static}:
             return static
         case {"size": int() | str() as size}:
@@ -366,7 +405,7 @@ def _sharding(written: Any) -> jax.sharding.NamedSharding:
         case {"mesh": list(axes), "devices": list(ids), "spec": list(spec)}:
             here = {device.id: device for device in jax.devices()}
             if missing := [i for i in ids if i not in here]:
-                raise SpecError(f"an array was on the device {missing[0]}, which is not here")
+                raise _NotHere(f"an array was on the device {missing[0]}, which is not here")
             names, shape, kinds = zip(*axes, strict=True)
             mesh = jax.sharding.Mesh(
                 np.array([here[i] for i in ids]).reshape([_whole(n) for n in shape]),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import sys
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from bucketjit import BucketedExec, Event, Manifest, SpecError, WarmupReport
 from bucketjit._persistence import environment
+from tests.comparison import assert_like_jit
 
 
 def attend(params: Any, x: Any, *, key: Any, times: int) -> Any:
@@ -301,3 +305,61 @@ def told_stale(told: list[Event]) -> list[str]:
 def test_a_text_that_is_nested_too_deeply():
     with pytest.raises(SpecError, match="nested too deeply"):
         Manifest.parse("[" * 100_000)
+
+
+class Moments(NamedTuple):
+    count: Any
+    mean: Any
+
+
+def step(state: Moments, x: Any) -> Moments:
+    return Moments(state.count + x.shape[0], state.mean * 0.9 + x.mean(0) * 0.1)
+
+
+def test_named_tuples_such_as_states_of_optimisers():
+    optimiser = optax.adam(0.1)
+
+    def train(params: Any, state: Any, x: Any) -> Any:
+        gradient = jax.grad(lambda p: ((x @ p["w"]) ** 2).mean())(params)
+        updates, state = optimiser.update(gradient, state)
+        return optax.apply_updates(params, updates), state
+
+    params = {"w": jnp.ones(3)}
+    args = params, optimiser.init(params), np.ones((5, 3), np.float32)
+    made = BucketedExec(train).with_pow2()
+    made(*args)
+    manifest = Manifest.parse(made.manifest().text())
+    assert manifest.left_out == ()
+    later = BucketedExec(train).with_pow2()
+    assert later.warmup(manifest, progress=False).compiled == ({"batch": 8},)
+    with later.forbid_compiles():
+        assert_like_jit(later, train, *args)
+
+
+def test_a_named_tuple_that_is_not_imported_loses_nothing_else(monkeypatch):
+    made = BucketedExec(lambda x: jax.tree.leaves(x)[0] + 1, dynamic_axes="b").with_pow2()
+    made(np.ones(3, np.float32))
+    other = BucketedExec(step).with_pow2()
+    other(Moments(np.int32(0), np.zeros(2, np.float32)), np.ones((3, 2), np.float32))
+    [signature] = other.manifest().signatures
+    manifest = dataclasses.replace(
+        made.manifest(), signatures=(signature, *made.manifest().signatures)
+    )
+    monkeypatch.delitem(sys.modules, __name__)
+    text = manifest.text()  # reading it is no error
+    report = made.warmup(Manifest.parse(text), progress=False)
+    [(sizes, why)] = report.failed
+    assert sizes == {"batch": 3} and f"{__name__}.Moments with the fields count, mean" in why
+    assert "import what defines it before the warm-up" in why
+    assert report.present == ({"b": 4},)
+
+
+def test_a_class_that_is_no_named_tuple_is_not_made(monkeypatch):
+    other = BucketedExec(step).with_pow2()
+    other(Moments(np.int32(0), np.zeros(2, np.float32)), np.ones((3, 2), np.float32))
+    text = other.manifest().text()
+    for module, name in [("os", "system"), ("builtins", "tuple"), ("os", "stat_result")]:
+        changed = re.sub(r'"[^"]*",\s*"Moments"', f'"{module}", "{name}"', text)
+        assert changed != text
+        [(_, why)] = other.warmup(Manifest.parse(changed), progress=False).failed
+        assert f"{module}.{name} with the fields" in why
