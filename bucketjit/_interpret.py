@@ -92,9 +92,9 @@ class _Walk:
     ) -> list[Any]:
         if sizes:
             sizes_there = self._sizes.extended(sizes)
+            # What is padding is another matter there, so nothing that is filled stands in.
             walk = _Walk(
-                *(sizes_there, self._rules, self._after),
-                *(self._known, self._stand_ins, self._hidden),
+                *(sizes_there, self._rules, self._after), *(self._known, StandIns(), self._hidden)
             )
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -153,7 +153,8 @@ class _Walk:
                     "this is a defect of the rule",
                     is_defect=True,
                 )
-        self._known.follow(eqn, operands, outs)
+        if ctx.stands(out):  # of what else a rule may do, nothing is known
+            self._known.follow(eqn, operands, outs)
         return outs
 
     def _look_inside(self, eqn: Any, operands: list[Any]) -> list[Any]:

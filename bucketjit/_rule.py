@@ -78,6 +78,7 @@ class RuleContext:
         self._known = known
         self._stand_ins = stand_ins
         self._hidden_signs = hidden_signs
+        self._as_it_stands: Any = None
 
     def signs_are_hidden(self) -> bool:
         """Whether no result of the program depends on the signs of this equation's vectors."""
@@ -204,7 +205,15 @@ class RuleContext:
         Returns:
             The output, or a list of outputs for a primitive with several results.
         """
-        return self.primitive.bind(*operands, **{**self.params, **overrides})
+        out = self.primitive.bind(*operands, **{**self.params, **overrides})
+        same = len(operands) == len(self._operands) and not overrides
+        if same and all(x is y for x, y in zip(operands, self._operands, strict=True)):
+            self._as_it_stands = out
+        return out
+
+    def stands(self, out: Any) -> bool:
+        """Whether an output is that of the primitive run on its operands as they stand."""
+        return out is self._as_it_stands
 
     def evaluate(
         self, jaxpr: Any, *operands: Any, sizes: Mapping[str, tuple[int, Any]] | None = None

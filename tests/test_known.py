@@ -97,3 +97,17 @@ def test_what_a_dtype_cannot_hold_is_not_claimed() -> None:
     assert not known.holds(array, ("b",), 0)
     assert not known.holds(array, ("b - 1",), 1)
     assert not known.holds(array, ("b",), jnp.int8(1))
+
+
+def test_of_what_a_rule_of_ones_own_does_nothing_is_known() -> None:
+    """The padding of its product is one, not the zero of zeros multiplied."""
+
+    def mul(ctx: Any, x: Any, y: Any) -> Any:
+        return ctx.bind(ctx.fill(x, value=1), ctx.fill(y, value=1))
+
+    def fn(x: Any) -> Any:
+        return (x * x).sum(0)
+
+    executor = BucketedExec(fn).with_pow2().with_rules({lax.mul_p: mul})
+    for n in (3, 4, 5):
+        assert_like_jit(executor, fn, ramp(n, 2) + 1)

@@ -9,7 +9,7 @@ from typing import Any
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
 from bucketjit._rule import Rule, RuleContext, crop
-from bucketjit.rules._cpu_contractions import contracted_on_cpu
+from bucketjit.rules._cpu_contractions import arranged, contracted
 
 
 def _matched(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[Any]:
@@ -27,7 +27,10 @@ def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     lhs = ctx.fill(lhs, axes=contract[0], value=0)
     rhs = ctx.fill(rhs, axes=contract[1], value=0)
     lhs, rhs = _matched((lhs, rhs), [*zip(*contract, strict=True), *zip(*batch, strict=True)])
-    on_cpu = functools.partial(contracted_on_cpu, ctx)
+    way = arranged(ctx, lhs, rhs)
+    if way is None:
+        return ctx.bind(lhs, rhs)
+    on_cpu = functools.partial(contracted, ctx, way)
     return _jax.by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
 
 

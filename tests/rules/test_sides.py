@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from bucketjit import BucketedExec, Fallback
 from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, trace
 from bucketjit.rules import default_rules
+from tests.comparison import ramp
 from tests.masked import PADDED, masked_jaxpr
 
 PRODUCTS = {
@@ -97,3 +99,81 @@ def test_any_contraction_is_as_written(product: Any) -> None:
     (got,) = interpret(program.jaxpr, program.consts, padded, at, default_rules())
     want = np.asarray(fn(*real))
     np.testing.assert_array_equal(np.asarray(got)[tuple(map(slice, want.shape))], want)
+
+
+def _weighted(dtype: Any = jnp.float32, **options: Any) -> Any:
+    """Attention weights and values as einsum contracts them; operands of a dtype."""
+    numbers = ((1,), (3,)), ((0, 2), (0, 1))
+
+    def fn(v: Any, w: Any) -> Any:
+        return lax.dot_general(v.astype(dtype), w.astype(dtype), numbers, **options)
+
+    return fn
+
+
+SHAPES = "b, s, 2, 3", "b, 2, s, s"
+
+
+def _contraction(fn: Any) -> Any:
+    found = [e for e in masked_jaxpr(fn, *SHAPES).jaxpr.eqns if e.primitive is lax.dot_general_p]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_precisions_change_sides_too() -> None:
+    precision = lax.Precision.HIGHEST, lax.Precision.DEFAULT
+    eqn = _contraction(_weighted(precision=precision))
+    assert eqn.params["dimension_numbers"] == (((3,), (1,)), ((0, 1), (0, 2)))
+    assert eqn.params["precision"] == precision[::-1]
+
+
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        ("bfloat16", {"preferred_element_type": jnp.float32}),
+        ("int8", {"preferred_element_type": jnp.int32}),
+        ("float32", {"precision": lax.DotAlgorithmPreset.F32_F32_F32}),
+        (
+            "float32",
+            {"precision": lax.DotAlgorithm(jnp.float32, jnp.float32, jnp.float32)},
+        ),
+    ],
+)
+def test_what_is_not_the_same_on_either_side_stays(dtype: str, options: dict[str, Any]) -> None:
+    eqn = _contraction(_weighted(dtype, **options))
+    assert eqn.params["dimension_numbers"] == (((1,), (3,)), ((0, 2), (0, 1)))
+
+
+@pytest.mark.parametrize(
+    "dtype, result",
+    [
+        *((dtype, None) for dtype in ("bfloat16", "float16", "int8", "float64", "complex64")),
+        *(("bfloat16", "float32"), ("float16", "float32"), ("int8", "int32")),
+    ],
+)
+def test_dtypes(dtype: str, result: str | None) -> None:
+    """XLA's CPU backend fails on some operands of one type whose result is of a wider one."""
+    with jax.enable_x64(dtype == "float64"):
+        fn = _weighted(dtype, preferred_element_type=result and jnp.dtype(result))
+        executor = BucketedExec(
+            fn, dynamic_axes=("b, s, _, _", "b, _, s, s"), fallback=Fallback.ERROR
+        ).with_pow2()
+        for b, s in ((3, 5), (4, 8), (1, 1)):
+            v, w = ramp(b, s, 2, 3), ramp(b, 2, s, s)
+            # to the bit but for the order of sums
+            tolerance = 0.05 if dtype in ("bfloat16", "float16") else 1e-4
+            got, want = executor(v, w), jax.jit(fn)(v, w)
+            assert got.dtype == want.dtype
+            close = np.allclose(np.asarray(got, "c16"), np.asarray(want, "c16"), tolerance, 0.05)
+            assert close, (b, s)
+
+
+def test_nothing_is_contracted() -> None:
+    """A contracted axis of size 0: the result is zeros."""
+
+    def fn(x: Any, y: Any) -> Any:
+        return lax.dot_general(x, y, (((1,), (2,)), ((0,), (0,))))
+
+    executor = BucketedExec(fn, dynamic_axes=("b, _, s", "b, s, _"), fallback=Fallback.ERROR)
+    x, y = np.ones((3, 0, 5), np.float32), np.ones((3, 5, 0), np.float32)
+    np.testing.assert_array_equal(executor.with_pow2()(x, y), np.zeros((3, 5, 5), np.float32))
