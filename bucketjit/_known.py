@@ -65,19 +65,18 @@ class KnownPadding:
 
     def knows(self, value: Any, shape: Shape) -> bool:
         """Whether the padding of a value is known to hold some constant."""
+        return self._constant_of(value, shape) is not None
+
+    def _constant_of(self, value: Any, shape: Shape) -> np.ndarray | None:
         known = self._known.get(id(value))
-        return known is not None and known[1] == str(shape)
+        return known[2] if known is not None and known[1] == str(shape) else None
 
     def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
         """Whether the padding of a value is known to hold this constant, bit by bit."""
-        known = self._known.get(id(value))
-        if known is None or isinstance(constant, jax.Array) or np.ndim(constant):
+        kept = self._constant_of(value, shape)
+        if kept is None or isinstance(constant, jax.Array) or np.ndim(constant):
             return False
-        _, own_shape, kept = known
-        return (
-            own_shape == str(shape)
-            and kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
-        )
+        return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
 
     def follow(self, eqn: Any, operands: Sequence[Any], outs: Sequence[Any]) -> None:
         """Note what is known of the padding of an equation's outputs."""
@@ -93,8 +92,7 @@ class KnownPadding:
 
     def _constant(self, var: Any, operand: Any) -> Any:
         if isinstance(operand, jax.core.Tracer):
-            known = self._known.get(id(operand))
-            return known[2] if known is not None and known[1] == str(var.aval.shape) else None
+            return self._constant_of(operand, var.aval.shape)
         if isinstance(operand, jax.Array) or np.ndim(operand):
             return None
         return np.asarray(operand, var.aval.dtype)

@@ -354,7 +354,7 @@ def test_a_named_tuple_that_is_not_imported_loses_nothing_else(monkeypatch):
     assert report.present == ({"b": 4},)
 
 
-def test_a_class_that_is_no_named_tuple_is_not_made(monkeypatch):
+def test_a_class_that_is_no_named_tuple_is_not_made():
     other = BucketedExec(step).with_pow2()
     other(Moments(np.int32(0), np.zeros(2, np.float32)), np.ones((3, 2), np.float32))
     text = other.manifest().text()

@@ -17,7 +17,7 @@ from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, trace
 from bucketjit.rules import default_rules
-from tests.comparison import ramp
+from tests.comparison import assert_like_jit, ramp
 from tests.masked import PADDED, masked_jaxpr
 
 PRODUCTS = {
@@ -159,13 +159,7 @@ def test_dtypes(dtype: str, result: str | None) -> None:
             fn, dynamic_axes=("b, s, _, _", "b, _, s, s"), fallback=Fallback.ERROR
         ).with_pow2()
         for b, s in ((3, 5), (4, 8), (1, 1)):
-            v, w = ramp(b, s, 2, 3), ramp(b, 2, s, s)
-            # to the bit but for the order of sums
-            tolerance = 0.05 if dtype in ("bfloat16", "float16") else 1e-4
-            got, want = executor(v, w), jax.jit(fn)(v, w)
-            assert got.dtype == want.dtype
-            close = np.allclose(np.asarray(got, "c16"), np.asarray(want, "c16"), tolerance, 0.05)
-            assert close, (b, s)
+            assert_like_jit(executor, fn, ramp(b, s, 2, 3), ramp(b, 2, s, s))
 
 
 def test_nothing_is_contracted() -> None:
