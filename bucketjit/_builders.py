@@ -549,7 +549,8 @@ class Builders:
             A new executor.
 
         Raises:
-            SpecError: The directory is a file, or others can write into it.
+            SpecError: The directory is a file, others can write into it, or ``max_bytes`` is no
+                positive int.
 
         Examples:
             >>> import tempfile, numpy as np
@@ -562,10 +563,7 @@ class Builders:
             >>> double.stats().compiles, again.stats().compiles, again.stats().loads
             (1, 0, 1)
         """
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int | None):
-            raise SpecError(f"max_bytes must be an int or None, got {max_bytes!r}")
-        if max_bytes is not None and max_bytes < 0:
-            raise SpecError(f"max_bytes must be 0 or more, got {max_bytes}")
+        _check_bound("max_bytes", max_bytes)
         if directory is None:
             return self._with(persistence=Persistent())
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):

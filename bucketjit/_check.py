@@ -23,7 +23,8 @@ from bucketjit import _jax
 from bucketjit._dims import BucketSizes, evaluate, is_symbolic
 from bucketjit._errors import MaskingError
 from bucketjit._interpret import interpret
-from bucketjit._padding import pad
+from bucketjit._padded import Padded
+from bucketjit._padding import pad, placed_beside
 from bucketjit._rule import RuleTable
 from bucketjit._trace import Program
 
@@ -108,7 +109,8 @@ def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
     host = np.asarray(value)
     padded = np.full(shape, poison_value(host.dtype, kind), host.dtype)
     padded[tuple(map(slice, host.shape))] = host
-    return padded
+    array = value.array if isinstance(value, Padded) else value
+    return placed_beside(padded, array)
 
 
 def compare(got: Any, want: Any, what: str, exactly: bool) -> str | None:

@@ -213,7 +213,10 @@ class Engine:
             self.refused[program] = error
             return self._fall_back(error, signed, call, out, given)
         if self.config.check is not Check.OFF:
-            return self._run_checked(entry, compiled, signed, call, out)
+            try:
+                return self._run_checked(entry, compiled, signed, call, out)
+            except SignatureChanged:
+                return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         sizes = sizes_argument(call, entry.leak_shapes)
         finish = entry.finisher(call.ordered, out)
         try:

@@ -57,8 +57,18 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
     if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
         return _jax.placed_like(_device.pad(value, shape), value, False)
-    padded = _pad_host(np.asarray(value), shape)
-    return _jax.array_from_host(padded, False, value, exactly=True) if value.committed else padded
+    return placed_beside(_pad_host(np.asarray(value), shape), value)
+
+
+def placed_beside(padded: np.ndarray, value: Any) -> Any:
+    """An array of another size where ``value`` is, if that is a committed one of JAX's.
+
+    Raises:
+        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
+    """
+    if not getattr(value, "committed", False):
+        return padded
+    return _jax.array_from_host(padded, False, value, exactly=True)
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -82,10 +92,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     def add_rows_of_jax(value: jax.Array) -> Any:
         if not _in_host_memory(value.sharding):
             return pad(value, shape)
-        padded = add_rows(np.asarray(value))
-        return (
-            _jax.array_from_host(padded, False, value, exactly=True) if value.committed else padded
-        )
+        return placed_beside(add_rows(np.asarray(value)), value)
 
     return add_rows if type(like) is np.ndarray else add_rows_of_jax
 

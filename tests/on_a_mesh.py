@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bucketjit import BucketedExec, Fallback, FallbackWarning, Manifest, Padded
+from bucketjit import BucketedExec, Check, Fallback, FallbackWarning, Manifest, Padded
 
 CASES: dict[str, Callable[[Any], None]] = {}
 SIZES = (4, 8, 12, 20)
@@ -98,6 +98,20 @@ def normalised_over_the_batch(mesh: Any) -> None:
 @case
 def a_softmax_over_the_batch(mesh: Any) -> None:
     check(mesh, lambda w, x: jax.nn.softmax(x @ w, axis=0))
+
+
+@case
+def checked(mesh: Any) -> None:
+    """With padding of each kind, where the arguments are: sharded, whole, or in host memory."""
+    for kind in Check:
+        executor = BucketedExec(
+            jax.nn.softmax, dynamic_axes="b, _", fallback=Fallback.ERROR, check=kind
+        ).with_pow2()
+        for n in (4, 12):
+            x = rows(mesh, n)
+            whole = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+            for given in (x, whole, np.asarray(x)):
+                assert_same(executor(given), jax.jit(jax.nn.softmax)(given))
 
 
 @case

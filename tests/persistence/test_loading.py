@@ -740,7 +740,7 @@ def test_options_are_checked(tmp_path):
     ):
         with pytest.raises(SpecError, match=message):
             executor.with_persistence(directory)
-    for bound in (-1, True, 1.5):
+    for bound in (0, -1, True, 1.5):
         with pytest.raises(SpecError, match="max_bytes"):
             executor.with_persistence(tmp_path, max_bytes=bound)
 
