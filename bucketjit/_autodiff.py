@@ -15,7 +15,7 @@ and computes what it needs of the forward pass again, as ``jax.checkpoint`` does
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,9 @@ from bucketjit import _jax
 
 Flat = Callable[..., list[Any]]
 Shapes = tuple[tuple[str, ...], ...]
+# From a function to a derivative of some order: methods of `Bucketed`, with their arguments.
+Path = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
+STEPS = {"pushforward": 2, "pullback": 2, "with_gradient": 1}  # how many arguments they take
 
 
 def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
@@ -88,6 +91,20 @@ class Bucketed:
     of: tuple[Bucketed, tuple[int, ...], tuple[int, ...]] | None = None
     speculation: Speculation = field(default_factory=Speculation)
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
+
+    def every(self, path: Path = ()) -> Iterator[tuple[Path, Bucketed]]:
+        """Itself and the derivatives made so far, of any order."""
+        yield path, self
+        for step, made in list(self.derivatives.items()):
+            yield from made.every((*path, step))
+
+    def at(self, path: Path) -> Bucketed:
+        """A derivative, made if it is not yet."""
+        found = self
+        for name, key in path:
+            assert name in STEPS
+            found = getattr(found, name)(*key)
+        return found
 
     def _of(self, wrt: Sequence[int], primals: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
         """The results, some of the arguments replaced."""

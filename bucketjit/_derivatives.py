@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -15,12 +16,28 @@ from bucketjit._config import Config
 from bucketjit._dims import is_symbolic, variables_of
 from bucketjit._engine import Engine
 from bucketjit._errors import MaskingError
+from bucketjit._executable import Origin
 from bucketjit._family import Call
 from bucketjit._results import Out
 from bucketjit._signing import Signed
 from bucketjit._trace import Program
 
-Make = Callable[[Config], Callable[..., Any]]
+Make = Callable[[Config], tuple[Callable[..., Any], Engine]]
+
+
+class Derived(NamedTuple):
+    """A derivative that has been asked for.
+
+    Attributes:
+        engine: Serves its calls, whose arguments are the leaves of those of the function, and
+            tangents or cotangents behind them.
+        path: How it comes about.
+        origin: A call of the function that it is a derivative of; None if that was sharded.
+    """
+
+    engine: Engine
+    path: _autodiff.Path
+    origin: Origin | None
 
 
 class Derivatives:
@@ -28,17 +45,44 @@ class Derivatives:
 
     Args:
         engine: Serves its calls.
-        make: Makes an executor that shares cache and counters with this one.
+        make: Makes an executor that shares cache and counters with this one, and gives its engine.
     """
 
     def __init__(self, engine: Engine, make: Make) -> None:
         self._engine = engine
         self._make = make
-        self._functions: dict[Any, _autodiff.Bucketed] = {}
+        self._functions: dict[Any, tuple[_autodiff.Bucketed, Origin | None]] = {}
+        self._engines: WeakKeyDictionary[Callable[..., Any], Engine] = WeakKeyDictionary()
 
     def clear(self) -> None:
         """Forget them."""
         self._functions.clear()
+
+    def known(self) -> Iterator[Derived]:
+        """Those that have been asked for and have an executor of their own."""
+        with self._engine.lock:
+            functions = list(self._functions.values())
+        for fn, origin in functions:
+            for path, made in fn.every():
+                if (engine := self._engines.get(made.execute)) is not None:
+                    yield Derived(engine, path, origin)
+
+    def engine_at(self, signed: Signed, path: _autodiff.Path) -> Engine:
+        """What serves the calls of a derivative.
+
+        Args:
+            signed: A call of the function.
+            path: How the derivative comes about.
+
+        Raises:
+            MaskingError: The call is not differentiated in buckets.
+        """
+        call = self._engine.resolve(signed)
+        refusal = self._refusal(signed, call)
+        if call.program is None or refusal is not None:
+            raise refusal or MaskingError("it has no open axes", "name them in dynamic_axes")
+        made = self._function(signed, call, call.program).at(path)
+        return self._engines.get(made.execute, self._engine)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
         """What makes a call that is differentiated; None if it is not bucketed.
@@ -50,21 +94,27 @@ class Derivatives:
         with _jax.eval_context():
             signed = engine.signer.sign(args, kwargs)
             call = engine.resolve(signed)
-        program = call.program
-        refusal: MaskingError | None = call.refusal
-        if program is not None:
-            refusal = engine.refused.get(program) or _refused(signed, program)
+        program, refusal = call.program, self._refusal(signed, call)
         if refusal is not None:
             engine.note_fallback(refusal)
         if program is None or refusal is not None:
             return None
-        tree = program.out_tree
-        with engine.lock:
-            key = (signed.family, call.tokens, program)
-            fn = self._functions.get(key)
-            if fn is None:
-                fn = self._functions[key] = self._differentiable(signed, call, program)
+        tree, fn = program.out_tree, self._function(signed, call, program)
         return lambda: tree.unflatten(_autodiff.call(fn, signed.leaves))
+
+    def _refusal(self, signed: Signed, call: Call) -> MaskingError | None:
+        if call.program is None:
+            return call.refusal
+        return self._engine.refused.get(call.program) or _refused(signed, call.program)
+
+    def _function(self, signed: Signed, call: Call, program: Program) -> _autodiff.Bucketed:
+        with self._engine.lock:
+            key = (signed.family, call.tokens, program)
+            found = self._functions.get(key)
+            if found is None:
+                made = self._differentiable(signed, call, program)
+                found = self._functions[key] = made, _origin(signed, call)
+        return found[0]
 
     def _differentiable(self, signed: Signed, call: Call, program: Program) -> _autodiff.Bucketed:
         signed = dataclasses.replace(signed, leaves=[])  # kept, and the arguments need not be
@@ -81,7 +131,7 @@ class Derivatives:
 
         def derive(fn: Callable[..., list[Any]], ins: _autodiff.Shapes) -> Callable[..., list[Any]]:
             names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
-            return self._make(
+            made, self._engines[made] = self._make(
                 dataclasses.replace(
                     engine.config,
                     fn=fn,
@@ -97,6 +147,7 @@ class Derivatives:
                     out=Out.JAX,
                 )
             )
+            return made
 
         flat.__name__ = engine.name
         _autodiff.register()
@@ -111,6 +162,19 @@ class Derivatives:
         run = execute if as_it_is else derive(flat, ins)
         dtypes = tuple(dtype for dtype, _ in program.out_types)
         return _autodiff.Bucketed(flat, run, ins, outs, derive, dtypes)
+
+
+def _origin(signed: Signed, call: Call) -> Origin | None:
+    """A call, its arrays replaced by their types."""
+    leaves: list[Any] = []
+    for x, shape, kind in zip(signed.leaves, signed.shapes, signed.family.types, strict=True):
+        if kind.dtype is None:
+            leaves.append(x)
+            continue
+        if kind.sharding is not None or kind.partitions is not None:
+            return None
+        leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
+    return Origin(dataclasses.replace(signed, leaves=leaves), call.tokens, call.sizes)
 
 
 def _refused(signed: Signed, program: Program) -> MaskingError | None:

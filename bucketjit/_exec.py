@@ -162,10 +162,10 @@ class BucketedExec(Builders, Views):
         return new
 
     @classmethod
-    def _of_kin(cls, kin: Engine, config: Config) -> Self:
+    def _of_kin(cls, kin: Engine, config: Config) -> tuple[Self, Engine]:
         new = object.__new__(cls)
         new._setup(config, kin)
-        return new
+        return new, new._engine
 
     def __copy__(self) -> Self:
         return self._with()
@@ -345,16 +345,8 @@ class BucketedExec(Builders, Views):
             if sizes is not None or kwargs:
                 raise SpecError("warmup: a manifest has its own arguments and sizes")
             return self._warmup_as_in(args[0], time_budget, **how)
-        signed = self._sign_like(args, kwargs)
+        signed = _sign_like(self._engine, args, kwargs)
         return warm_up(self._engine, signed, sizes, time_budget=time_budget, **how)
-
-    def _sign_like(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signed:
-        """The signature of calls with arguments like these, structs among them."""
-        signer = self._engine.signer
-        named = {name: array_like(value) for name, value in kwargs.items()}
-        signed = signer.sign(tuple(map(array_like, args)), named)
-        # Structs may say more than the arrays that stood for them: where they are placed.
-        return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))
 
     def _warmup_as_in(
         self, manifest: Manifest, time_budget: float | None, **how: Any
@@ -370,10 +362,14 @@ class BucketedExec(Builders, Views):
             try:
                 if entry.problem is not None:
                     raise SpecError(entry.problem)
-                signed = self._sign_like(entry.args, entry.kwargs)
+                called, of = engine, entry.derivative
+                if of is not None:
+                    differentiated = _sign_like(engine, of.args, of.kwargs)
+                    called = self._derivatives.engine_at(differentiated, of.path)
+                signed = _sign_like(called, entry.args, entry.kwargs)
                 sizes = list(entry.sizes) or None
-                reports.append(warm_up(engine, signed, sizes, time_budget=left, **how))
-                stale += changes_of(engine, signed, entry.fingerprint)
+                reports.append(warm_up(called, signed, sizes, time_budget=left, **how))
+                stale += changes_of(called, signed, entry.fingerprint)
             except Exception as error:
                 reports.append(none_warmed(entry.sizes, error))
         report = together(reports, stale, manifest.left_out)
@@ -430,8 +426,11 @@ class BucketedExec(Builders, Views):
         return True
 
     def manifest(self) -> Manifest:
-        """What the cache holds, to be warmed up in another process; see `Manifest`."""
-        return manifest_of(self._engine)
+        """What the cache holds, derivatives included, to be warmed up in another process.
+
+        See `Manifest`.
+        """
+        return manifest_of(self._engine, self._derivatives.known())
 
     def save_manifest(self, path: str | os.PathLike[str]) -> None:
         """Write what the cache holds to a file; ``Manifest.load`` reads it.
@@ -468,3 +467,12 @@ class BucketedExec(Builders, Views):
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
         return explain(self._engine, self._engine.signer.sign(given, named))
+
+
+def _sign_like(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signed:
+    """The signature of calls with arguments like these, structs among them."""
+    signer = engine.signer
+    named = {name: array_like(value) for name, value in kwargs.items()}
+    signed = signer.sign(tuple(map(array_like, args)), named)
+    # Structs may say more than the arrays that stood for them: where they are placed.
+    return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))

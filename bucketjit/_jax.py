@@ -155,9 +155,27 @@ def only_differentiated() -> bool:
     return trace is _core.eval_trace and _core.trace_ctx.axis_env is _core.top_axis_env
 
 
-def eval_context() -> AbstractContextManager[Any]:
-    """Leave all transformations for a while (``core.eval_context``, since 0.4.36)."""
-    return _core.eval_context()
+@contextmanager
+def eval_context() -> Iterator[None]:
+    """Leave all transformations for a while (``core.eval_context``, since 0.4.36).
+
+    The backward pass of ``grad`` sets the mesh that an equation was traced under, also where there
+    was none, and what is set is part of what ``jit`` knows its traces by. So an empty one is left,
+    too: what runs here finds what was compiled outside of a backward pass. (JAX 0.12 takes unset
+    for empty; ``config.abstract_mesh_context_manager``, since 0.5, in ``mesh`` since 0.12.)
+    """
+    name = "abstract_mesh_context_manager"
+    mesh: Any = getattr(_config, name, None) or getattr(_mesh, name)
+    local = mesh.get_local()
+    is_empty = isinstance(local, _mesh.AbstractMesh) and local.empty
+    with _core.eval_context():
+        if is_empty:
+            _set_local(mesh, _UNSET)
+        try:
+            yield
+        finally:
+            if is_empty:
+                _set_local(mesh, local)
 
 
 def hold_weakly(kind: type) -> None:

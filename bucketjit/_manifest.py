@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit import _autodiff, _jax
 from bucketjit._axes import STATIC
+from bucketjit._derivatives import Derived
 from bucketjit._dims import evaluate_text, variables_of
 from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
@@ -34,6 +35,20 @@ _POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}")
 _PLAIN = (bool, int, float, str, type(None))
 
 
+class DerivativeOf(NamedTuple):
+    """Which derivative calls are of.
+
+    Attributes:
+        path: How it comes about.
+        args: Positional arguments of the function that it is a derivative of, as in `Entry`.
+        kwargs: Its keyword arguments.
+    """
+
+    path: _autodiff.Path
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class Entry(NamedTuple):
     """Calls of one signature to warm up.
 
@@ -44,6 +59,7 @@ class Entry(NamedTuple):
             no open axes.
         fingerprint: Digests of the program and its constants; None if they had none.
         problem: Why there are no arguments: what they need is not in this process.
+        derivative: Which derivative is called, if it is one.
     """
 
     args: tuple[Any, ...]
@@ -51,6 +67,7 @@ class Entry(NamedTuple):
     sizes: tuple[Mapping[str, int], ...]
     fingerprint: Mapping[str, str] | None
     problem: str | None = None
+    derivative: DerivativeOf | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,8 @@ class Manifest:
         environment: Versions, device and flags of the process that made it.
         signatures: What was compiled, as JSON values: ``args`` and ``kwargs`` (trees of arrays by
             dtype, shape, and how they are sharded), ``variables``, ``buckets`` (each with the
-            ``sizes`` that asked for it), ``fingerprint``, and whether it is ``exact``.
+            ``sizes`` that asked for it), ``fingerprint``, whether it is ``exact``, and for calls
+            of a ``derivative`` how it comes about, and of which arguments of the function.
         left_out: What cannot be written down, and why.
 
     Examples:
@@ -156,30 +174,32 @@ class Manifest:
         return environment_changes(self.environment, environment(_jax.default_device()))
 
 
-def manifest_of(engine: Engine) -> Manifest:
-    """What the cache of an engine holds."""
+def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
+    """What the cache of an engine holds.
+
+    Args:
+        engine: The engine.
+        derivatives: Those that share the cache with it.
+    """
+    owners: dict[int, Derived | None] = dict.fromkeys(map(id, engine.signer.families()))
+    for made in derivatives:
+        owners |= dict.fromkeys(map(id, made.engine.signer.families()), made)
     groups: dict[Any, list[tuple[Origin, Executable, Any]]] = {}
     left_out: list[str] = []
-    own = set(map(id, engine.signer.families()))
     for key, entry in engine.cache.items():
         origin = entry.origin
-        if origin is None:
+        if origin is None or id(origin.signed.family) not in owners:
             left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
-            continue
-        if id(origin.signed.family) not in own:
-            left_out.append(
-                f"{dict(entry.sizes)} of a derivative of {engine.name}: make an executor of the "
-                "derivative, and warm that up"
-            )
             continue
         groups.setdefault((key[0], entry.exact, origin.tokens), []).append((origin, entry, key[0]))
     signatures = []
     for members in groups.values():
+        derived = owners[id(members[0][0].signed.family)]
         # Without open axes every shape is a signature.
         parts = [[m] for m in members] if members[0][1].exact else [members]
         for part in parts:
             try:
-                signatures.append(_signature(engine, part))
+                signatures.append(_signature(engine, derived, part))
             except _CannotWrite as error:
                 left_out.append(str(error))
     name = engine.name
@@ -208,8 +228,40 @@ class _NotHere(SpecError):
     """A signature that is as it should be, but not for this process."""
 
 
-def _signature(engine: Engine, members: Sequence[tuple[Origin, Executable, Any]]) -> dict[str, Any]:
+def _signature(
+    engine: Engine, derived: Derived | None, members: Sequence[tuple[Origin, Executable, Any]]
+) -> dict[str, Any]:
     origin, entry, program = members[0]
+    fingerprint = None
+    if not entry.exact:
+        try:
+            fingerprint = dict(engine.orders.shelf.digests_of(program))
+        except NoDigest:
+            fingerprint = None
+    return {
+        **_written_arguments(origin),
+        "buckets": [{"bucket": dict(e.sizes), "sizes": dict(o.sizes)} for o, e, _ in members],
+        "fingerprint": fingerprint,
+        "exact": entry.exact,
+        "derivative": None if derived is None else _written_derivative(engine, derived),
+    }
+
+
+def _written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
+    if derived.origin is None:
+        raise _CannotWrite(
+            f"a derivative of {engine.name} by arrays that are sharded is not written down: make "
+            "an executor of the derivative, and warm that up"
+        )
+    return {
+        "path": [[step, *map(list, key)] for step, key in derived.path],
+        "sizes": dict(derived.origin.sizes),
+        **_written_arguments(derived.origin),
+    }
+
+
+def _written_arguments(origin: Origin) -> dict[str, Any]:
+    """The arguments of calls like one, and the dimension variables that they have."""
     signed = origin.signed
     leaves = [
         _written_leaf(origin, i, kind.dtype, kind.weak_type)
@@ -218,12 +270,6 @@ def _signature(engine: Engine, members: Sequence[tuple[Origin, Executable, Any]]
     args, kwargs = signed.tree.unflatten([_Leaf(x) for x in leaves])
     paths = dict(zip(signed.dynamic, args, strict=True))
     count = len(signed.dynamic) + len(signed.statics.positional)
-    fingerprint = None
-    if not entry.exact:
-        try:
-            fingerprint = dict(engine.orders.shelf.digests_of(program))
-        except NoDigest:
-            fingerprint = None
     return {
         "args": [
             _written(paths[i], f"args[{i}]")
@@ -236,9 +282,6 @@ def _signature(engine: Engine, members: Sequence[tuple[Origin, Executable, Any]]
             **{k: _written_static(v, k) for k, v in signed.statics.keyword.items()},
         },
         "variables": _variables(leaves),
-        "buckets": [{"bucket": dict(e.sizes), "sizes": dict(o.sizes)} for o, e, _ in members],
-        "fingerprint": fingerprint,
-        "exact": entry.exact,
     }
 
 
@@ -339,20 +382,40 @@ def _variables(leaves: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _entry(signature: Mapping[str, Any]) -> Entry:
     variables = signature["variables"]
-    sizes = tuple(
-        {v: _whole(bucket["sizes"][v]) for v in variables} for bucket in signature["buckets"]
-    )
-    at = sizes[0] if sizes else {}
+    sizes = tuple(_sizes(bucket["sizes"], variables) for bucket in signature["buckets"])
     fingerprint = signature["fingerprint"]
     if fingerprint is not None:
         fingerprint = _texts("fingerprint", fingerprint)
     asked = sizes if variables else ()
     try:
-        args = tuple(_read(x, at) for x in signature["args"])
-        kwargs = {str(k): _read(x, at) for k, x in signature["kwargs"].items()}
+        args, kwargs = _arguments(signature, sizes[0] if sizes else {})
+        derivative = _derivative(signature["derivative"])
     except _NotHere as error:
         return Entry((), {}, asked, fingerprint, str(error))
-    return Entry(args, kwargs, asked, fingerprint)
+    return Entry(args, kwargs, asked, fingerprint, derivative=derivative)
+
+
+def _arguments(
+    written: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = tuple(_read(x, sizes) for x in written["args"])
+    return args, {str(k): _read(x, sizes) for k, x in written["kwargs"].items()}
+
+
+def _derivative(written: Any) -> DerivativeOf | None:
+    if written is None:
+        return None
+    path = []
+    for step, *key in written["path"]:
+        if _autodiff.STEPS.get(step) != len(key):
+            raise SpecError(f"expected how a derivative comes about, got {written['path']!r}")
+        path.append((step, tuple(tuple(map(_whole, positions)) for positions in key)))
+    args, kwargs = _arguments(written, _sizes(written["sizes"], written["variables"]))
+    return DerivativeOf(tuple(path), args, kwargs)
+
+
+def _sizes(written: Mapping[str, Any], variables: Sequence[str]) -> dict[str, int]:
+    return {v: _whole(written[v]) for v in variables}
 
 
 def _text(name: str, value: Any) -> str:

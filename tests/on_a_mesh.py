@@ -234,6 +234,10 @@ def a_manifest(mesh: Any) -> None:
     assert not again.warmup(manifest, progress=False).failed
     with again.forbid_compiles():
         assert_steps(mesh, again, (4, 12))
+    differentiated = BucketedExec(loss, dynamic_axes=(None, "b, _")).with_pow2()
+    jax.grad(differentiated)(weights(mesh), rows(mesh, 4))
+    [left] = differentiated.manifest().left_out
+    assert "by arrays that are sharded is not written down" in left
 
 
 @case

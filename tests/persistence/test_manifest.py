@@ -128,21 +128,81 @@ def test_what_cannot_be_written_is_named(argument, options, why):
     assert left.startswith(why)
 
 
-def test_derivatives_are_named_and_not_taken_for_calls():
+def loss(weights: Any, x: Any, *, scale: float = 1.0) -> Any:
+    hidden = jnp.tanh(x @ weights["in"]) @ weights["out"]
+    return jnp.mean(hidden**2) * scale
+
+
+def derivatives_of(fn: Any, n: int) -> list[Any]:
+    """Derivatives of several orders and modes, each of which has executables of its own."""
+    weights = {"in": jnp.full((4, 5), 0.1), "out": jnp.arange(5.0) / 5}
+    x = jnp.asarray(np.random.default_rng(n).normal(size=(n, 4)), jnp.float32)
+
+    def of_weights(w: Any) -> Any:
+        return fn(w, x)
+
+    return [
+        jax.value_and_grad(of_weights)(weights),
+        jax.jvp(of_weights, (weights,), (weights,)),
+        jax.grad(lambda w: 3 * of_weights(w) + 1)(weights),
+        jax.jvp(jax.grad(of_weights), (weights,), (weights,)),
+        jax.grad(lambda x: fn(weights, x, scale=2.0))(x),
+        of_weights(weights),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"out": "numpy"}, {"donate_argnums": 1}])
+def test_derivatives_of_any_order_come_back(options):
+    made, again = (
+        BucketedExec(loss, dynamic_axes=(None, "n, _"), **options).with_pow2() for _ in range(2)
+    )
+    first = [derivatives_of(made, n) for n in (3, 7)]
+    manifest = Manifest.parse(made.manifest().text())
+    assert manifest.left_out == ()
+    report = again.warmup(manifest, progress=False)
+    assert (len(report.compiled), report.failed) == (made.cache_size(), ())
+    assert report.stale == ()
+    with again.forbid_compiles():
+        for n, before in zip((3, 7), first, strict=True):
+            found = derivatives_of(again, n)
+            exact = derivatives_of(loss, n)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, exact)
+            jax.tree.map(np.testing.assert_array_equal, found, before)
+    assert again.stats().compiles == made.stats().compiles
+
+
+def test_a_derivative_of_what_is_not_masked_here_loses_nothing_else():
+    made = BucketedExec(loss, dynamic_axes=(None, "n, _")).with_pow2()
+    derivatives_of(made, 3)
+    here = BucketedExec(
+        lambda weights, x, scale=1.0: (
+            loss(weights, x, scale=scale) + x.shape[0] * float(x.shape[0])
+        ),
+        dynamic_axes=(None, "n, _"),
+    ).with_pow2()
+    report = here.warmup(made.manifest(), progress=False)
+    assert report.failed == ()
+
+    def refused(weights: Any, x: Any, scale: float = 1.0) -> Any:
+        jax.debug.print("ran")
+        return loss(weights, x, scale=scale)
+
+    here = BucketedExec(refused, dynamic_axes=(None, "n, _")).with_pow2()
+    report = here.warmup(made.manifest(), progress=False)
+    assert len(report.compiled) == 1 and len(report.failed) == made.cache_size() - 1
+    assert all("would run the function's effects" in why for _, why in report.failed)
+
+
+def test_derivatives_that_are_forgotten_are_left_out():
     made = BucketedExec(lambda x: (x**2).sum()).with_pow2()
     x = np.ones(3, np.float32)
-    jax.grad(made)(x)
-    jax.jvp(made, (x,), (x,))
+    square = jax.jvp(made, (x,), (x,))[0]
+    made._derivatives.clear()
     manifest = made.manifest()
-    assert all("of a derivative of <lambda>: make an executor" in w for w in manifest.left_out)
-    made(x)
-    again = made.manifest()
-    assert again.left_out == manifest.left_out and len(again.left_out) > 0
-    assert [len(signature["args"]) for signature in again.signatures] == [1]
-    report = BucketedExec(lambda x: (x**2).sum()).with_pow2().warmup(again, progress=False)
-    assert (len(report.compiled), report.failed) == (1, ())
-    assert report.left_out == again.left_out
-    assert f"\n  not in the manifest: {again.left_out[0]}" in str(report)
+    assert len(manifest.left_out) == 1 and "not known" in manifest.left_out[0]
+    report = BucketedExec(lambda x: (x**2).sum()).with_pow2().warmup(manifest, progress=False)
+    assert (len(report.compiled), report.failed, square) == (1, (), 3)
+    assert f"\n  not in the manifest: {manifest.left_out[0]}" in str(report)
 
 
 def test_a_file(tmp_path, monkeypatch):
@@ -177,8 +237,15 @@ def leaf(**changes: Any) -> list[Any]:
             "buckets": [bucket],
             "fingerprint": None,
             "exact": False,
+            "derivative": None,
         }
     ]
+
+
+def derivative(*path: Any, **changes: Any) -> list[Any]:
+    [calls] = leaf()
+    of = {name: calls[name] for name in ("args", "kwargs", "variables")}
+    return [{**calls, "derivative": {**of, "path": path, "sizes": {"n": 3}, **changes}}]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +264,11 @@ def leaf(**changes: Any) -> list[Any]:
             lambda text: change(text, signatures=[{**leaf()[0], "fingerprint": "x"}]),
             "fingerprint: ",
         ),
+        (lambda text: change(text, signatures=derivative(["execute"])), "how a derivative comes"),
+        (lambda text: change(text, signatures=derivative(["pullback", [0]])), "how a derivative"),
+        (lambda text: change(text, signatures=derivative(["pullback", [0], [-1]])), "a size"),
+        (lambda text: change(text, signatures=derivative(sizes={})), "not as expected"),
+        (lambda text: change(text, signatures=derivative(args=[7])), "expected an array"),
         (lambda text: change(text, environment=["x"]), "environment: expected texts by name"),
         (lambda text: change(text, environment={"jax": 5}), r"environment\['jax'\]: expected text"),
         (lambda text: change(text, function=7), "function: expected text, got 7"),
