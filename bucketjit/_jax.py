@@ -1531,8 +1531,21 @@ class NotElsewhere(Exception):
 
 
 def compile_here(lowered: Any) -> Any:
-    """Compile a lowered program, as `compile_elsewhere` does elsewhere."""
+    """Compile a lowered program, as `compile_elsewhere` does elsewhere.
+
+    What JAX has in its own persistent cache is read from there. XLA does not write an executable
+    again as a whole that it has read, at least on CPU, so the bytes that were read are kept for
+    `serialized`, until `forget_bytes`.
+    """
+    arguments = lowered._lowering.compile_args
+    client = arguments.get("backend")
+    if compilation_cache() is not None and _is_cpu_of_one_host(client):
+        arguments["backend"] = _Remembering(client)
     return lowered.compile()
+
+
+def _is_cpu_of_one_host(client: Any) -> bool:
+    return getattr(client, "platform", None) == "cpu" and jax.process_count() == 1
 
 
 def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowered: Any) -> Any:
@@ -1558,7 +1571,7 @@ def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowere
     """
     arguments = lowered._lowering.compile_args
     client = arguments.get("backend")
-    if getattr(client, "platform", None) != "cpu" or jax.process_count() > 1:
+    if not _is_cpu_of_one_host(client):
         raise NotElsewhere("it is not for a CPU of one host")
     arguments["backend"] = _Elsewhere(client, compile)
     try:
@@ -1570,11 +1583,21 @@ def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowere
 
 
 def forget_bytes(compiled: Any) -> None:
-    """Drop the bytes that `compile_elsewhere` has kept."""
-    around = getattr(compiled._executable, "_unloaded_executable", None)
-    client = getattr(around, "backend", None)
-    if isinstance(client, _Elsewhere):
+    """Drop the bytes that `compile_here` and `compile_elsewhere` have kept."""
+    client = _client_of(compiled)
+    if isinstance(client, _Remembering):
         client.raw = None
+
+
+def has_bytes(compiled: Any) -> bool:
+    """Whether the bytes of an executable are kept."""
+    client = _client_of(compiled)
+    return isinstance(client, _Remembering) and client.raw is not None
+
+
+def _client_of(compiled: Any) -> Any:
+    around = getattr(compiled._executable, "_unloaded_executable", None)
+    return getattr(around, "backend", None)
 
 
 def compile_to_bytes(module: bytes, options: bytes, devices: int, device: int) -> bytes:
@@ -1599,17 +1622,34 @@ def _cpu_client(devices: int) -> Any:
     return _xla_client.make_cpu_client(num_devices=devices)
 
 
-class _Elsewhere:
-    """A client whose executables are compiled elsewhere, and are its own from then on."""
+class _Remembering:
+    """A client that knows the bytes of the executable that it has read."""
 
-    def __init__(self, client: Any, compile: Callable[[bytes, bytes, int, int], bytes]) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
-        self._compile = compile
         self._executable: Any = None
         self.raw: bytes | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
+
+    def deserialize_executable(self, raw: bytes, *args: Any, **kwargs: Any) -> Any:
+        self._executable = self._client.deserialize_executable(raw, *args, **kwargs)
+        self.raw = raw
+        return self._executable
+
+    def serialize_executable(self, executable: Any) -> bytes:
+        if executable is self._executable and self.raw is not None:
+            return self.raw
+        return bytes(self._client.serialize_executable(executable))
+
+
+class _Elsewhere(_Remembering):
+    """A client whose executables are compiled elsewhere, and are its own from then on."""
+
+    def __init__(self, client: Any, compile: Callable[[bytes, bytes, int, int], bytes]) -> None:
+        super().__init__(client)
+        self._compile = compile
 
     def compile_and_load(
         self, module: Any, executable_devices: Any, compile_options: Any, **others: Any
@@ -1626,18 +1666,9 @@ class _Elsewhere:
         if b"lapack_" in raw:
             _linalg.initialize_lapack()
         try:
-            self._executable = self._client.deserialize_executable(
-                raw, executable_devices=executable_devices
-            )
+            return self.deserialize_executable(raw, executable_devices=executable_devices)
         except Exception as error:
             raise NotElsewhere(in_one_line(error)) from error
-        self.raw = raw
-        return self._executable
-
-    def serialize_executable(self, executable: Any) -> bytes:
-        if executable is self._executable and self.raw is not None:
-            return self.raw
-        return bytes(self._client.serialize_executable(executable))
 
 
 def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:

@@ -245,11 +245,14 @@ class Stored:
     def save(self, entry: Executable) -> None:
         """Write an executable that was compiled."""
         wanted = self._wanted
-        if wanted is None or entry.compile_seconds < self._store.min_seconds:
+        if wanted is None:
             return
-        if _jax.cache_hits() != self._hits:
-            why = "it came from JAX's own cache, and XLA does not write it again as a whole"
-            self._shelf.refuse(self._store, self._sizes, why)
+        if _jax.cache_hits() != self._hits:  # JAX keeps what took long to compile
+            if not _jax.has_bytes(entry.compiled):
+                why = "it came from JAX's own cache, and XLA does not write it again as a whole"
+                self._shelf.refuse(self._store, self._sizes, why)
+                return
+        elif entry.compile_seconds < self._store.min_seconds:
             return
         try:
             if any(wanted.parts[part] != told for part, told in self._digests().items()):

@@ -302,11 +302,15 @@ def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str
         impl = _jax.key_impl(dtype)
         if not isinstance(impl, str):
             raise _CannotWrite(f"{origin.signed.family.paths[leaf]}: keys of {dtype}")
-        return {"key": impl, "shape": sizes}
-    written = {"dtype": dtype.name, "weak": weak, "shape": sizes}
+        written: dict[str, Any] = {"key": impl, "shape": sizes}
+    else:
+        written = {"dtype": dtype.name, "weak": weak, "shape": sizes}
     sharding = getattr(origin.signed.leaves[leaf], "sharding", None)
     if _jax.is_on_several_devices(sharding):
         written["sharding"] = _written_sharding(sharding, origin.signed.family.paths[leaf])
+    elif sharding is not None:  # committed, which jit compiles otherwise
+        [device] = sharding.device_set
+        written["device"] = [device.platform, device.id]
     return written
 
 
@@ -455,12 +459,29 @@ def _read(value: Any, sizes: Mapping[str, int]) -> Any:
             return _size(size, sizes)
         case {"key": str(impl), "shape": list(shape)}:
             dtype = jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
-            return jax.ShapeDtypeStruct(_shape(shape, sizes), dtype)
+            return jax.ShapeDtypeStruct(_shape(shape, sizes), dtype, sharding=_placement(value))
         case {"dtype": str(name), "weak": bool(weak), "shape": list(shape)}:
-            sharding = _sharding(value["sharding"]) if "sharding" in value else None
-            given = {"weak_type": weak, "sharding": sharding}
+            given = {"weak_type": weak, "sharding": _placement(value)}
             return jax.ShapeDtypeStruct(_shape(shape, sizes), jnp.dtype(name), **given)
     raise SpecError(f"expected an array, a container or a static value, got {value!r}")
+
+
+def _placement(written: Mapping[str, Any]) -> jax.sharding.Sharding | None:
+    """Where an array was committed to be, if it was."""
+    match written:
+        case {"sharding": sharding}:
+            return _sharding(sharding)
+        case {"device": [str(platform), int(number)]}:
+            try:
+                here = {device.id: device for device in jax.devices(platform)}
+            except RuntimeError:  # no such platform
+                here = {}
+            if number not in here:
+                raise _NotHere(f"an array was on the device {platform}:{number}, which is not here")
+            return jax.sharding.SingleDeviceSharding(here[number])
+        case {"device": other}:
+            raise SpecError(f"expected a platform and a number, got {other!r}")
+    return None
 
 
 def _sharding(written: Any) -> jax.sharding.NamedSharding:

@@ -79,7 +79,7 @@ class Skeleton:
             if not _same(a, b):
                 if isinstance(a, jex_core.Primitive) and isinstance(b, jex_core.Primitive):
                     return f"{a.name} at one size, {b.name} at another"
-                return f"{last} has other parameters or operands"
+                return f"{last or 'the function'} has other parameters or operands"
         if len(self.parts) != len(other.parts):
             return "more equations at one size than at another"
         return None

@@ -30,7 +30,7 @@ from bucketjit._errors import (
     in_one_line,
 )
 from bucketjit._events import shown
-from bucketjit._family import variables_in
+from bucketjit._family import Call, variables_in
 from bucketjit._overflow import exactly
 from bucketjit._progress import progress_of
 from bucketjit._signature import bind_sizes
@@ -38,6 +38,8 @@ from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Cleared, Order, Source
 from bucketjit.strategies.listing import MOST_LISTED
+
+_LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,8 @@ class WarmupReport:
         failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
         exact: Sizes that no bucket serves, since the call cannot be masked, and why. Their exact
             shapes are compiled like the buckets of others.
-        left: Buckets that there was no time for; another warm-up goes on with them.
+        left: Buckets that there was no time for, or sizes whose bucket there was no time to look
+            up; another warm-up goes on with them.
         seconds: What it took.
         evicted: Those of the compiled ones, and of those that were present, that others have
             driven out of the cache meanwhile, since it does not hold all of them.
@@ -155,26 +158,24 @@ def warm_up(
     """
     began = time.monotonic()
     tokens, own, wanted = _asked(engine, signed, sizes)
-    epoch = engine.supply.epoch
-    tried: dict[Hashable, Source | Exception] = {}
-    deadline = None if time_budget is None else began + time_budget
-    refused = True
-    while refused:  # then their exact shapes are what calls need
-        refused = False
-        asked = orders_for(engine, signed, tokens, own, wanted)
-        every = {o.key: o for o in asked.every_order}
-        tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
-        todo = [o for key, o in every.items() if key not in tried]
-        todo.sort(key=lambda o: -volume(o.sizes))  # the largest can stand in for all others
-        with progress_of(engine.name, len(todo), progress) as step:
-            for order, outcome in compile_all(
-                engine, todo, workers, epoch, deadline=deadline, first_run=first_run
-            ):
-                tried[order.key] = outcome
-                if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                    engine.refuse(order, outcome)
-                    refused = True
-                step(order, outcome)
+    under_way = _WarmUp(
+        engine,
+        signed,
+        tokens,
+        own,
+        workers,
+        progress,
+        first_run,
+        None if time_budget is None else began + time_budget,
+        engine.supply.epoch,
+    )
+    parts: list[Asked] = []
+    waiting: Sequence[Mapping[str, int]] = wanted
+    while waiting and not (parts and under_way.is_late):
+        parts.append(under_way.some(waiting))
+        waiting = parts[-1].left
+    tried = under_way.tried
+    every = {o.key: o for part in parts for o in part.every_order}
     present = [o for key, o in every.items() if tried.get(key) == "cache"]
     outcomes = [
         (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
@@ -184,21 +185,107 @@ def warm_up(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
         failed=(
-            *asked.failed,
+            *(failure for part in parts for failure in part.failed),
             *(
                 (FrozenDict(o.sizes), f"{type(why).__name__}: {why}")
                 for o, why in outcomes
                 if isinstance(why, Exception)
             ),
         ),
-        exact=tuple((sizes, why) for sizes, (why, _) in asked.exact.items()),
-        left=tuple(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
+        exact=tuple((sizes, one.why) for part in parts for sizes, one in part.exact.items()),
+        left=(
+            *(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
+            *map(FrozenDict, waiting),
+        ),
         seconds=time.monotonic() - began,
         evicted=tuple(
             FrozenDict(o.sizes) for o in (*compiled, *present) if o.key not in engine.cache
         ),
         loaded=sum(outcome == "file" for _, outcome in outcomes),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _WarmUp:
+    """A warm-up that is under way.
+
+    Attributes:
+        engine, signed, workers, progress, first_run: See `warm_up`.
+        tokens, own: See `orders_for`.
+        deadline: When to begin no more.
+        epoch: See `compile_all`.
+        tried: What came of each order so far.
+    """
+
+    engine: Engine
+    signed: Signed
+    tokens: Tokens
+    own: Mapping[str, int]
+    workers: int | None
+    progress: bool
+    first_run: bool
+    deadline: float | None
+    epoch: object
+    tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether to begin no more."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def some(self, wanted: Sequence[Mapping[str, int]]) -> Asked:
+        """Compile what can be looked up in half of the time that is left.
+
+        A look-up may trace the function, once for each size where it runs exact.
+
+        Args:
+            wanted: See `orders_for`.
+
+        Returns:
+            What was looked up, and what was not.
+        """
+        now, until = time.monotonic(), None
+        if self.deadline is not None:
+            until = now + max((self.deadline - now) / 2, _LOOKED_UP_AT_LEAST)
+        asked = self._look_up(wanted, until)
+        not_yet = set(map(id, asked.left))
+        looked_up = [sizes for sizes in wanted if id(sizes) not in not_yet]
+        left = asked.left
+        while self._compile(asked):
+            asked = self._look_up(looked_up, None)
+        with self.engine.lock:
+            for one in asked.exact.values():  # so that the next warm-up need not trace it
+                if isinstance(self.tried.get(one.order.key), str):
+                    self.signed.family.remember_refusal(one.call, one.shapes)
+        return asked._replace(left=left)
+
+    def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
+        return orders_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
+
+    def _compile(self, asked: Asked) -> bool:
+        """Compile what is not there; whether exact shapes are what calls need in its place."""
+        engine, tried = self.engine, self.tried
+        every = {o.key: o for o in asked.every_order}
+        tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
+        todo = [o for key, o in every.items() if key not in tried]
+        todo.sort(key=lambda o: -volume(o.sizes))  # the largest can stand in for all others
+        refused = False
+        compiling = compile_all(
+            engine,
+            todo,
+            self.workers,
+            self.epoch,
+            deadline=self.deadline,
+            first_run=self.first_run,
+        )
+        with progress_of(engine.name, len(todo), self.progress) as step:
+            for order, outcome in compiling:
+                tried[order.key] = outcome
+                if isinstance(outcome, MaskingError) and not outcome.is_defect:
+                    engine.refuse(order, outcome)
+                    refused = True
+                step(order, outcome)
+        return refused
 
 
 def compile_all(
@@ -255,24 +342,41 @@ def compile_all(
                 yield order, error or future.result()
 
 
+class Unmasked(NamedTuple):
+    """A call that cannot be masked.
+
+    Attributes:
+        why: Why not.
+        order: What to compile for its exact shape.
+        call: The call.
+        shapes: Its shapes.
+    """
+
+    why: str
+    order: Order
+    call: Call
+    shapes: Sequence[tuple[int, ...]]
+
+
 class Asked(NamedTuple):
     """What serves calls of some sizes.
 
     Attributes:
         orders: What to compile.
-        exact: Sizes at which the calls cannot be masked, why, and what to compile for the exact
-            shape.
+        exact: Sizes at which the calls cannot be masked.
         failed: Sizes that no executable was found for, and why.
+        left: Sizes that were not looked at.
     """
 
     orders: list[Order]
-    exact: dict[FrozenDict[str, int], tuple[str, Order]]
+    exact: dict[FrozenDict[str, int], Unmasked]
     failed: list[tuple[Mapping[str, int], str]]
+    left: list[Mapping[str, int]]
 
     @property
     def every_order(self) -> list[Order]:
         """Those of the sizes at which calls cannot be masked included."""
-        return [*self.orders, *(order for _, order in self.exact.values())]
+        return [*self.orders, *(one.order for one in self.exact.values())]
 
 
 def orders_for(
@@ -281,6 +385,7 @@ def orders_for(
     tokens: Tokens,
     own: Mapping[str, int],
     wanted: Iterable[Mapping[str, int]],
+    until: float | None = None,
 ) -> Asked:
     """What to compile for some sizes.
 
@@ -290,12 +395,15 @@ def orders_for(
         tokens: Its axes.
         own: Its sizes.
         wanted: Sizes of the calls to come; a variable that is left out has the size of this one.
+        until: When to look at no more sizes, beyond the first.
     """
     found: dict[Hashable, Order] = {}
-    exact: dict[FrozenDict[str, int], tuple[str, Order]] = {}
+    exact: dict[FrozenDict[str, int], Unmasked] = {}
     failed: list[tuple[Mapping[str, int], str]] = []
     waiting = deque(wanted)
-    while waiting:
+    is_first = True
+    while waiting and (is_first or until is None or time.monotonic() < until):
+        is_first = False
         chosen = waiting.popleft()
         all_sizes = {**own, **chosen}
         try:
@@ -317,7 +425,7 @@ def orders_for(
                     raise FallbackError(refusal.reason, refusal.remedy)
                 why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
                 order = engine.orders.exact(at, call.sizes)
-                exact[FrozenDict(chosen or order.sizes)] = why, order
+                exact[FrozenDict(chosen or order.sizes)] = Unmasked(why, order, call, at.shapes)
                 continue
             try:
                 with engine.lock:
@@ -335,7 +443,7 @@ def orders_for(
             failed.append((FrozenDict(chosen), in_one_line(error)))
             continue
         found.setdefault(order.key, order)
-    return Asked(list(found.values()), exact, failed)
+    return Asked(list(found.values()), exact, failed, list(waiting))
 
 
 def _asked(

@@ -35,6 +35,7 @@ from bucketjit import (
     FallbackWarning,
     SpecError,
     StrategyContractError,
+    _warmup,
     strategies,
 )
 from bucketjit._supply import Supply
@@ -347,10 +348,31 @@ def test_an_interrupted_warm_up_is_gone_on_with() -> None:
     assert len(report.present) == 2 and [b["batch"] for b in report.compiled] == [16, 8, 4, 2, 1]
 
 
-def test_a_time_budget_ends_a_warm_up() -> None:
+def test_a_time_budget_ends_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warmup, "_LOOKED_UP_AT_LEAST", 60)  # whatever the first trace takes
     executor = BucketedExec(jnp.cos).with_pow2()
     report = executor.warmup(ramp(1), sizes={"batch": range(1, 65)}, time_budget=0, progress=False)
     assert not report.compiled and len(report.left) == 7
+
+
+def test_a_time_budget_ends_the_look_up_of_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warmup, "_LOOKED_UP_AT_LEAST", 0)
+    traces = []
+
+    def by_row(x: Any) -> Any:
+        traces.append(x.shape)
+        return unrolled(x)
+
+    executor = BucketedExec(by_row, dynamic_axes="n, _").with_pow2()
+    ask = {"sizes": {"n": [5, 3, 4]}, "progress": False}
+    report = executor.warmup(ramp(2, 2), time_budget=0, **ask)
+    assert not report.compiled and [s["n"] for s, _ in report.exact] == [5]
+    assert [s["n"] for s in report.left] == [5, 3, 4]
+    report = executor.warmup(ramp(2, 2), **ask)
+    assert {s["n"] for s in report.compiled} == {3, 4, 5} and not report.left
+    before = len(traces)
+    assert len(executor.warmup(ramp(2, 2), **ask).present) == 3
+    assert len(traces) <= before + 1  # at the size of the example: what runs exact is known
 
 
 def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -440,6 +462,7 @@ def test_warm_up_of_what_cannot_be_masked() -> None:
 
 
 def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warmup, "_LOOKED_UP_AT_LEAST", 60)
     executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
     prepare = Supply.prepare
 

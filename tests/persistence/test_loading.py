@@ -772,7 +772,35 @@ def test_the_directory_of_jax_is_used(cache_of_jax):
     assert (without.stats().compiles, without.stats().loads) == (1, 0)
 
 
-def test_what_jax_had_in_its_cache_is_not_written_again(kept, cache_of_jax):
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_what_jax_had_in_its_cache_is_kept_too(kept, cache_of_jax, seconds):
+    assert kept.did(kept().with_persistence(None), (rows(3, 2),)) == (1, 0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    for again in (kept(), BucketedExec(pooled).with_pow2()):  # in a directory of its own, and here
+        assert again(rows(3, 2)).shape == (2,)
+        assert again.stats().compiles == 1
+        again.cache_clear()
+        again(rows(3, 2))
+        assert (again.stats().compiles, again.stats().loads) == (0, 1)
+
+
+def test_a_damaged_file_is_made_again_of_what_jax_has(cache_of_jax):
+    def did() -> tuple[int, int]:
+        executor = BucketedExec(pooled).with_pow2()
+        executor(rows(3, 2))
+        return executor.stats().compiles, executor.stats().loads
+
+    assert did() == (1, 0)
+    [path] = (cache_of_jax / "bucketjit").glob("*.bjx")
+    path.write_bytes(b"damaged")
+    with pytest.warns(PersistenceWarning, match="is made again"):
+        assert did() == (1, 0)
+    assert did() == (0, 1)
+
+
+def test_what_jax_had_in_its_cache_is_not_written_again(kept, cache_of_jax, monkeypatch):
+    """As on an accelerator, whose client is not known to keep the bytes."""
+    monkeypatch.setattr(_jax, "_is_cpu_of_one_host", lambda client: False)
     assert kept.did(kept().with_persistence(None), (rows(3, 2),)) == (1, 0)
     kept.did(kept(), (rows(3, 2),))
     assert kept.files() == []
