@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import keyword
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -291,6 +292,8 @@ def _checked(token: str, path: str) -> str:
         raise SpecError(
             f"dynamic_axes of {path}: {words[0]!r} is a keyword of Python and cannot name a size"
         )
+    if (read := unicodedata.normalize("NFKC", token)) != token:  # as identifiers are
+        raise SpecError(f"dynamic_axes of {path}: Python reads {token!r} as {read!r}; write that")
     try:
         (dim,) = export.symbolic_shape(token)
     except Exception as error:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jaxlib
 import numpy as np
+from jax._src import api_util as _api_util
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
@@ -2017,6 +2018,10 @@ class _Loaded:
                 raise
             self._runs = False
             self._failed(error)
+            return self._fresh(*args, **kwargs), None, False
+        except _api_util.InternalFloatingPointError:  # of jax_debug_nans: jit finds out where
+            if any(x.is_deleted() for x in leaves if isinstance(x, jax.Array)):
+                raise FloatingPointError("a result has a NaN or an infinity") from None
             return self._fresh(*args, **kwargs), None, False
         self._runs = True
         result = jax.tree_util.tree_unflatten(self._out_tree, flat)

@@ -29,7 +29,7 @@ from bucketjit._persistence.store import environment_changes, part_changes
 from bucketjit._signing import Signed
 
 _FORMAT = 1
-_EXPRESSION = re.compile(r"[A-Za-z0-9_+\-*^(), ]{1,200}")
+_EXPRESSION = re.compile(r"[\w+\-*^(), ]{1,1000}")
 # Powers of powers take for ever, and all memory: JAX writes ``b^2``.
 _POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}")
 _PLAIN = (bool, int, float, str, type(None))
@@ -108,10 +108,16 @@ class Manifest:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, of which nobody ever sees a part.
 
+        A link is followed, and into what is no file, such as a pipe, it is written.
+
         Raises:
             OSError: It cannot be written.
         """
-        files.write(Path(path).absolute(), self.text().encode())
+        place, text = Path(path).resolve(), self.text().encode()
+        if place.exists() and not place.is_file():
+            place.write_bytes(text)
+        else:
+            files.write(place, text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -296,6 +302,9 @@ def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str
     shape: tuple[int, ...] = tuple(origin.signed.shapes[leaf])
     row = (STATIC,) * len(shape) if origin.tokens is None else origin.tokens[leaf]
     sizes = [n if t == STATIC or t.isdigit() else t for t, n in zip(row, shape, strict=True)]
+    if strange := [t for t in sizes if isinstance(t, str) and not _is_plain(t)]:
+        path = origin.signed.family.paths[leaf]
+        raise _CannotWrite(f"{path}: the size {strange[0]} is not written down")
     if dtype is None:
         return {"size": sizes[0]}
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
@@ -508,11 +517,14 @@ def _shape(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
 def _size(size: int | str, sizes: Mapping[str, int]) -> int:
     if not isinstance(size, str):
         return _whole(size)
-    # An expression becomes Python code, so no other character may get there.
-    is_plain = _EXPRESSION.fullmatch(size) and not _POWERS.search(size)
-    if not is_plain or not set(variables_of(size)) <= sizes.keys():
+    if not _is_plain(size) or not set(variables_of(size)) <= sizes.keys():
         raise SpecError(f"expected an expression of {', '.join(sizes)}, got {size!r}")
     return _whole(evaluate_text(size, sizes))
+
+
+def _is_plain(size: str) -> bool:
+    """Whether an expression may become Python code: no other characters may get there."""
+    return _EXPRESSION.fullmatch(size) is not None and _POWERS.search(size) is None
 
 
 def _whole(value: Any) -> int:

@@ -23,7 +23,8 @@ Look after a directory of executables, as with_persistence(DIR) keeps them:
 
   list    what is there, the file that was of use last first; also where no action is named
   verify  check every file; exit code 1 if one is damaged or not to be trusted
-  prune   remove damaged files and what was left unfinished, and whatever the options name
+  prune   remove damaged files and what was left unfinished, and whatever the options name;
+          what is not to be trusted, or read, is told of and stays, unless they name it
 
 JAX's own cache directory has them in its subdirectory bucketjit.
 """
@@ -82,6 +83,8 @@ def _run(options: argparse.Namespace) -> None:
     ]
     if options.action != "prune" and pruning:
         raise UsageError(f"--{pruning[0].replace('_', '-')} is for prune")
+    if not options.directory:
+        raise UsageError("the directory is an empty text")
     directory = Path(options.directory)
     try:
         found = files.entries(directory)
@@ -166,12 +169,16 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
     if not options.dry_run:
         failed = [path for path in reasons if not files.remove(path)]
     gone = {path.name: why for path, why in reasons.items() if path not in failed}
+    stays = {e.path.name: e.problem for e in found if e.problem and e.path not in reasons}
     if options.json:
-        print(json.dumps({"removed": gone, "kept_bytes": total, "dry_run": options.dry_run}))
+        told = {"removed": gone, "problems": stays, "kept_bytes": total, "dry_run": options.dry_run}
+        print(json.dumps(told))
     else:
         verb = "would remove" if options.dry_run else "removed"
         for name, why in gone.items():
             print(f"{verb} {name}: {why}")
+        for name, why in stays.items():
+            print(f"left {name}: {why}")
         every = counted(len(found) + len(unfinished), "file")
         print(f"{verb} {len(gone)} of {every}, {shown_bytes(total)} stay")
     if failed:
@@ -179,11 +186,11 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
 
 
 def _why_to_go(options: argparse.Namespace, entry: Entry) -> str | None:
-    if entry.header is None:
+    if entry.damaged:
         return entry.problem
     if options.older_than is not None and time.time() - entry.used > options.older_than * _DAY:
         return f"of no use for {options.older_than:g} days"
-    if options.other_versions:
+    if options.other_versions and entry.header is not None:
         made = entry.header.environment
         for name, version in versions().items():
             if made.get(name) != version:

@@ -304,6 +304,7 @@ class Entry:
         path: Where it is.
         header: What it says; None if it is damaged or not to be trusted.
         problem: What is wrong with it, or an empty string.
+        damaged: Whether it is of no use to anybody.
         nbytes: Its length.
         used: When it was last of use, in seconds since 1970.
     """
@@ -311,6 +312,7 @@ class Entry:
     path: Path
     header: Header | None
     problem: str
+    damaged: bool
     nbytes: int
     used: float
 
@@ -327,23 +329,25 @@ def entries(directory: Path) -> list[Entry]:
             continue
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             told = path.stat()
-            header, problem = _look(path)
-            found.append(Entry(path, header, problem, told.st_size, told.st_mtime))
+            header, problem, damaged = _look(path)
+            found.append(Entry(path, header, problem, damaged, told.st_size, told.st_mtime))
     return sorted(found, key=lambda e: (-e.used, e.path.name))
 
 
-def _look(path: Path) -> tuple[Header | None, str]:
+def _look(path: Path) -> tuple[Header | None, str, bool]:
     try:
         header, _ = unpack(read(path))
-    except (Damaged, Distrusted) as error:
-        return None, str(error)
+    except Damaged as error:
+        return None, str(error), True
+    except Distrusted as error:
+        return None, str(error), False
     except FileNotFoundError:
         raise
     except OSError as error:
-        return None, error.strerror or str(error)
+        return None, error.strerror or str(error), False
     if not _NAME.fullmatch(path.name) or key_of(path) != header.key:
-        return None, "its name is not that of its key"
-    return header, ""
+        return None, "its name is not that of its key", True
+    return header, "", False
 
 
 def abandoned(directory: Path) -> list[Path]:

@@ -85,6 +85,18 @@ def test_prune_removes_what_is_damaged(directory, run):
     assert buckets(directory) == [8]
 
 
+def test_prune_leaves_what_is_not_to_be_trusted(directory, run):
+    writable, *_ = sorted(directory.glob("*.bjx"))
+    writable.chmod(0o666)
+    code, out, _ = run("prune", directory)
+    assert code == 0 and writable.exists()
+    assert f"left {writable.name}: " in out and "can be written by other users" in out
+    _, out, _ = run("prune", directory, "--json")
+    assert list(json.loads(out)["problems"]) == [writable.name]
+    run("prune", directory, "--max-size", "0")
+    assert not writable.exists()
+
+
 def test_prune_by_age(directory, run):
     assert run("prune", directory, "--older-than", 4)[0] == 0
     assert buckets(directory) == [4, 8]
@@ -130,6 +142,7 @@ def test_prune_takes_away_what_was_left_unfinished(directory, run):
     [
         (["list", "NONE"], 1, "cannot read NONE: No such file or directory"),
         (["list", "NONE", "--dry-run"], 2, "--dry-run is for prune"),
+        (["prune", ""], 2, "the directory is an empty text"),
         (["prune", "NONE", "--max-size", "much"], 2, "expected a size such as 500M or 2G"),
         (["prune", "NONE", "--older-than", "-1"], 2, "expected a number of days"),
         (["burn", "NONE"], 2, "invalid choice"),

@@ -819,6 +819,19 @@ def test_a_directory_of_jax_that_cannot_be_used_is_no_cause_for_a_warning(cache_
     assert [e.kind for e in told] == ["signature", "distrusted", "compile", "distrusted"]
 
 
+def test_a_nan_is_told_of_as_by_jit(kept):
+    def logarithm(x):
+        return jnp.log(x) * 2
+
+    for executor in (kept(logarithm), kept(logarithm)):
+        executor(rows(3, 2) + 1)
+        with jax.debug_nans(True):
+            for _ in range(2):
+                with pytest.raises(FloatingPointError, match="encountered in log"):
+                    executor(-rows(3, 2) - 1)
+    assert executor.stats().loads == 1
+
+
 def test_an_error_of_the_function_is_its_own(kept):
     def broken(x):
         raise ZeroDivisionError("of the function")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
+import warnings
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -205,6 +207,71 @@ def test_derivatives_that_are_forgotten_are_left_out():
     assert f"\n  not in the manifest: {manifest.left_out[0]}" in str(report)
 
 
+def test_names_in_any_letters_and_long_expressions():
+    def padded(x: Any, y: Any) -> Any:
+        return x.sum() + y.sum()
+
+    axes = ("größe, _", "größe*größe + größe, _")
+    made = BucketedExec(padded, dynamic_axes=axes).with_pow2()
+    made(np.ones((3, 2), np.float32), np.ones((12, 2), np.float32))
+    [entry] = Manifest.parse(made.manifest().text()).entries()
+    assert [x.shape for x in entry.args] == [(3, 2), (12, 2)]
+    long = "n" * 1001
+    made = BucketedExec(jnp.sum, dynamic_axes=f"{long}, _").with_pow2()
+    made(np.ones((3, 2), np.float32))
+    [left] = made.manifest().left_out
+    assert left.endswith("is not written down") and Manifest.parse(made.manifest().text())
+    for name, read in (("ℓ", "l"), ("ﬁ", "fi")):
+        with pytest.raises(SpecError, match=f"Python reads '{name}' as '{read}'; write that"):
+            BucketedExec(jnp.sum, dynamic_axes=f"{name}, _").with_pow2()(np.ones((3, 2)))
+
+
+def test_what_is_committed_to_a_device_is_so_again():
+    def scaled(weights: Any, x: Any, key: Any) -> Any:
+        return (x * weights).sum(0) + jax.random.normal(key, ())
+
+    [device] = jax.devices()[:1]
+    weights = jax.device_put(np.ones(2, np.float32), device)
+    key = jax.device_put(jax.random.key(0), device)
+    made, again = (
+        BucketedExec(scaled, dynamic_axes=(None, "n, _", None)).with_pow2() for _ in range(2)
+    )
+    made(weights, np.ones((3, 2), np.float32), key)
+    manifest = Manifest.parse(made.manifest().text())
+    again.warmup(manifest, progress=False)
+    with warnings.catch_warnings(), again.forbid_compiles():
+        warnings.simplefilter("error")
+        again(weights, np.ones((4, 2), np.float32), key)
+    assert again.stats().compiles == 1
+    text = manifest.text()
+    for there, why in (
+        (["cpu", 77], "on the device cpu:77, which is not here"),
+        (["abacus", 0], "on the device abacus:0, which is not here"),
+    ):
+        signatures = json.loads(text)["signatures"]
+        signatures[0]["args"][0]["device"] = there
+        report = again.warmup(Manifest.parse(change(text, signatures=signatures)), progress=False)
+        assert [reason for _, reason in report.failed if why in reason]
+    signatures[0]["args"][0]["device"] = "cpu"
+    with pytest.raises(SpecError, match="a platform and a number"):
+        Manifest.parse(change(text, signatures=signatures))
+
+
+def test_a_file_that_is_none(tmp_path):
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    made(np.ones(3, np.float32))
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    made.save_manifest(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and Manifest.load(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        made.save_manifest(tmp_path / "pipe")
+        assert Manifest.parse(os.read(reader, 2**16).decode()) == Manifest.load(tmp_path / "file")
+    finally:
+        os.close(reader)
+
+
 def test_a_file(tmp_path, monkeypatch):
     made = BucketedExec(lambda x: x + 1).with_pow2()
     made(np.ones(3, np.float32))
@@ -294,7 +361,7 @@ def test_a_text_that_is_no_manifest(make, why, tmp_path):
         "__import__(n)",
         "open(n)",
         "n if n else n; n",
-        "n" * 201,
+        "n" * 1001,
         "n**9**9**9",  # takes for ever
         "n^9^9^9",
         "n^99",
