@@ -3,16 +3,20 @@
 Arguments arrive padded with zeros, and a zero squared is a zero: the sum of ``x * x`` reads no
 padding that would have to be masked. The interpreter follows such constants from equation to
 equation in its one pass over a program; masking rules know nothing of it, they ask for a fill and
-get the value as it is. Only what is certain is followed: functions of constants that NumPy
-evaluates exactly.
+get the value as it is. Only what is certain is followed: operations on constants whose results need
+no rounding. Where they do, XLA may get others than NumPy: it computes ``a * b + c`` in one step on
+CPU, folds constants, and takes numbers below the normal ones for zeros.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._dims import Shape, is_symbolic
@@ -28,11 +32,14 @@ _KEEP_ZERO = (
     *("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "expm1", "log1p", "erf"),
     "integer_pow",
 )
-_OF_CONSTANTS: Mapping[str, Callable[..., Any]] = {
-    "mul": np.multiply,
-    "add": np.add,
-    "add_any": np.add,
-    "sub": np.subtract,
+# With what they do to fractions, where that may need rounding.
+_ARITHMETIC: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "mul": (np.multiply, operator.mul),
+    "add": (np.add, operator.add),
+    "add_any": (np.add, operator.add),
+    "sub": (np.subtract, operator.sub),
+}
+_CHOICES: Mapping[str, Callable[..., Any]] = {
     "max": np.maximum,
     "min": np.minimum,
     "and": np.bitwise_and,
@@ -60,7 +67,7 @@ class KnownPadding:
         exact = np.asarray(constant)
         with np.errstate(all="ignore"):
             kept = exact.astype(value.dtype)
-        if np.isfinite(exact).all() and (kept == exact).all():
+        if np.isfinite(exact).all() and (kept == exact).all() and not _is_below_normal(kept):
             self._known.setdefault(id(value), (value, str(shape), kept))
 
     def knows(self, value: Any, shape: Shape) -> bool:
@@ -111,17 +118,46 @@ def _result(name: str, eqn: Any, constants: Sequence[Any]) -> Any:
                 return None
         return first
     if name in _OVER_STATIC_AXES:
-        if any(is_symbolic(shape[a]) for a in eqn.params["axes"]):
+        sizes = [shape[a] for a in eqn.params["axes"]]
+        if any(map(is_symbolic, sizes)):
             return None
-        return first if name != "reduce_sum" or _is_zero(first) else None
+        if name == "reduce_sum":
+            return first if _is_zero(first) else None
+        return first if all(sizes) else None  # over no elements it is another constant
     if name in _KEEP_ZERO:
         return first if _is_zero(first) and eqn.params.get("y", 1) > 0 else None
-    if name in _OF_CONSTANTS:
+    if name in _ARITHMETIC or name in _CHOICES:
         if any(v.aval.shape and str(v.aval.shape) != str(out) for v in eqn.invars):
             return None
-        with np.errstate(all="ignore"):
-            return _OF_CONSTANTS[name](*constants)
+        return _of_two(name, *constants)
     return None
+
+
+def _of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
+    """What an operation makes of two constants; None if that is not certain."""
+    with np.errstate(all="ignore"):
+        if name in _CHOICES:
+            of_zeros = not (a.any() or b.any())
+            signs_differ = of_zeros and a.tobytes() != b.tobytes()  # 0.0 and -0.0: either may come
+            return None if signs_differ else _CHOICES[name](a, b)
+        operation, of_fractions = _ARITHMETIC[name]
+        found = operation(a, b)
+    if not jnp.issubdtype(found.dtype, jnp.inexact):
+        return found  # integers wrap around everywhere
+    if jnp.issubdtype(found.dtype, jnp.complexfloating):
+        return found if not (a.any() or b.any()) else None
+    if _is_below_normal(a) or _is_below_normal(b) or not np.isfinite(found):
+        return None
+    exact = of_fractions(*(Fraction(float(x)) for x in (a, b)))
+    return found if Fraction(float(found)) == exact else None
+
+
+def _is_below_normal(constant: np.ndarray) -> bool:
+    """Whether it is so near to 0 that some take it for 0."""
+    if not jnp.issubdtype(constant.dtype, jnp.inexact):
+        return False
+    parts = np.abs([constant.real, constant.imag]).astype(np.float64)
+    return bool(((parts > 0) & (parts < float(jnp.finfo(constant.dtype).smallest_normal))).any())
 
 
 def _is_zero(constant: Any) -> bool:

@@ -29,6 +29,7 @@ from bucketjit._trace import Program
 from bucketjit._workers import Workers
 
 _GHOSTS, _MOST_PATIENT = 256, 128
+_TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
 _ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
@@ -127,6 +128,7 @@ class Supply:
         self._forbidden = 0
         self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
         self._beyond_budget: set[Hashable] = set()  # what is not in files either
+        self._stand_ins: OrderedDict[Hashable, Mapping[str, int]] = OrderedDict()
         self._lock = threading.Lock()
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
@@ -212,6 +214,8 @@ class Supply:
                 source = "compile"
             if first_run and order.program is not None:
                 run_first(entry, order.program)
+            with self._lock:
+                self._stand_ins.pop(order.key, None)
             return entry
 
         while True:
@@ -270,6 +274,7 @@ class Supply:
         with self._lock:
             self._ghosts.clear()
             self._beyond_budget.clear()
+            self._stand_ins.clear()
             self._spent = _Spent()
         if self.workers is not None:
             self.workers.drop()
@@ -338,6 +343,14 @@ class Supply:
         return entry
 
     def _tell_stand_in(self, order: Order, entry: Executable) -> None:
+        """Tell what serves a bucket in its place, once for as long as it does."""
+        with self._lock:
+            is_known = self._stand_ins.get(order.key) == entry.sizes
+            self._stand_ins[order.key] = entry.sizes
+            if len(self._stand_ins) > _TOLD:
+                self._stand_ins.popitem(last=False)
+        if is_known:
+            return
         detail = f"served by {shown(entry.sizes)}"
         self._tell(Event("stand-in", self._name, order.sizes, detail=detail))
 

@@ -74,15 +74,15 @@ class _Climbing:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._scrapes: dict[str, tuple[int, int]] = {}  # how many, and calls at the last
+        self._scrapes: dict[str, tuple[int, float]] = {}  # how many; when the counters started
         self._known: dict[tuple[str, ...], tuple[int, int, int]] = {}  # scrape, hits, added
 
-    def begin(self, function: str, calls: int) -> None:
+    def begin(self, function: str, since: float) -> None:
         """Begin a scrape; where the counters have started again, so do those of labels."""
         with self._lock:
-            count, before = self._scrapes.get(function, (0, 0))
-            self._scrapes[function] = count + 1, calls
-            if calls < before:
+            count, before = self._scrapes.get(function, (0, since))
+            self._scrapes[function] = count + 1, since
+            if since != before:
                 self._known = {k: v for k, v in self._known.items() if k[0] != function}
 
     def __call__(self, label: tuple[str, ...], hits: int) -> int:
@@ -255,7 +255,7 @@ def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
     flops = family("bucket_flops", "Floating point operations of a call.", *labels)
     used = family("bucket_last_used_timestamp_seconds", "When it last served a call.", *labels)
     for function, stats in every.items():
-        climbing.begin(function, stats.calls)
+        climbing.begin(function, stats.since)
         for (bucket, exact), twins in _by_label(stats).items():
             label = [function, bucket, exact]
             hits.add_metric(label, climbing(tuple(label), sum(b.hits for b in twins)))

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec
-from bucketjit._known import KnownPadding
+from bucketjit._known import KnownPadding, _of_two
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 
@@ -111,3 +111,70 @@ def test_of_what_a_rule_of_ones_own_does_nothing_is_known() -> None:
     executor = BucketedExec(fn).with_pow2().with_rules({lax.mul_p: mul})
     for n in (3, 4, 5):
         assert_like_jit(executor, fn, ramp(n, 2) + 1)
+
+
+_F = np.float32
+ROUNDED: dict[str, Callable[[Any], Any]] = {
+    # XLA computes a * b + c in one step on CPU: the padding is not the 0 that two roundings give.
+    "sign": lambda x: jnp.sign((x + _F(0.1)) * _F(10) - _F(1)).sum(),
+    "bins": lambda x: jnp.floor((x + _F(0.7)) * _F(10) - _F(7)).sum(),
+    "ceil": lambda x: jnp.ceil((x + _F(0.1)) * _F(10) - _F(1)).mean(),
+    "product": lambda x: jnp.prod(jnp.ceil((x + _F(0.1)) * _F(10) - _F(1)) + 1),
+    "root": lambda x: jnp.cbrt(jnp.maximum((-x + _F(0.1)) * _F(10) - _F(1), 0)).sum(),
+    # It takes numbers below the normal ones for 0.
+    "below normal": lambda x: jnp.sign((x + _F(2**-140)) * _F(2**120) - _F(2**-20)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_needs_rounding_is_not_known(name: str) -> None:
+    executor = BucketedExec(ROUNDED[name]).with_pow2()
+    for n in (5, 7, 8, 3):
+        assert_like_jit(executor, ROUNDED[name], np.arange(1, n + 1, dtype=np.float32))
+    assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jnp.all(x, axis=1).sum(),
+        lambda x: jnp.any(x + 1, axis=1).sum(),
+        lambda x: jnp.max(x, axis=1, initial=-5.0).sum(),
+        lambda x: jnp.min(x, axis=1, initial=5.0).sum(),
+        lambda x: lax.reduce_max(x.astype(jnp.int32), (1,)).sum(),
+        lambda x: jnp.sum(x, axis=1).sum(),
+    ],
+)
+def test_over_no_elements_a_reduction_is_its_own_constant(fn: Callable[[Any], Any]) -> None:
+    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    for n in (5, 8, 3):
+        assert_like_jit(executor, fn, np.zeros((n, 0), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b", "result"),
+    [
+        ("mul", _F(3), _F(0.5), _F(1.5)),
+        ("mul", _F(0.1), _F(10), None),
+        ("mul", _F(1e-30), _F(1e-30), None),
+        ("mul", _F(1e30), _F(1e30), None),
+        ("mul", _F(2**-140), _F(2**30), None),
+        ("mul", np.int8(100), np.int8(3), np.int8(44)),
+        ("add", _F(0.1), _F(0), _F(0.1)),
+        ("add", _F(1e8), _F(1), None),
+        ("sub", _F(1), _F(1), _F(0)),
+        ("sub", np.complex64(1 + 1j), np.complex64(1 + 1j), None),
+        ("add", np.complex64(0), np.complex64(0), np.complex64(0)),
+        ("max", _F(0), _F(-0.0), None),
+        ("max", _F(0), _F(3), _F(3)),
+        ("add", jnp.bfloat16(1), jnp.bfloat16(1), jnp.bfloat16(2)),
+        ("add", jnp.bfloat16(256), jnp.bfloat16(1), None),
+    ],
+)
+def test_only_exact_results_are_followed(name: str, a: Any, b: Any, result: Any) -> None:
+    with np.errstate(all="raise"):
+        found = _of_two(name, np.asarray(a), np.asarray(b))
+    if result is None:
+        assert found is None
+    else:
+        assert found.dtype == result.dtype and found == result

@@ -118,6 +118,26 @@ def test_hits_of_a_bucket_do_not_fall(registry: Any) -> None:
     assert served(ints) == 1
 
 
+@pytest.mark.parametrize("again", [BucketedExec.reset_stats, BucketedExec.cache_clear])
+def test_hits_begin_again_with_all_others(registry: Any, again: Any) -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    metrics.prometheus(executor, name="f", registry=registry)
+
+    def hits(bucket: str) -> float | None:
+        labels = {"function": "f", "bucket": bucket, "exact": "false"}
+        return registry.get_sample_value("bucketjit_bucket_hits_total", labels)
+
+    for _ in range(5):
+        executor(np.ones(4, np.float32))
+    assert hits("batch=4") == 4
+    again(executor)
+    for n in (8,) * 6 + (4, 4):  # more calls than before
+        executor(np.ones(n, np.float32))
+    told = {f"batch={b.sizes['batch']}": b.hits for b in executor.stats().buckets}
+    assert told.keys() == {"batch=4", "batch=8"}
+    assert {bucket: hits(bucket) for bucket in told} == told
+
+
 def test_unregistering(registry: Any) -> None:
     executor = BucketedExec(total).with_pow2()
     registration = metrics.prometheus(executor, registry=registry)

@@ -14,6 +14,7 @@ import threading
 import time
 import unittest.mock
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -373,6 +374,17 @@ def test_a_time_budget_ends_the_look_up_of_sizes_too(monkeypatch: pytest.MonkeyP
     before = len(traces)
     assert len(executor.warmup(ramp(2, 2), **ask).present) == 3
     assert len(traces) <= before + 1  # at the size of the example: what runs exact is known
+
+
+def test_a_stand_in_is_told_of_once_for_as_long_as_it_serves() -> None:
+    told: list[Event] = []
+    executor = BucketedExec(jnp.cos).with_pow2().with_cache(2).with_on_event(told.append)
+    for n in (3, 9, 40) * 200:
+        executor(ramp(n))
+    kinds = Counter(event.kind for event in told)
+    assert kinds["stand-in"] > 0
+    # One for each time that a bucket had to go, or that what stands in for it had to.
+    assert kinds["stand-in"] <= 2 * kinds["evict"] < 60
 
 
 def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,26 @@ def joint_costs_of(
     )
 
 
+def check_total(costs: Floats, counts: Floats) -> None:
+    """Refuse costs whose sums no float can hold: none would be larger than another.
+
+    Raises:
+        ValueError: All sizes at the largest cost would be too much.
+
+    Examples:
+        >>> check_total(np.array([1e308]), np.array([3.0]))
+        Traceback (most recent call last):
+            ...
+        ValueError: the costs of all sizes must have a sum that a float can hold; count in ...
+    """
+    with np.errstate(over="ignore"):
+        total = float(np.max(costs, initial=0.0)) * float(np.sum(counts))
+    if not math.isfinite(total):
+        raise ValueError(
+            "the costs of all sizes must have a sum that a float can hold; count in a larger unit"
+        )
+
+
 def check_callable(cost: object) -> None:
     """Refuse a cost that is no function.
 

@@ -18,6 +18,7 @@ from bucketjit._planning.partition import cheapest_groups
 from bucketjit._planning.table import Table
 
 _STARTS = 4  # grids that are improved boundary by boundary
+_MOST_SHAPES = 150  # of grids to start from, but for the numbers of boundaries of the last variable
 
 _Numbers = TypeVar("_Numbers", Floats, Ints)
 Grid = tuple[tuple[int, ...], ...]
@@ -60,10 +61,14 @@ class _Grids:
         return int(np.count_nonzero(_cells(self._points, grid)))
 
     def starts(self) -> set[Grid]:
-        """Grids of many shapes, from those with ``k`` combinations on while enough stay empty."""
+        """Grids of many shapes, from those with ``k`` combinations on while enough stay empty.
+
+        Of more than three variables there are too many shapes to try all of them.
+        """
         *some, last = self._shape
         found: set[Grid] = {tuple((n - 1,) for n in self._shape)}
-        for numbers in itertools.product(*(range(1, min(self._k, n) + 1) for n in some)):
+        tops = [min(self._k, n) for n in some]
+        for numbers in itertools.product(*_numbers(tops)):
             fewest = max(1, min(self._k // math.prod(numbers), last))
             for number in range(fewest, min(self._k, last) + 1):
                 grids = [g for g in self._fitted((*numbers, number)) if self.count(g) <= self._k]
@@ -149,6 +154,19 @@ class _Grids:
         split = np.count_nonzero(lower & upper, axis=1)
         change[self.count(grid) + split > self._k] = np.inf
         return _replaced(grid, axis, tuple(sorted({*grid[axis], int(np.argmin(change))})))
+
+
+def _numbers(tops: Sequence[int]) -> list[list[int]]:
+    """Numbers of boundaries to try for each variable: all, or some in a geometric sequence."""
+    every = [list(range(1, top + 1)) for top in tops]
+    for count in range(max(tops, default=1), 0, -1):
+        tried = [
+            own if count >= len(own) else sorted({round(n) for n in np.geomspace(1, top, count)})
+            for own, top in zip(every, tops, strict=True)
+        ]
+        if math.prod(map(len, tried)) <= _MOST_SHAPES:
+            break
+    return tried
 
 
 def _cells(below: _Numbers, grid: Grid) -> _Numbers:

@@ -173,7 +173,14 @@ def _integers(name: str, values: Any) -> Ints:
     """An array of sizes, checked."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be an iterable of ints, not {values!r}")
-    array = values if isinstance(values, np.ndarray) else np.array(values := list(values))
+    if not isinstance(values, np.ndarray):
+        values = list(values)
+        if any(isinstance(n, bool | np.bool_) for n in values):
+            raise TypeError(f"{name} must be a flat iterable of ints, not of bool")
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different length
+        raise TypeError(f"{name} must be a flat iterable of ints, not a nested one") from None
     if not array.size:
         return np.zeros(0, np.int64)
     if array.ndim == 1 and array.dtype.kind not in "ib":  # NumPy has another type for such ints

@@ -87,7 +87,11 @@ def rendered(table: Table) -> Iterator[RenderableType]:
 
     grid = RichTable(box=box.SIMPLE, pad_edge=False)
     for column in table.columns:
-        grid.add_column(Text(column), justify="right" if column in table.numeric else "left")
+        grid.add_column(
+            Text(column),
+            justify="right" if column in table.numeric else "left",
+            overflow="fold",  # however narrow, nothing is lost
+        )
     for row in table.rows:
         grid.add_row(*map(Text, row))
     yield Text(table.title, style="bold")

@@ -58,7 +58,8 @@ def _words(name: str) -> str:
 
 
 def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if not all(isinstance(v, Mapping) and v for v in values.values()):
+    are_counts = all(isinstance(v, Mapping) and v for v in values.values())
+    if name != "size_counts" or not are_counts:
         return [(str(key), shown(name, value)) for key, value in values.items()]
     pairs = []
     for key, counts in values.items():  # sizes, which are too many to be listed

@@ -84,6 +84,17 @@ def test_as_json(stats, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == stats
 
 
+def test_a_field_of_another_version(stats, tmp_path, capsys):
+    code, out, _ = report({**stats, "regions": {"a": {"seconds": 1.5}}}, tmp_path, capsys)
+    assert code == 0 and "Regions" in out and '{"seconds": 1.5}' in out
+
+
+@pytest.mark.parametrize("columns", [60, 30])
+def test_a_narrow_terminal_loses_nothing(columns, stats, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert "…" not in report(stats, tmp_path, capsys)[1]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

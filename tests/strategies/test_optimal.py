@@ -145,6 +145,7 @@ class TestBeyond:
         ({"cost": lambda n: b"3"}, TypeError, "cost must return a number for size 3, not b'3'"),
         ({"cost": lambda n: n > 5}, TypeError, "cost must return a number for size 3, not False"),
         ({"cost": lambda n: -n}, ValueError, "cost must be finite and not negative, not -3.0"),
+        ({"cost": lambda n: 1e308}, ValueError, "must have a sum that a float can hold"),
         ({"beyond": Pow2}, StrategyContractError, "beyond must be an object with a method bucket"),
         ({"beyond": Pow2, "multiple_of": 8}, StrategyContractError, "^beyond must be an object"),
     ],
