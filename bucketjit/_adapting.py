@@ -27,31 +27,32 @@ _EVERY = 64  # calls between two looks for a better plan
 _MOST_KINDS, _MOST_SIZES = 256, 4096
 _SHARE = 0.05  # of the calls, below which a kind of them is not compiled for ahead
 
-Others = tuple[tuple[str, int], ...]  # padded sizes of the other variables
+Others = tuple[tuple[str, int], ...]  # padded sizes of the variables that a strategy has not
 
 
 @dataclass
 class _Kind:
-    """Calls that share an executable wherever they share a bucket of one variable.
+    """Calls of one program.
 
     Attributes:
         signed, call: The latest of them that was new.
         config: The configuration of JAX in force then.
-        sizes: Sizes of the variable.
+        sizes: Their sizes, in the order of those of ``call``.
     """
 
     signed: Signed
     call: Call
     config: _jax.ThreadConfig
-    sizes: set[int]
+    sizes: dict[tuple[int, ...], None]
 
 
 class Adapting:
     """Keeps the adaptive strategies of an engine informed.
 
     Calls go by the present plan until the buckets of the next one are compiled, in a thread of its
-    own; then the plans are swapped. They are compiled for each kind of call that has a share in
-    what was called: of any types, in the buckets of other variables, of derivatives.
+    own; then the plans are swapped. They are compiled for all calls that have a share in what was
+    called: of any types, in the buckets of other variables, of derivatives; where several variables
+    share a strategy, in the buckets that the sizes of the calls seen have together.
 
     Args:
         engine: Serves the calls.
@@ -67,24 +68,23 @@ class Adapting:
         self._planned = frozenset[str]() if plan is None else frozenset(plan.dims)
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
-        self._kinds: dict[tuple[str, Program, Others], _Kind] = {}
+        self._kinds: dict[Program, _Kind] = {}
         self.workers = Workers(Background(1, 1))
 
-    def learn(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> None:
+    def learn(self, signed: Signed, call: Call) -> None:
         """Take note of how calls look, to compile for others like it."""
         assert call.program is not None
+        if all(self._of(variable) is None for variable in call.sizes):
+            return
+        known = self._kinds.get(call.program)
+        sizes = {} if known is None else known.sizes
+        sizes[tuple(call.sizes.values())] = None
+        if len(sizes) > _MOST_SIZES:
+            sizes.pop(next(iter(list(sizes))), None)
         like, config = without_values(signed), _jax.ThreadConfig()
-        for variable, size in call.sizes.items():
-            if self._of(variable) is None:
-                continue
-            key = variable, call.program, _others(bucket, variable)
-            kind = self._kinds.get(key)
-            sizes = set() if kind is None else kind.sizes
-            if len(sizes) < _MOST_SIZES:
-                sizes.add(size)
-            self._kinds[key] = _Kind(like, call, config, sizes)
-            if len(self._kinds) > _MOST_KINDS:
-                self._kinds.pop(next(iter(self._kinds)), None)
+        self._kinds[call.program] = _Kind(like, call, config, sizes)
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.pop(next(iter(list(self._kinds))), None)
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Count a call, and look for a better plan once in a while."""
@@ -98,46 +98,60 @@ class Adapting:
 
     def replan(self) -> None:
         """Look for better plans, compile their buckets, and go by them."""
+        for strategy in {id(found): found for found in self._strategies.values()}.values():
+            if not self._replan(strategy):
+                return
+
+    def _replan(self, strategy: Any) -> bool:
+        """Look for a better plan of one strategy; False to look for no others now."""
         engine = self._engine()
         if engine is None:
-            return
-        for variable in dict.fromkeys(variable for variable, *_ in list(self._kinds)):
-            strategy = self._of(variable)
-            assert strategy is not None
-            kinds = _kinds_in_use(engine, variable, strategy)
-            if not kinds:
-                continue
-            epoch = engine.supply.epoch
-            made = set().union(*(used.buckets for used in kinds))
-            sizes = here = {variable: kinds[0].kind.call.sizes[variable]}
-            try:
-                proposal = strategy.propose(made)
-                if proposal is None:
-                    continue
-                may_compile = _affordable(engine, proposal.plan, kinds)
-                if not may_compile and engine.orders.shelf.store() is None:
-                    continue
-                if why := _too_many(engine, strategy, proposal.plan, kinds):
-                    self._tell_failed(engine, sizes, why)
-                    continue
-                for used in kinds:
-                    kind = used.kind
-                    for bucket in _buckets_for(proposal.plan, kind.sizes):
-                        sizes = {variable: bucket}
-                        given = used.engine, kind, variable, bucket, may_compile, epoch
-                        kind.config.run(_compile, *given)
-            except (Ended, Cleared):  # so does the interpreter; the calls are forgotten
-                return
-            except CompileBudgetError:  # others have spent it, or it is not in files
-                continue
-            except Exception as error:  # nobody waits for this thread
+            return False
+        uses = _in_use(engine, strategy)
+        if not uses:
+            return True
+        epoch, sizes = engine.supply.epoch, uses[0].sizes_of_own
+        here = sizes
+        try:
+            proposal = strategy.propose({n for used in uses for own in used.made for n in own})
+            if proposal is None:
+                return True
+            may_compile = _affordable(engine, proposal.plan, uses)
+            if not may_compile and engine.orders.shelf.store() is None:
+                return True
+            if why := _too_many(engine, strategy, proposal.plan, uses):
+                self._tell_failed(engine, sizes, why)
+                return True
+            # Whoever drops the executor meanwhile need not wait until all of it is compiled.
+            todo = [
+                (weakref.ref(used.engine), used.kind, example, dict(own))
+                for used in uses
+                for own, example in used.buckets_of(proposal.plan).items()
+            ]
+            del engine, uses
+            for serves, kind, example, bucket in todo:
+                engine = serves()
+                if engine is None or self.workers.is_stopped:
+                    return False
+                sizes = bucket
+                kind.config.run(_compile, engine, kind, example, bucket, may_compile, epoch)
+                del engine
+        except (Ended, Cleared):  # so does the interpreter; the calls are forgotten
+            return False
+        except CompileBudgetError:  # others have spent it, or it is not in files
+            return True
+        except Exception as error:  # nobody waits for this thread
+            engine = self._engine()
+            if engine is not None:
                 self._tell_failed(engine, sizes, in_one_line(error))
-                return
-            if strategy.adopt(proposal):
-                for relative in list(engine.relatives):
-                    relative.forget_routes()
-                detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
-                engine.tell(Event("plan", engine.name, here, 0, detail))
+            return False
+        engine = self._engine()
+        if engine is not None and strategy.adopt(proposal):
+            for relative in list(engine.relatives):
+                relative.forget_routes()
+            detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
+            engine.tell(Event("plan", engine.name, here, 0, detail))
+        return True
 
     def _tell_failed(self, engine: Engine, sizes: Mapping[str, int], why: str) -> None:
         """Tell of an error, once: the next look for a better plan may well end in the same."""
@@ -150,96 +164,128 @@ class Adapting:
             return None
         return self._strategies.get(variable if variable in self._own else None)
 
-    def kinds_of(self, variable: str, strategy: Any) -> dict[tuple[Program, Others], _Kind]:
-        """The kinds of calls whose buckets of a variable a strategy chooses."""
-        if self._of(variable) is not strategy:
-            return {}
-        return {key[1:]: kind for key, kind in list(self._kinds.items()) if key[0] == variable}
+    def kinds_of(self, strategy: Any) -> list[tuple[Program, _Kind, list[str]]]:
+        """The programs of which a strategy chooses buckets, and of which variables."""
+        found = []
+        for program, kind in list(self._kinds.items()):
+            own = [variable for variable in kind.call.sizes if self._of(variable) is strategy]
+            if own:
+                found.append((program, kind, own))
+        return found
 
 
 class _Used(NamedTuple):
-    """A kind of calls, and what the cache holds for it.
+    """Calls of one program that differ in the buckets of a strategy's variables only.
 
     Attributes:
         engine: Serves them.
-        kind: The kind.
+        kind: Those of the program.
+        own: The variables.
+        sizes: Their sizes, of all variables, in the order of those of ``kind.call``.
         calls: How many there were, about.
-        buckets: Of the variable.
+        made: Buckets of the variables that the cache holds.
     """
 
     engine: Engine
     kind: _Kind
+    own: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
     calls: int
-    buckets: set[int]
+    made: frozenset[tuple[int, ...]]
+
+    @property
+    def sizes_of_own(self) -> dict[str, int]:
+        """Sizes of the variables in the latest call."""
+        return {variable: self.kind.call.sizes[variable] for variable in self.own}
+
+    def buckets_of(self, plan: Any) -> dict[tuple[tuple[str, int], ...], dict[str, int]]:
+        """The buckets of a plan for the sizes, each with some of the sizes that go there.
+
+        Sizes that the plan has none for are left out.
+        """
+        found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+        for sizes in self.sizes:
+            named = dict(zip(self.kind.call.sizes, sizes, strict=True))
+            with contextlib.suppress(BucketOverflowError):
+                found.setdefault(tuple((v, plan.bucket(named[v])) for v in self.own), named)
+        return found
+
+    def new_of(self, plan: Any) -> int:
+        """How many executables a plan needs that are not there."""
+        return sum(tuple(n for _, n in own) not in self.made for own in self.buckets_of(plan))
 
 
-def _kinds_in_use(engine: Engine, variable: str, strategy: Any) -> list[_Used]:
-    """Kinds of calls with a share in all of them, derivatives included; the largest first."""
-    uses = _uses(engine, variable)
-    least = _SHARE * sum(calls for calls, _ in uses.values())
-    found = [
-        _Used(relative, kind, *uses[key])
-        for relative in list(engine.relatives)
-        if isinstance(relative.watcher, Adapting)
-        for key, kind in relative.watcher.kinds_of(variable, strategy).items()
-        if key in uses and uses[key][0] >= least
-    ]
+def _in_use(engine: Engine, strategy: Any) -> list[_Used]:
+    """What has a share in all calls, derivatives included; the largest first."""
+    found = []
+    counts = _counts(engine)
+    for relative in list(engine.relatives):
+        if not isinstance(relative.watcher, Adapting):
+            continue
+        for program, kind, own in relative.watcher.kinds_of(strategy):
+            groups: dict[Others, list[tuple[int, ...]]] = {}
+            for sizes in list(kind.sizes):
+                named = dict(zip(kind.call.sizes, sizes, strict=True))
+                with contextlib.suppress(BucketOverflowError), relative.lock:
+                    chosen = relative.chosen(program, named)
+                    groups.setdefault(_others(chosen, kind, own), []).append(sizes)
+            for others, members in groups.items():
+                there = [e for e in counts.get(program, ()) if _others(e[0], kind, own) == others]
+                if there:
+                    made = frozenset(tuple(bucket[v] for v in own) for bucket, _ in there)
+                    calls = sum(count for _, count in there)
+                    used = _Used(relative, kind, tuple(own), tuple(members), calls, made)
+                    found.append(used)
+    least = _SHARE * sum(used.calls for used in found)
+    found = [used for used in found if used.calls >= least]
     return sorted(found, key=lambda used: -used.calls)
 
 
-def _others(bucket: Mapping[str, int], variable: str) -> Others:
-    return tuple((v, n) for v, n in bucket.items() if v != variable)
+def _others(bucket: Mapping[str, int], kind: _Kind, own: Collection[str]) -> Others:
+    return tuple((v, bucket[v]) for v in kind.call.sizes if v not in own)
 
 
-def _uses(engine: Engine, variable: str) -> dict[tuple[Program, Others], tuple[int, set[int]]]:
-    """How often executables of each kind were called, and their buckets of a variable."""
-    found: dict[tuple[Program, Others], tuple[int, set[int]]] = {}
+def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]]:
+    """How often the executables of each program were called, with their buckets."""
+    found: dict[Program, list[tuple[Mapping[str, int], int]]] = {}
     for (program, *_), slot in engine.cache.slots():
         entry = slot.entry
-        if entry is None or entry.exact or variable not in entry.sizes:
-            continue
-        key = program, _others(entry.sizes, variable)
-        count, buckets = found.get(key, (0, set()))
-        found[key] = count + 1 + slot.uses.read(), {*buckets, entry.sizes[variable]}
+        if entry is not None and not entry.exact:
+            found.setdefault(program, []).append((entry.sizes, 1 + slot.uses.read()))
     return found
 
 
-def _affordable(engine: Engine, plan: Any, kinds: Sequence[_Used]) -> bool:
+def _affordable(engine: Engine, plan: Any, uses: Sequence[_Used]) -> bool:
     """Whether all that is new of a plan may be compiled."""
-    new = sum(len({*_buckets_for(plan, used.kind.sizes)} - used.buckets) for used in kinds)
+    new = sum(used.new_of(plan) for used in uses)
     return not new or engine.supply.affordable(new)
 
 
-def _too_many(engine: Engine, strategy: Any, plan: Any, kinds: Sequence[_Used]) -> str:
+def _too_many(engine: Engine, strategy: Any, plan: Any, uses: Sequence[_Used]) -> str:
     """Why the cache is too small for a plan, where it has more buckets than the one in use."""
     bound = engine.config.maxsize
-    needed, now = (
-        sum(len(_buckets_for(p, used.kind.sizes)) for used in kinds) for p in (plan, strategy)
-    )
+    needed, now = (sum(len(used.buckets_of(p)) for used in uses) for p in (plan, strategy))
     if bound is None or needed <= max(bound, now):
         return ""
     return f"another one needs {needed} executables, and the cache holds {bound}"
 
 
-def _buckets_for(plan: Any, sizes: Collection[int]) -> list[int]:
-    """The buckets of a plan for some sizes, without those that it has none for."""
-    found = set()
-    for size in list(sizes):
-        with contextlib.suppress(BucketOverflowError):
-            found.add(plan.bucket(size))
-    return sorted(found)
-
-
 def _compile(
-    engine: Engine, kind: _Kind, variable: str, bucket: int, may_compile: bool, epoch: object
+    engine: Engine,
+    kind: _Kind,
+    sizes: Mapping[str, int],
+    bucket: Mapping[str, int],
+    may_compile: bool,
+    epoch: object,
 ) -> None:
+    """Compile what a plan has for some sizes, of which it pads some variables to a bucket."""
     signed, call = kind.signed, kind.call
-    at = at_sizes(signed, call.tokens, {**call.sizes, variable: bucket})
+    at = at_sizes(signed, call.tokens, {**sizes, **bucket})
     wanted = engine.resolve(at)
     if wanted.program is None or wanted.program in engine.refused:
         return
     with engine.lock:
-        chosen = {**engine.bucket_of(wanted.program, wanted), variable: bucket}
+        chosen = {**engine.bucket_of(wanted.program, wanted), **bucket}
     if wanted.program.fits(chosen):
         order = engine.orders.masked(at, wanted, chosen)
         engine.supply.prepare(

@@ -59,8 +59,8 @@ _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logic
 class Watcher(Protocol):
     """Who is told of each call; see `bucketjit._adapting`."""
 
-    def learn(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> None:
-        """Take note of how calls look, and of the bucket that they want."""
+    def learn(self, signed: Signed, call: Call) -> None:
+        """Take note of how calls look."""
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Take note of a call."""
@@ -227,7 +227,7 @@ class Engine:
         line.reason = None if beyond is None else beyond.reason
         self.counters.call(line, compiled)
         if self.watcher is not None:
-            self.watcher.learn(signed, call, bucket)
+            self.watcher.learn(signed, call)
             self.watcher.note(call.sizes)
         if given is not None and not stands_in:
             self._remember_masked(signed, given, call, key, sizes, finish, line)
@@ -263,7 +263,7 @@ class Engine:
         sizes, line = sizes_argument(call, entry.leak_shapes), _line(entry, call, signed)
         way = self._remember_masked(signed, given, call, key, sizes, finish, line)
         if way is not None and self.watcher is not None:
-            self.watcher.learn(signed, call, bucket)
+            self.watcher.learn(signed, call)
         return way
 
     def refuse(self, order: Order, refusal: MaskingError) -> None:
@@ -288,7 +288,7 @@ class Engine:
 
     def bucket_of(self, program: Program, call: Call) -> dict[str, int]:
         """Padded size of each variable, those of the program's own included."""
-        bucket = self._bucket(program, call.sizes)
+        bucket = self.chosen(program, call.sizes)
         if not program.found:
             return bucket
         # Nothing bounds these over the bucket, so room is made for the largest seen in it.
@@ -299,7 +299,7 @@ class Engine:
             largest[name] = known if size <= known else max(size, 2 * known)
         return {**bucket, **largest}
 
-    def _bucket(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    def chosen(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
         """Padded size of each variable: the strategies' choice, or what the guards allow of it."""
         bucket = padded_sizes(self.config, sizes)
         if program.fits(bucket):

@@ -11,6 +11,7 @@ import functools
 import threading
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -376,26 +377,30 @@ class Supply:
             elif order.key in self._beyond_budget:
                 return
 
-        epoch = self.epoch
+        epoch, alive = self.epoch, weakref.ref(self)
 
         def work() -> None:
-            try:
-                self.prepare(
-                    order, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch
-                )
-            except Cleared:
-                pass
-            except CompileBudgetError as error:  # no failure: what stands in goes on
-                self._tell_refusal(order, str(error))
-                with self._lock:
-                    self._beyond_budget.add(order.key)
-            except Ended:  # at exit
-                raise
-            except BaseException as error:
-                self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
-                raise
+            supply = alive()
+            if supply is not None:  # else nobody asks for it any more
+                supply._prepare_later(order, epoch)
 
         self.workers.submit(order.key, work)
+
+    def _prepare_later(self, order: Order, epoch: object) -> None:
+        """See `_compile_later`."""
+        try:
+            self.prepare(order, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch)
+        except Cleared:
+            pass
+        except CompileBudgetError as error:  # no failure: what stands in goes on
+            self._tell_refusal(order, str(error))
+            with self._lock:
+                self._beyond_budget.add(order.key)
+        except Ended:  # at exit
+            raise
+        except BaseException as error:
+            self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
+            raise
 
     # --- the budget ---
 

@@ -110,6 +110,11 @@ class Workers:
             state.pending.add(key)
             return True
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing is to be begun any more: the interpreter ends, or the executor has."""
+        return self._state.is_stopped
+
     def failed(self, key: Hashable) -> bool:
         """Whether it has failed before; whoever wants it then does it, and gets the error."""
         state = self._state

@@ -806,6 +806,30 @@ def test_the_interpreter_ends_with_compiles_waiting() -> None:
     assert time.monotonic() - began < 60
 
 
+_ADAPTS_AT_EXIT = """
+import threading
+import jax.numpy as jnp, numpy as np
+from bucketjit import BucketedExec, strategies
+ended, begun = threading.Event(), threading.Event()
+def tell(event):
+    if threading.current_thread() is not threading.main_thread():
+        begun.set()
+        ended.wait()  # until the interpreter ends
+        print(event.kind, flush=True)
+plan = strategies.Adaptive(strategies.Pow2(min=64), k=8, patience=64, compile_cost=0.01)
+executor = BucketedExec(jnp.exp).with_strategy(plan).with_on_event(tell)
+for n in range(1, 65):
+    executor(np.ones(n, np.float32))
+begun.wait()
+threading.Timer(0.5, ended.set).start()
+"""
+
+
+def test_the_interpreter_ends_with_a_plan_half_compiled() -> None:
+    done = run(_ADAPTS_AT_EXIT)
+    assert (done.returncode, done.stdout) == (0, "compile\n"), done.stderr
+
+
 _WAITS_AT_EXIT = """
 import atexit
 import numpy as np
@@ -901,6 +925,41 @@ def test_threads_end_with_the_executor(live_executables: Callable[[], int]) -> N
     while any(thread.is_alive() for thread in threads):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("adapts", [False, True])
+def test_for_an_executor_that_is_gone_nothing_is_begun(
+    adapts: bool, live_executables: Callable[[], int]
+) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    built = []
+
+    def exp(ctx: Any, x: Any) -> Any:
+        built.append(x.shape)
+        if threading.current_thread() is not threading.main_thread():
+            begun.release()
+            assert go_on.wait(60)
+        return ctx.bind(x)
+
+    executor = BucketedExec(jnp.exp).with_rules({jax.lax.exp_p: exp})
+    if adapts:
+        plan = strategies.Adaptive(strategies.Pow2(min=64), k=8, patience=64, compile_cost=0.01)
+        executor = executor.with_strategy(plan)
+        for n in range(1, 65):
+            executor(ramp(n))
+    else:
+        executor = executor.with_linear(4).with_background_compile(process=False)
+        for n in (64, 4, 8, 12, 16, 20):
+            executor(ramp(n))
+    assert begun.acquire(timeout=60)
+    threads = [t for t in threading.enumerate() if t.name == "bucketjit-compile"]
+    before = len(built)
+    del executor
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(built) == before and live_executables() == 0
 
 
 # --- a budget ----------------------------------------------------------------------------------
@@ -1282,12 +1341,6 @@ def test_joint_plans_are_held_to_the_contract() -> None:
         BucketedExec(jnp.exp).with_plan(Small)
 
 
-@pytest.mark.parametrize("name", [None, "default_matmul_precision"])
-def test_an_adaptive_strategy_follows_the_sizes(name: str | None) -> None:
-    with CONTEXTS[name]() if name else contextlib.nullcontext():
-        adapts_to_three_sizes()
-
-
 def adapts_to_three_sizes() -> None:
     strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
     executor = BucketedExec(jnp.cumsum).with_strategy(strategy)
@@ -1305,6 +1358,41 @@ def adapts_to_three_sizes() -> None:
     hits = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
     assert all(hits[n] >= 1 for n in sizes) and executor.stats().misses == before.misses
     assert executor.stats().calls == 303
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_plans_of_two_variables_are_compiled_before_they_are_gone_by(shared: bool) -> None:
+    def of_both(x: Any) -> Any:
+        return jax.nn.softmax(x.sum(0), -1), (x * x).sum()
+
+    def adaptive() -> Any:
+        return strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
+
+    executor = BucketedExec(of_both, dynamic_axes="b, s")
+    executor = executor.with_strategy(adaptive(), "b") if not shared else executor
+    executor = executor.with_strategy(adaptive(), *(() if shared else ("s",)))
+    here, told = threading.current_thread(), []
+    executor = executor.with_on_event(
+        lambda event: told.append((event.kind, threading.current_thread() is here))
+    )
+    calls = [(b, s) for b in (3, 5, 6) for s in (17, 18, 33, 34)]
+    rounds = 0
+    while sum(kind == "plan" for kind, _ in told) < (1 if shared else 2):
+        rounds += 1
+        assert rounds < 200
+        for b, s in calls:
+            assert_same(executor(ramp(b, s)), jax.jit(of_both)(ramp(b, s)), rtol=1e-5)
+        assert executor.wait_for_compiles(60)
+    for b, s in calls:
+        executor(ramp(b, s))
+    first = told.index(("plan", False))
+    assert told.count(("compile", True)) == told[:first].count(("compile", True)) == 4
+
+
+@pytest.mark.parametrize("name", [None, "default_matmul_precision"])
+def test_an_adaptive_strategy_follows_the_sizes(name: str | None) -> None:
+    with CONTEXTS[name]() if name else contextlib.nullcontext():
+        adapts_to_three_sizes()
 
 
 def test_a_plan_is_compiled_for_every_kind_of_call() -> None:

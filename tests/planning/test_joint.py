@@ -84,7 +84,7 @@ def test_of_four_variables_some_numbers_of_boundaries_are_tried(monkeypatch):
         assert brute.grid_cost(candidates, cheapest_grid(candidates, 6)) <= 1.2 * best
     assert grid._numbers([8, 2, 1]) == [[1], [1], [1]]
     monkeypatch.setattr(grid, "_MOST_SHAPES", 8)
-    assert grid._numbers([8, 2, 1]) == [[1, 3, 8], [1, 2], [1]]
+    assert grid._numbers([8, 2, 1]) == [[1, 2, 4, 8], [1, 2], [1]]
 
 
 def test_many_sizes_become_few_candidates(monkeypatch):
