@@ -425,7 +425,8 @@ class Builders:
         Where no compiled bucket is large enough, the call waits for its own. A compile that fails
         in the background is logged; the next call that needs it compiles in the foreground and
         gets the error. In a fork of a process that has run JAX, where XLA can compile nothing,
-        what is compiled goes on serving.
+        what is compiled goes on serving, but for what needs threads of XLA, which a fork lacks:
+        that hangs, as under ``jax.jit``.
 
         XLA compiles for CPU with all cores, beside which calls take several times as long. So on
         Linux, in processes that have no other device, another process compiles. It takes only the
@@ -575,7 +576,7 @@ class Builders:
             pass  # made when the first executable is written
         except Distrusted as error:
             raise SpecError(f"with_persistence: {error}") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise SpecError(f"with_persistence: {error}") from None
         return self._with(persistence=Persistent(str(path), max_bytes))
 

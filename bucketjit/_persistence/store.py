@@ -132,8 +132,9 @@ class Store:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
             self._write(path, files.pack(header, raw))
-            if self._max_bytes is not None:
-                files.bound(self.directory, self._max_bytes)
+            if self._max_bytes is not None and path in files.bound(self.directory, self._max_bytes):
+                why = f"its file has more than the {self._max_bytes} bytes that files may have"
+                self.refuse(wanted.name, wanted.sizes, why)
         except Distrusted as error:
             self._warn(wanted, "distrusted", str(error), _NOT_KEPT)
         except OSError as error:

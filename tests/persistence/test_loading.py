@@ -737,6 +737,7 @@ def test_options_are_checked(tmp_path):
         (tmp_path / "file", "is not a directory"),
         (3, "directory must be a path"),
         ("", "directory must be a path"),
+        ("a\0b", "with_persistence: "),
     ):
         with pytest.raises(SpecError, match=message):
             executor.with_persistence(directory)
@@ -830,6 +831,14 @@ def test_a_nan_is_told_of_as_by_jit(kept):
                 with pytest.raises(FloatingPointError, match="encountered in log"):
                     executor(-rows(3, 2) - 1)
     assert executor.stats().loads == 1
+
+
+def test_what_is_larger_than_all_files_may_be_is_told_of(kept):
+    executor = kept().with_persistence(kept.directory, max_bytes=100)
+    executor(rows(3, 2))
+    assert kept.files() == []
+    [told] = [e.detail for e in kept.events if e.kind == "unstored"]
+    assert told == "its file has more than the 100 bytes that files may have"
 
 
 def test_an_error_of_the_function_is_its_own(kept):
