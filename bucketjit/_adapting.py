@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bucketjit import _jax
 from bucketjit._apart.pool import Ended
@@ -27,6 +28,8 @@ _EVERY = 64  # calls between two looks for a better plan
 _MOST_KINDS, _MOST_SIZES = 256, 4096
 _SHARE = 0.05  # of the calls, below which a kind of them is not compiled for ahead
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 Others = tuple[tuple[str, int], ...]  # padded sizes of the variables that a strategy has not
 
 
@@ -69,6 +72,7 @@ class Adapting:
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
         self._kinds: dict[Program, _Kind] = {}
+        self._lock = threading.Lock()
         self.workers = Workers(Background(1, 1))
 
     def learn(self, signed: Signed, call: Call) -> None:
@@ -78,13 +82,10 @@ class Adapting:
             return
         known = self._kinds.get(call.program)
         sizes = {} if known is None else known.sizes
-        sizes[tuple(call.sizes.values())] = None
-        if len(sizes) > _MOST_SIZES:
-            sizes.pop(next(iter(list(sizes))), None)
         like, config = without_values(signed), _jax.ThreadConfig()
-        self._kinds[call.program] = _Kind(like, call, config, sizes)
-        if len(self._kinds) > _MOST_KINDS:
-            self._kinds.pop(next(iter(list(self._kinds))), None)
+        with self._lock:
+            _put(sizes, tuple(call.sizes.values()), None, _MOST_SIZES)
+            _put(self._kinds, call.program, _Kind(like, call, config, sizes), _MOST_KINDS)
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Count a call, and look for a better plan once in a while."""
@@ -107,12 +108,16 @@ class Adapting:
         engine = self._engine()
         if engine is None:
             return False
-        uses = _in_use(engine, strategy)
-        if not uses:
-            return True
-        epoch, sizes = engine.supply.epoch, uses[0].sizes_of_own
-        here = sizes
+        epoch = engine.supply.epoch
+        sizes: Mapping[str, int] = {}
         try:
+            # What does not pay with all that is there does not with less; this is found out sooner.
+            if strategy.propose(_made(engine, strategy)) is None:
+                return True
+            uses = _in_use(engine, strategy)
+            if not uses:
+                return True
+            sizes = here = uses[0].sizes_of_own
             proposal = strategy.propose({n for used in uses for own in used.made for n in own})
             if proposal is None:
                 return True
@@ -215,30 +220,53 @@ class _Used(NamedTuple):
         return sum(tuple(n for _, n in own) not in self.made for own in self.buckets_of(plan))
 
 
+def _programs(engine: Engine, strategy: Any) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
+    """Of which programs a strategy chooses buckets, and which variables; derivatives included."""
+    for relative in list(engine.relatives):
+        if isinstance(relative.watcher, Adapting):
+            for program, kind, own in relative.watcher.kinds_of(strategy):
+                yield relative, program, kind, own
+
+
+def _made(engine: Engine, strategy: Any) -> set[int]:
+    """Buckets of a strategy's variables that the cache holds."""
+    counts = _counts(engine)
+    return {
+        bucket[variable]
+        for _, program, _, own in _programs(engine, strategy)
+        for bucket, _ in counts.get(program, ())
+        for variable in own
+    }
+
+
 def _in_use(engine: Engine, strategy: Any) -> list[_Used]:
     """What has a share in all calls, derivatives included; the largest first."""
     found = []
     counts = _counts(engine)
-    for relative in list(engine.relatives):
-        if not isinstance(relative.watcher, Adapting):
-            continue
-        for program, kind, own in relative.watcher.kinds_of(strategy):
-            groups: dict[Others, list[tuple[int, ...]]] = {}
-            for sizes in list(kind.sizes):
-                named = dict(zip(kind.call.sizes, sizes, strict=True))
-                with contextlib.suppress(BucketOverflowError), relative.lock:
-                    chosen = relative.chosen(program, named)
-                    groups.setdefault(_others(chosen, kind, own), []).append(sizes)
-            for others, members in groups.items():
-                there = [e for e in counts.get(program, ()) if _others(e[0], kind, own) == others]
-                if there:
-                    made = frozenset(tuple(bucket[v] for v in own) for bucket, _ in there)
-                    calls = sum(count for _, count in there)
-                    used = _Used(relative, kind, tuple(own), tuple(members), calls, made)
-                    found.append(used)
+    for relative, program, kind, own in _programs(engine, strategy):
+        groups: dict[Others, list[tuple[int, ...]]] = {}
+        for sizes in list(kind.sizes):
+            named = dict(zip(kind.call.sizes, sizes, strict=True))
+            with contextlib.suppress(BucketOverflowError), relative.lock:
+                chosen = relative.chosen(program, named)
+                groups.setdefault(_others(chosen, kind, own), []).append(sizes)
+        for others, members in groups.items():
+            there = [e for e in counts.get(program, ()) if _others(e[0], kind, own) == others]
+            if there:
+                made = frozenset(tuple(bucket[v] for v in own) for bucket, _ in there)
+                calls = sum(count for _, count in there)
+                found.append(_Used(relative, kind, tuple(own), tuple(members), calls, made))
     least = _SHARE * sum(used.calls for used in found)
     found = [used for used in found if used.calls >= least]
     return sorted(found, key=lambda used: -used.calls)
+
+
+def _put(into: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
+    """Put something last; what was put longest ago goes beyond so many."""
+    into.pop(key, None)
+    into[key] = value
+    if len(into) > most:
+        del into[next(iter(into))]
 
 
 def _others(bucket: Mapping[str, int], kind: _Kind, own: Collection[str]) -> Others:

@@ -102,7 +102,8 @@ class Bucketed:
         """A derivative, made if it is not yet."""
         found = self
         for name, key in path:
-            assert name in STEPS
+            if name not in STEPS:
+                raise ValueError(f"{name} is no derivative")
             found = getattr(found, name)(*key)
         return found
 

@@ -57,6 +57,7 @@ class Derivatives:
     def clear(self) -> None:
         """Forget them."""
         self._functions.clear()
+        self._engines.clear()
 
     def known(self) -> Iterator[Derived]:
         """Those that have been asked for and have an executor of their own."""

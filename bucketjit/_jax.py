@@ -1540,9 +1540,13 @@ def compile_here(lowered: Any) -> Any:
     """
     arguments = lowered._lowering.compile_args
     client = arguments.get("backend")
-    if compilation_cache() is not None and _is_cpu_of_one_host(client):
-        arguments["backend"] = _Remembering(client)
-    return lowered.compile()
+    if compilation_cache() is None or not _is_cpu_of_one_host(client):
+        return lowered.compile()
+    arguments["backend"] = _Remembering(client)
+    try:
+        return lowered.compile()
+    finally:
+        arguments["backend"] = client
 
 
 def _is_cpu_of_one_host(client: Any) -> bool:

@@ -5,15 +5,18 @@ padding that would have to be masked. The interpreter follows such constants fro
 equation in its one pass over a program; masking rules know nothing of it, they ask for a fill and
 get the value as it is. Only what is certain is followed: operations on constants whose results need
 no rounding. Where they do, XLA may get others than NumPy: it computes ``a * b + c`` in one step on
-CPU, folds constants, and takes numbers below the normal ones for zeros.
+CPU, and takes numbers below the normal ones for zeros. It also makes ``x * (a * b)`` of ``x * a *
+b``, so the constant factors of a value are followed with it: in whatever order they are multiplied,
+that must need no rounding either.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +35,11 @@ _KEEP_ZERO = (
     *("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "expm1", "log1p", "erf"),
     "integer_pow",
 )
+_LARGEST_POWER = 2048  # beyond which no float holds that of another number than 1
+_MANY = 2**64  # an odd part with more digits than any float has
+_POWERS = ("square", "integer_pow")
+_PRODUCTS = ("mul", *_POWERS)
+_KEEP_COMPLEX_ZERO = ("abs", "square", "integer_pow")
 # With what they do to fractions, where that may need rounding.
 _ARITHMETIC: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mul": (np.multiply, operator.mul),
@@ -47,6 +55,48 @@ _CHOICES: Mapping[str, Callable[..., Any]] = {
 }
 
 
+class _Factors(NamedTuple):
+    """The constants that may have been multiplied to a value.
+
+    Attributes:
+        spread: The sum of their binary exponents without signs: no product of some of them is
+            larger than 2 to the power of it, or smaller than its inverse.
+        odd: The product of their odd parts: that of some of them has no more digits.
+    """
+
+    spread: int = 0
+    odd: int = 1
+
+    def times(self, other: _Factors) -> _Factors:
+        """Those of a product."""
+        return _Factors(self.spread + other.spread, min(self.odd * other.odd, _MANY))
+
+    def beside(self, other: _Factors) -> _Factors:
+        """Those of a result that may have either as its own."""
+        return _Factors(max(self.spread, other.spread), min(self.odd * other.odd, _MANY))
+
+    def are_exact(self, constant: np.ndarray) -> bool:
+        """Whether a constant is the same whichever of them are multiplied first."""
+        if not jnp.issubdtype(constant.dtype, jnp.inexact):
+            return True
+        info = jnp.finfo(constant.dtype)
+        if self.spread >= min(int(info.maxexp), -int(info.minexp)):
+            return False
+        return not constant.any() or self.odd.bit_length() <= info.nmant + 1
+
+
+def _factors(constant: np.ndarray) -> _Factors:
+    """A constant as the only factor of a value."""
+    is_real = jnp.issubdtype(constant.dtype, jnp.floating)
+    if not is_real or not constant.any() or not np.isfinite(constant):
+        return _Factors()
+    over, under = Fraction(float(constant)).as_integer_ratio()
+    over = abs(over)
+    twos = (over & -over).bit_length() - 1
+    spread = max(over.bit_length(), 1) + under.bit_length()
+    return _Factors(spread, over >> twos)
+
+
 class KnownPadding:
     """Constants by value: every position of its padding, along any axis, holds the constant.
 
@@ -56,9 +106,11 @@ class KnownPadding:
 
     def __init__(self) -> None:
         # By identity: tracers are compared by what they trace. What is looked up is kept alive.
-        self._known: dict[int, tuple[Any, str, np.ndarray]] = {}
+        self._known: dict[int, tuple[Any, str, np.ndarray, _Factors]] = {}
 
-    def note(self, value: Any, shape: Shape, constant: Any) -> None:
+    def note(
+        self, value: Any, shape: Shape, constant: Any, factors: _Factors | None = None
+    ) -> None:
         """Remember that the padding of a value of this logical shape holds a constant."""
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
             return
@@ -67,8 +119,11 @@ class KnownPadding:
         exact = np.asarray(constant)
         with np.errstate(all="ignore"):
             kept = exact.astype(value.dtype)
-        if np.isfinite(exact).all() and (kept == exact).all() and not _is_below_normal(kept):
-            self._known.setdefault(id(value), (value, str(shape), kept))
+        if not np.isfinite(exact).all() or not (kept == exact).all() or _is_below_normal(kept):
+            return
+        every = (factors or _Factors()).beside(_factors(kept))
+        if every.are_exact(kept):
+            self._known.setdefault(id(value), (value, str(shape), kept, every))
 
     def knows(self, value: Any, shape: Shape) -> bool:
         """Whether the padding of a value is known to hold some constant."""
@@ -94,8 +149,14 @@ class KnownPadding:
         if not constants or any(c is None for c in constants):
             return
         constant = _result(name, eqn, constants)
-        if constant is not None:
-            self.note(outs[0], eqn.outvars[0].aval.shape, constant)
+        if constant is None:
+            return
+        factors = [self._factors(x, c) for x, c in zip(operands, constants, strict=True)]
+        if name in _POWERS:
+            factors *= min(eqn.params.get("y", 2), _LARGEST_POWER)
+        combine = _Factors.times if name in _PRODUCTS else _Factors.beside
+        all_of_them = functools.reduce(combine, factors)
+        self.note(outs[0], eqn.outvars[0].aval.shape, constant, all_of_them)
 
     def _constant(self, var: Any, operand: Any) -> Any:
         if isinstance(operand, jax.core.Tracer):
@@ -103,6 +164,10 @@ class KnownPadding:
         if isinstance(operand, jax.Array) or np.ndim(operand):
             return None
         return np.asarray(operand, var.aval.dtype)
+
+    def _factors(self, operand: Any, constant: np.ndarray) -> _Factors:
+        known = self._known.get(id(operand))
+        return known[3] if known is not None else _factors(constant)
 
 
 def _result(name: str, eqn: Any, constants: Sequence[Any]) -> Any:
@@ -125,6 +190,8 @@ def _result(name: str, eqn: Any, constants: Sequence[Any]) -> Any:
             return first if _is_zero(first) else None
         return first if all(sizes) else None  # over no elements it is another constant
     if name in _KEEP_ZERO:
+        if jnp.issubdtype(first.dtype, jnp.complexfloating) and name not in _KEEP_COMPLEX_ZERO:
+            return None  # XLA's arc tangent of 0 is -0j
         return first if _is_zero(first) and eqn.params.get("y", 1) > 0 else None
     if name in _ARITHMETIC or name in _CHOICES:
         if any(v.aval.shape and str(v.aval.shape) != str(out) for v in eqn.invars):

@@ -31,7 +31,8 @@ from bucketjit._signing import Signed
 _FORMAT = 1
 _EXPRESSION = re.compile(r"[\w+\-*^(), ]{1,1000}")
 # Powers of powers take for ever, and all memory: JAX writes ``b^2``.
-_POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}")
+_POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}|\d{20}")
+_LONGEST_PATH = 4  # derivatives of derivatives take ever longer to trace
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -113,9 +114,11 @@ class Manifest:
         Raises:
             OSError: It cannot be written.
         """
-        place, text = Path(path).resolve(), self.text().encode()
+        place, text = Path(path).absolute(), self.text().encode()
         if place.exists() and not place.is_file():
             place.write_bytes(text)
+        elif place.is_symlink():
+            files.write(Path(os.path.realpath(place)), text)
         else:
             files.write(place, text)
 
@@ -197,7 +200,10 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
         if origin is None or id(origin.signed.family) not in owners:
             left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
             continue
-        groups.setdefault((key[0], entry.exact, origin.tokens), []).append((origin, entry, key[0]))
+        # Buckets of a program may have been made for calls that are placed otherwise.
+        placed = tuple(getattr(x, "sharding", None) for x in origin.signed.leaves)
+        group = key[0], entry.exact, origin.tokens, placed
+        groups.setdefault(group, []).append((origin, entry, key[0]))
     signatures = []
     for members in groups.values():
         derived = owners[id(members[0][0].signed.family)]
@@ -254,6 +260,8 @@ def _signature(
 
 
 def _written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
+    if len(derived.path) > _LONGEST_PATH:
+        raise _CannotWrite(f"a derivative of {engine.name} of order {len(derived.path)}")
     if derived.origin is None:
         raise _CannotWrite(
             f"a derivative of {engine.name} by arrays that are sharded is not written down: make "
@@ -419,6 +427,8 @@ def _derivative(written: Any) -> DerivativeOf | None:
     if written is None:
         return None
     path = []
+    if len(written["path"]) > _LONGEST_PATH:
+        raise SpecError(f"expected a derivative of at most order {_LONGEST_PATH}")
     for step, *key in written["path"]:
         if _autodiff.STEPS.get(step) != len(key):
             raise SpecError(f"expected how a derivative comes about, got {written['path']!r}")
@@ -528,6 +538,6 @@ def _is_plain(size: str) -> bool:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise SpecError(f"expected a size, got {value!r}")
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise SpecError(f"expected a size, got {str(value)[:50]!r}")
     return value

@@ -185,14 +185,16 @@ def warm_up(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
         failed=(
-            *(failure for part in parts for failure in part.failed),
+            *dict.fromkeys(failure for part in parts for failure in part.failed),
             *(
                 (FrozenDict(o.sizes), f"{type(why).__name__}: {why}")
                 for o, why in outcomes
                 if isinstance(why, Exception)
             ),
         ),
-        exact=tuple((sizes, one.why) for part in parts for sizes, one in part.exact.items()),
+        exact=tuple(
+            {sizes: (sizes, one.why) for p in parts for sizes, one in p.exact.items()}.values()
+        ),
         left=(
             *(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
             *map(FrozenDict, waiting),

@@ -121,6 +121,13 @@ ROUNDED: dict[str, Callable[[Any], Any]] = {
     "ceil": lambda x: jnp.ceil((x + _F(0.1)) * _F(10) - _F(1)).mean(),
     "product": lambda x: jnp.prod(jnp.ceil((x + _F(0.1)) * _F(10) - _F(1)) + 1),
     "root": lambda x: jnp.cbrt(jnp.maximum((-x + _F(0.1)) * _F(10) - _F(1), 0)).sum(),
+    # It multiplies constants with each other first.
+    "factors": lambda x: (x * _F(1e30) * _F(1e30) > 0).sum() + (x * _F(1e30) * _F(1e30)).sum(),
+    "far factors": lambda x: jnp.minimum(x * _F(1e-30) * _F(1e30) * _F(1e30), 1).sum(),
+    "a power": lambda x: jnp.minimum((x * _F(1e15)) ** 3, 1).sum(),
+    "a constant": lambda x: (
+        jnp.maximum(x, _F(2**100)) * _F(2**-100) * _F(2**-100) * _F(2**100) - 1
+    ).sum(),
     # It takes numbers below the normal ones for 0.
     "below normal": lambda x: jnp.sign((x + _F(2**-140)) * _F(2**120) - _F(2**-20)).sum(),
 }
@@ -132,6 +139,34 @@ def test_what_needs_rounding_is_not_known(name: str) -> None:
     for n in (5, 7, 8, 3):
         assert_like_jit(executor, ROUNDED[name], np.arange(1, n + 1, dtype=np.float32))
     assert executor.stats().fallback_calls == 0
+
+
+def test_factors_of_sixteen_bits() -> None:
+    def fn(x: Any) -> Any:
+        return jnp.sum(jnp.minimum(x * 300.0 * 300.0, 1))
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (5, 8, 3):
+        assert_like_jit(executor, fn, np.full(n, 1e-3, np.float16))
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ((3.0, 5.0, 0.25), True),
+        ((2.0**70, 2.0**70), False),
+        ((2.0**30, 2.0**-30, 2.0**30), True),
+        ((2.0**60, 2.0**-60, 2.0**60), False),  # two of them next to each other, or apart
+        ((0.1, 3.0), True),  # of 0, whatever is rounded
+    ],
+)
+def test_factors_are_followed(scales: tuple[float, ...], expected: bool) -> None:
+    def scaled(x: Any) -> Any:
+        for scale in scales:
+            x = x * np.float32(scale)
+        return x.sum(0)
+
+    assert (fills(scaled, "b, 3") == 0) == expected
 
 
 @pytest.mark.parametrize(

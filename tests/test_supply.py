@@ -807,7 +807,7 @@ def test_the_interpreter_ends_with_compiles_waiting() -> None:
 
 
 _ADAPTS_AT_EXIT = """
-import threading
+import atexit, threading
 import jax.numpy as jnp, numpy as np
 from bucketjit import BucketedExec, strategies
 ended, begun = threading.Event(), threading.Event()
@@ -821,7 +821,9 @@ executor = BucketedExec(jnp.exp).with_strategy(plan).with_on_event(tell)
 for n in range(1, 65):
     executor(np.ones(n, np.float32))
 begun.wait()
-threading.Timer(0.5, ended.set).start()
+later = threading.Timer(0.5, ended.set)
+later.daemon = True  # else the interpreter waits for it before it begins to end
+atexit.register(later.start)
 """
 
 

@@ -80,9 +80,7 @@ def check_total(costs: Floats, counts: Floats) -> None:
             ...
         ValueError: the costs of all sizes must have a sum that a float can hold; count in ...
     """
-    with np.errstate(over="ignore"):
-        total = float(np.max(costs, initial=0.0)) * float(np.sum(counts))
-    if not math.isfinite(total):
+    if not math.isfinite(float(np.max(costs, initial=0.0)) * float(np.sum(counts))):
         raise ValueError(
             "the costs of all sizes must have a sum that a float can hold; count in a larger unit"
         )

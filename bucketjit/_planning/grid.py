@@ -63,7 +63,8 @@ class _Grids:
     def starts(self) -> set[Grid]:
         """Grids of many shapes, from those with ``k`` combinations on while enough stay empty.
 
-        Of more than three variables there are too many shapes to try all of them.
+        There may be too many shapes to try all of them; those with all boundaries in one variable
+        are always tried.
         """
         *some, last = self._shape
         found: set[Grid] = {tuple((n - 1,) for n in self._shape)}
@@ -75,6 +76,9 @@ class _Grids:
                 if not grids:
                     break
                 found.update(grids)
+        for axis, size in enumerate(self._shape):
+            only = _replaced(((1,),) * len(self._shape), axis, (min(self._k, size),))
+            found.update(g for g in self._fitted([n for (n,) in only]) if self.count(g) <= self._k)
         return found
 
     def _fitted(self, numbers: Sequence[int]) -> Iterator[Grid]:

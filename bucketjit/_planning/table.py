@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bucketjit._planning.costs import JointCost, joint_costs_of
+from bucketjit._planning.costs import JointCost, check_total, joint_costs_of
 from bucketjit._planning.histogram import Floats, Ints, JointHistogram, weigh
 from bucketjit._planning.partition import cheapest_groups
 
@@ -67,7 +67,9 @@ def lay_out(
         where = tuple(np.searchsorted(s, points[:, axis]) for axis, s in enumerate(sizes))
         np.add.at(weights, where, counts)
         if each == 2 or weights.size * np.count_nonzero(weights) <= _MOST_PAIRS:
-            return Table(sizes, weights, _costs(histogram.dims, sizes, cost))
+            costs = _costs(histogram.dims, sizes, cost)
+            check_total(costs, counts)
+            return Table(sizes, weights, costs)
         most = min(most, weights.size) * 3 // 4
 
 

@@ -144,9 +144,10 @@ class Optimal(Boundaries):
         Boundaries of one variable are fitted exactly given those of the others, in turn, for all
         numbers of boundaries, and the best results then improved boundary by boundary. That finds
         the cheapest plan nearly always, not for certain, which would be a hard problem. Where a
-        variable has very many sizes, the best few dozen of them are candidates. The time grows
-        with ``k``: for 100,000 calls some 2 s at 12, and 20 s at 32. Of four variables and more,
-        not all numbers of boundaries are tried.
+        variable has very many sizes, the best of them are candidates: a few dozen of two
+        variables, fewer of more, three of nine. The time grows with ``k``: for 100,000 calls some
+        2 s at 12, and 20 s at 32. Of more than two variables, not all numbers of boundaries are
+        tried where they are many.
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 import sys
 import warnings
 from collections import OrderedDict
@@ -257,6 +258,49 @@ def test_what_is_committed_to_a_device_is_so_again():
         Manifest.parse(change(text, signatures=signatures))
 
 
+def run(code: str, **variables: str) -> Any:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
+    )
+
+
+_PLACED_OTHERWISE = """
+import jax, numpy as np, warnings
+from bucketjit import BucketedExec, Manifest
+warnings.simplefilter("error")
+def calls(executor):
+    executor(np.ones(3, np.float32))
+    for device, n in zip(jax.devices()[1:], (7, 12)):
+        executor(jax.device_put(np.ones(n, np.float32), device))
+made, again = (BucketedExec(lambda x: x * 2).with_pow2() for _ in range(2))
+calls(made)
+again.warmup(Manifest.parse(made.manifest().text()), progress=False)
+with again.forbid_compiles():
+    calls(again)
+print(len(made.manifest().signatures), again.stats().compiles)
+"""
+
+
+def test_buckets_of_calls_that_are_placed_otherwise():
+    done = run(_PLACED_OTHERWISE, XLA_FLAGS="--xla_force_host_platform_device_count=3")
+    assert (done.returncode, done.stdout) == (0, "3 3\n"), done.stderr
+
+
+def test_a_manifest_on_standard_output():
+    done = run(
+        "import numpy as np\n"
+        "from bucketjit import BucketedExec\n"
+        "made = BucketedExec(lambda x: x * 2).with_pow2()\n"
+        "_ = made(np.ones(3))\n"
+        "made.save_manifest('/dev/stdout')\n"
+    )
+    assert len(Manifest.parse(done.stdout).entries()) == 1, done.stderr
+
+
 def test_a_file_that_is_none(tmp_path):
     made = BucketedExec(lambda x: x + 1).with_pow2()
     made(np.ones(3, np.float32))
@@ -333,6 +377,11 @@ def derivative(*path: Any, **changes: Any) -> list[Any]:
         ),
         (lambda text: change(text, signatures=derivative(["execute"])), "how a derivative comes"),
         (lambda text: change(text, signatures=derivative(["pullback", [0]])), "how a derivative"),
+        (
+            lambda text: change(text, signatures=derivative(*[["with_gradient", [0]]] * 5)),
+            "at most order 4",
+        ),
+        (lambda text: change(text, signatures=leaf(shape=[2**63])), "expected a size"),
         (lambda text: change(text, signatures=derivative(["pullback", [0], [-1]])), "a size"),
         (lambda text: change(text, signatures=derivative(sizes={})), "not as expected"),
         (lambda text: change(text, signatures=derivative(args=[7])), "expected an array"),
@@ -366,6 +415,7 @@ def test_a_text_that_is_no_manifest(make, why, tmp_path):
         "n^9^9^9",
         "n^99",
         "(((((n^9)^9)^9)^9)^9)",
+        "n*" + "9" * 20,
     ],
 )
 def test_nothing_in_a_manifest_is_run(code):

@@ -8,6 +8,7 @@ from bucketjit._planning.boxes import cheapest_boxes
 from bucketjit._planning.grid import cheapest_grid
 from bucketjit._planning.histogram import joint_histogram
 from bucketjit._planning.table import lay_out
+from bucketjit.strategies import Optimal
 from tests.planning import brute
 
 COSTS = [None, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7]
@@ -85,6 +86,21 @@ def test_of_four_variables_some_numbers_of_boundaries_are_tried(monkeypatch):
     assert grid._numbers([8, 2, 1]) == [[1], [1], [1]]
     monkeypatch.setattr(grid, "_MOST_SHAPES", 8)
     assert grid._numbers([8, 2, 1]) == [[1, 2, 4, 8], [1, 2], [1]]
+
+
+def test_of_many_variables_one_may_have_all_boundaries():
+    rng = np.random.default_rng(3)
+    sizes = {f"v{i}": rng.integers(1, 3, 60) for i in range(9)} | {"v0": rng.integers(1, 30, 60)}
+    candidates = lay_out(joint_histogram(sizes), None, (1,) * 9, (29, *(2,) * 8))
+    wide = tuple(range(len(axis) - 1, -1, -max(1, len(axis) // 8)) for axis in candidates.sizes)
+    one = (tuple(sorted(wide[0]))[-8:], *((len(axis) - 1,) for axis in candidates.sizes[1:]))
+    found = cheapest_grid(candidates, 8)
+    assert brute.grid_cost(candidates, found) <= brute.grid_cost(candidates, one)
+
+
+def test_joint_costs_have_a_sum():
+    with pytest.raises(ValueError, match="must have a sum that a float can hold"):
+        Optimal.fit_joint({"a": [1, 2, 3], "b": [1, 2, 3]}, k=2, cost=lambda **_: 1e308)
 
 
 def test_many_sizes_become_few_candidates(monkeypatch):
