@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -807,7 +808,7 @@ def test_the_interpreter_ends_with_compiles_waiting() -> None:
 
 
 _ADAPTS_AT_EXIT = """
-import atexit, threading
+import atexit, threading, time
 import jax.numpy as jnp, numpy as np
 from bucketjit import BucketedExec, strategies
 ended, begun = threading.Event(), threading.Event()
@@ -821,9 +822,13 @@ executor = BucketedExec(jnp.exp).with_strategy(plan).with_on_event(tell)
 for n in range(1, 65):
     executor(np.ones(n, np.float32))
 begun.wait()
-later = threading.Timer(0.5, ended.set)
-later.daemon = True  # else the interpreter waits for it before it begins to end
-atexit.register(later.start)
+ends = threading.Event()
+def later():
+    ends.wait()
+    time.sleep(0.5)
+    ended.set()
+threading.Thread(target=later, daemon=True).start()  # no thread can be started at the end
+atexit.register(ends.set)
 """
 
 
@@ -956,6 +961,7 @@ def test_for_an_executor_that_is_gone_nothing_is_begun(
     assert begun.acquire(timeout=60)
     threads = [t for t in threading.enumerate() if t.name == "bucketjit-compile"]
     before = len(built)
+    gc.collect()  # JAX keeps the frames of a trace with symbolic sizes in a cycle
     del executor
     go_on.set()
     for thread in threads:

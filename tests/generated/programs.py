@@ -151,6 +151,21 @@ def unary(p: Sketch) -> None:
     p.add(text, x.rounded or not moves)
 
 
+def of_constants(p: Sketch) -> None:
+    """Zeros become what needs rounding, and 0 again, or nearly."""
+    n = p.pick(lambda v: v.is_float and _firm(v)).name
+    a, c = p.among(0.1, 0.3, 0.7, 1.5), p.among(3.0, 7.0, 10.0)
+    text, moves = p.among(
+        (f"jnp.sign(({n} + {a}) * {c} - {a * c})", True),
+        (f"jnp.ceil(({n} + {a}) * {c} - {a * c})", True),
+        (f"jnp.floor(({n} - {a}) * {c} + {a * c})", True),
+        (f"jnp.sqrt(jnp.abs(({n} + {a}) * {c} - {a * c}))", False),
+        (f"jnp.minimum({n} * 1e-25 * 1e20 * 1e20, {a})", False),
+        (f"jnp.square({n} * {c}) * {a} + {n} * 0", False),
+    )
+    p.add(text, not moves)
+
+
 def unary_int(p: Sketch) -> None:
     n = p.pick(lambda v: v.is_int).name
     p.add(
