@@ -574,9 +574,7 @@ class Builders:
             check_directory(path)
         except FileNotFoundError:
             pass  # made when the first executable is written
-        except Distrusted as error:
-            raise SpecError(f"with_persistence: {error}") from None
-        except (OSError, ValueError) as error:
+        except (Distrusted, OSError, ValueError) as error:
             raise SpecError(f"with_persistence: {error}") from None
         return self._with(persistence=Persistent(str(path), max_bytes))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -52,7 +51,7 @@ class Derivatives:
         self._engine = engine
         self._make = make
         self._functions: dict[Any, tuple[_autodiff.Bucketed, Origin | None]] = {}
-        self._engines: WeakKeyDictionary[Callable[..., Any], Engine] = WeakKeyDictionary()
+        self._engines: dict[Callable[..., Any], Engine] = {}
 
     def clear(self) -> None:
         """Forget them."""

@@ -117,10 +117,8 @@ class Manifest:
         place, text = Path(path).absolute(), self.text().encode()
         if place.exists() and not place.is_file():
             place.write_bytes(text)
-        elif place.is_symlink():
-            files.write(Path(os.path.realpath(place)), text)
         else:
-            files.write(place, text)
+            files.write(Path(os.path.realpath(place)), text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Manifest:

@@ -192,9 +192,7 @@ def warm_up(
                 if isinstance(why, Exception)
             ),
         ),
-        exact=tuple(
-            {sizes: (sizes, one.why) for p in parts for sizes, one in p.exact.items()}.values()
-        ),
+        exact=tuple({n: one.why for part in parts for n, one in part.exact.items()}.items()),
         left=(
             *(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
             *map(FrozenDict, waiting),

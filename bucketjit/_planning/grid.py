@@ -69,16 +69,17 @@ class _Grids:
         *some, last = self._shape
         found: set[Grid] = {tuple((n - 1,) for n in self._shape)}
         tops = [min(self._k, n) for n in some]
-        for numbers in itertools.product(*_numbers(tops)):
-            fewest = max(1, min(self._k // math.prod(numbers), last))
+        for others in itertools.product(*_numbers(tops)):
+            fewest = max(1, min(self._k // math.prod(others), last))
             for number in range(fewest, min(self._k, last) + 1):
-                grids = [g for g in self._fitted((*numbers, number)) if self.count(g) <= self._k]
+                grids = [g for g in self._fitted((*others, number)) if self.count(g) <= self._k]
                 if not grids:
                     break
                 found.update(grids)
         for axis, size in enumerate(self._shape):
-            only = _replaced(((1,),) * len(self._shape), axis, (min(self._k, size),))
-            found.update(g for g in self._fitted([n for (n,) in only]) if self.count(g) <= self._k)
+            numbers = [1] * len(self._shape)
+            numbers[axis] = min(self._k, size)
+            found.update(g for g in self._fitted(numbers) if self.count(g) <= self._k)
         return found
 
     def _fitted(self, numbers: Sequence[int]) -> Iterator[Grid]:
