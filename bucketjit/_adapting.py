@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from bucketjit import _jax
 from bucketjit._apart.pool import Ended
-from bucketjit._building import without_values
 from bucketjit._config import Background
 from bucketjit._engine import Engine
 from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_line
 from bucketjit._events import Event
 from bucketjit._family import Call
+from bucketjit._lowered_types import without_values
 from bucketjit._signing import Signed
 from bucketjit._supply import Cleared
 from bucketjit._trace import Program

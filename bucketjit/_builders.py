@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 from bucketjit import strategies
 from bucketjit._cache import POLICIES
+from bucketjit._chunked_log import chunked_log
 from bucketjit._config import (
     DEFAULT_MAXSIZE,
     AheadOfCalls,
@@ -23,7 +24,7 @@ from bucketjit._config import (
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import Listener
 from bucketjit._persistence.files import Distrusted, check_directory
-from bucketjit._planning.histogram import Sizes, joint_histogram
+from bucketjit._planning.histogram import Sizes
 from bucketjit._rule import Rule
 from bucketjit.strategies.base import Strategy
 
@@ -348,30 +349,16 @@ class Builders:
             >>> [dict(bucket.sizes) for bucket in by_rows.stats().buckets]
             [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
         """
-        if not isinstance(sizes, Mapping) or not sizes:
-            raise SpecError(f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {sizes!r}")
-        is_log = {
-            d: isinstance(v, Iterable) and not isinstance(v, Mapping) for d, v in sizes.items()
-        }
-        wanted: Any = {d: list(v) if is_log[d] else v for d, v in sizes.items()}
-        try:
-            joint_histogram(wanted)
-        except (TypeError, ValueError) as error:
-            raise SpecError(f"with_fitted_plan: {error}") from None
-        chunks = _chunks_of(split)
-        if chunks:
-            wanted = _log_to_cut(wanted, chunks)
-        together = {dim: _chunks_together(wanted, dim, chunk) for dim, chunk in chunks.items()}
-        planned = self.with_background_compile(process=False)._with(chunked=together)
+        log = chunked_log(sizes, split)
+        planned = self.with_background_compile(process=False)._with(chunked=log.together)
         if ahead:
             planned = planned.with_ahead_compile()
-        for dim, chunk in chunks.items():
-            wanted = _in_chunks(wanted, dim, chunk)
+        for dim, chunk in log.chunks.items():
             planned = planned.with_buckets([chunk], dim, overflow=Overflow.SPLIT)
-        if len(wanted) > 1:
-            planned = planned.with_plan(strategies.Joint.fit(wanted, k, cost=cost))
-        for dim, values in wanted.items():
-            if len(wanted) == 1:
+        if len(log.sizes) > 1:
+            planned = planned.with_plan(strategies.Joint.fit(log.sizes, k, cost=cost))
+        for dim, values in log.sizes.items():
+            if len(log.sizes) == 1:
                 planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
             planned = planned.with_overflow(Overflow.EXTEND, dim)
         return planned
@@ -577,49 +564,6 @@ class Builders:
         except (Distrusted, OSError, ValueError) as error:
             raise SpecError(f"with_persistence: {error}") from None
         return self._with(persistence=Persistent(str(path), max_bytes))
-
-
-def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
-    """Size of the chunks of each variable that is to be split."""
-    chunks = {split: 1} if isinstance(split, str) else {} if split is None else split
-    if not isinstance(chunks, Mapping):
-        raise SpecError(
-            f"split must be a variable such as 'b', or a dict such as {{'b': 2}}, got {split!r}"
-        )
-    for dim, chunk in chunks.items():
-        if not is_positive_int(chunk):
-            raise SpecError(f"split[{dim!r}] must be a positive int, got {chunk!r}")
-    return {dim: int(chunk) for dim, chunk in chunks.items()}
-
-
-def _chunks_together(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> float:
-    """How many chunks the call of a chunk has, on average over the chunks."""
-    counts = [-(-n // chunk) for n in sizes[dim]]
-    return sum(n * n for n in counts) / sum(counts)
-
-
-def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str, list[int]]:
-    """Sizes of the other variables, once for each chunk of a call."""
-    cut = sizes[dim]
-    others = {name: values for name, values in sizes.items() if name != dim}
-    return {
-        name: [n for n, rows in zip(values, cut, strict=True) for _ in range(-(-rows // chunk))]
-        for name, values in others.items()
-    }
-
-
-def _log_to_cut(sizes: Mapping[str, Any], chunks: Mapping[str, int]) -> dict[str, list[int]]:
-    """The sizes of a log without the calls of size 0, which run exact, in no bucket."""
-    for dim in chunks:
-        if dim not in sizes:
-            raise SpecError(f"split: there are no sizes of {dim!r}, only of {', '.join(sizes)}")
-        if isinstance(sizes[dim], Mapping):
-            raise SpecError(f"split: sizes of {dim!r} must be those of each call, not counts")
-    calls = [call for call in zip(*sizes.values(), strict=True) if all(n > 0 for n in call)]
-    return {
-        dim: [int(n) for n in column]
-        for dim, column in zip(sizes, zip(*calls, strict=True), strict=True)
-    }
 
 
 def _check_bound(name: str, bound: Any) -> None:

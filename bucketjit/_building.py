@@ -5,8 +5,6 @@ One jit object *per bucket*: executables of a shared one are not freed while it 
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,27 +13,23 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit import _jax
-from bucketjit._axes import STATIC
 from bucketjit._check import Check, poison_equations
 from bucketjit._chunk_device import device_for
-from bucketjit._dims import BucketSizes, is_symbolic, shape_function, upper_bound_text
-from bucketjit._errors import MaskingError, StrategyContractError, in_one_line
-from bucketjit._events import shown
+from bucketjit._dims import BucketSizes, is_symbolic, shape_function
+from bucketjit._errors import MaskingError, in_one_line
 from bucketjit._executable import (
     Executable,
     OpenOut,
     Origin,
-    SignatureChanged,
     sizes_argument,
 )
-from bucketjit._family import Call, Family
+from bucketjit._family import Call
 from bucketjit._interpret import interpret
-from bucketjit._padded import Padded
+from bucketjit._lowered_types import Expected, abstract, to_donate
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
 from bucketjit._single_threaded import SingleThreaded, lent_types
 
-_TOO_LARGE = 2**63  # bytes of an array
 Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
 
 
@@ -127,7 +121,7 @@ def masked_function(
         )
 
     masked.__name__ = getattr(family.fn, "__name__", "masked")
-    args, kwargs = signed.tree.unflatten(_abstract(signed, dict(pads)))
+    args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
     static = BucketSizes(bucket, program.lower, {})
     donated: frozenset[int] = frozenset()
     donated_leaves: frozenset[int] = frozenset()
@@ -136,7 +130,7 @@ def masked_function(
             (static.padded_shape(shape), dtype)
             for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
         )
-        donated, donated_leaves = _to_donate(signed, dict(pads), made)
+        donated, donated_leaves = to_donate(signed, dict(pads), made)
     leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
     sizes: Any = sizes_argument(call, leak_shapes, 0 if poisoned else None)
     device = None
@@ -239,37 +233,6 @@ def masked_executable(
     )
 
 
-def padded_leaf_shapes(
-    call: Call, family: Family, bucket: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Position and padded shape of each leaf that has open axes.
-
-    Raises:
-        StrategyContractError: XLA counts bytes in 64 bits, and ends the process beyond them.
-    """
-    assert call.program is not None
-    lower = {v: call.program.lower.get(v, 1) for v in bucket}
-    found = []
-    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, family.types, strict=True)):
-        if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
-            padded = tuple(
-                n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
-                for t, n in zip(row, shape, strict=True)
-            )
-            if not can_be(padded, kind.dtype):
-                raise StrategyContractError(
-                    f"the bucket {shown(bucket)} pads an argument of shape {tuple(shape)} to "
-                    f"{padded}, which no array of {kind.dtype} can have; choose smaller buckets"
-                )
-            found.append((i, padded))
-    return tuple(found)
-
-
-def can_be(shape: Sequence[int], dtype: Any) -> bool:
-    """Whether an array can have a shape; XLA counts bytes in 64 bits, and ends the process."""
-    return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
-
-
 class Exact(NamedTuple):
     """The function itself, for one exact shape, not yet compiled.
 
@@ -313,7 +276,7 @@ def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> 
 
     exact.__name__ = getattr(fn, "__name__", "exact")
     donated = tuple(signed.donate) if check is Check.OFF else ()
-    args, kwargs = signed.tree.unflatten(_abstract(signed, {}))
+    args, kwargs = signed.tree.unflatten(abstract(signed, {}))
     function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
     return Exact(function, args, kwargs, expected, donated, options)
 
@@ -343,108 +306,6 @@ def build_exact(
     return Executable(
         dict(sizes), True, made.function, compiled, seconds, tree, made.function, origin=origin
     )
-
-
-def without_values(signed: Signed) -> Signed:
-    """A call that keeps none of its arrays alive."""
-    return dataclasses.replace(signed, leaves=_abstract(signed, {}))
-
-
-def _abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """The leaves of a call as ``jit`` lowers for them: types and placement, no contents."""
-    leaves: list[Any] = []
-    for i, (x, kind) in enumerate(zip(signed.leaves, signed.family.types, strict=True)):
-        if kind.dtype is None or isinstance(x, bool | int | float | complex):
-            leaves.append(x)
-            continue
-        shape = padded.get(i, signed.shapes[i])
-        array = x.array if isinstance(x, Padded) else x
-        # Padding makes an array strongly typed, and the program was traced with its own type.
-        weak = kind.weak_type and i not in padded
-        sharding = getattr(array, "sharding", None)
-        if isinstance(array, jax.Array) and not array.committed:
-            sharding = None
-        elif isinstance(x, Padded) and sharding is not None:  # it goes into another bucket, perhaps
-            sharding = _jax.sharding_for(sharding, shape)
-        leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
-    return leaves
-
-
-class Expected:
-    """The argument types an executable was first traced with; a retrace must see them again.
-
-    Weak types of padded arguments are left out: padding makes them strong, and the program was
-    traced with the types of the signature.
-    """
-
-    def __init__(self, padded: set[int]) -> None:
-        self._padded = padded
-        self._first: Any = None
-
-    def check(self, args: Any, kwargs: Any) -> list[Any]:
-        """Take the types of the first arguments, and hold later ones to them.
-
-        Args:
-            args: Positional arguments: arrays, tracers, or ``ShapeDtypeStruct``s.
-            kwargs: Keyword arguments.
-
-        Returns:
-            The leaves.
-
-        Raises:
-            SignatureChanged: They are others.
-        """
-        if _jax.jit_disabled():
-            raise SignatureChanged
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        types = map(jax.typeof, leaves)
-        now = (
-            tree,
-            _jax.trace_context(),
-            tuple(
-                (
-                    *(x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False)),
-                    _jax.explicit_sharding(x),
-                )
-                for i, x in enumerate(types)
-            ),
-        )
-        if self._first is None:
-            self._first = now
-        elif self._first != now:
-            raise SignatureChanged
-        return leaves
-
-
-def _to_donate(
-    signed: Signed, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Which arguments to donate, and which leaves of them have open axes.
-
-    JAX warns of a donated buffer that no output can reuse. The user has donated arguments without
-    open axes and is told; whether the padded copy of another can be reused is found out here.
-
-    Args:
-        signed: The call.
-        pads: Padded shape of each leaf with open axes.
-        made: How many outputs there are of each padded shape and dtype.
-    """
-    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
-    spare = Counter(made)
-    donated, donated_leaves = set(), set()
-    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in signed.donate}
-    # Those that are donated whatever the others do have the first choice.
-    for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
-        wanted = Counter(
-            (pads.get(leaf, signed.shapes[leaf]), signed.family.types[leaf].dtype)
-            for leaf in leaves_of[i]
-        )
-        opened = [leaf for leaf in leaves_of[i] if leaf in pads]
-        if not opened or wanted <= spare:
-            spare -= wanted
-            donated.add(i)
-            donated_leaves.update(opened)
-    return frozenset(donated), frozenset(donated_leaves)
 
 
 def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:

@@ -15,12 +15,13 @@ import numpy as np
 
 from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
-from bucketjit._building import Exact, Expected, Masked, masked_executable, without_values
+from bucketjit._building import Exact, Masked, masked_executable
 from bucketjit._chunk_device import device_of_chunks
 from bucketjit._config import Persistent
 from bucketjit._errors import in_one_line
 from bucketjit._events import Event
 from bucketjit._executable import Executable, Origin, SignatureChanged
+from bucketjit._lowered_types import Expected, without_values
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest

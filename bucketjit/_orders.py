@@ -18,8 +18,6 @@ from bucketjit._building import (
     build_masked,
     exact_function,
     masked_function,
-    padded_leaf_shapes,
-    without_values,
 )
 from bucketjit._cache import ExecutableCache
 from bucketjit._check import Check
@@ -30,6 +28,7 @@ from bucketjit._events import tell
 from bucketjit._executable import Executable
 from bucketjit._family import Call
 from bucketjit._loading import Shelf, StoredExact, StoredMasked
+from bucketjit._lowered_types import padded_leaf_shapes, without_values
 from bucketjit._preloading import Preloading
 from bucketjit._rule import Rule
 from bucketjit._signing import Signed

@@ -17,7 +17,7 @@ import numpy as np
 
 from bucketjit import _jax, strategies
 from bucketjit._axes import STATIC, Tokens
-from bucketjit._building import can_be, exact_function
+from bucketjit._building import exact_function
 from bucketjit._check import Check
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._dims import evaluate_text
@@ -31,6 +31,7 @@ from bucketjit._errors import (
 )
 from bucketjit._events import shown
 from bucketjit._family import Call, variables_in
+from bucketjit._lowered_types import can_be
 from bucketjit._overflow import exactly
 from bucketjit._progress import progress_of
 from bucketjit._signature import bind_sizes
