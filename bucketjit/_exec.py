@@ -24,6 +24,7 @@ from bucketjit._errors import SpecError
 from bucketjit._events import Event
 from bucketjit._executable import SignatureChanged
 from bucketjit._explain import Explanation, array_like, explain
+from bucketjit._guards import parse_constraint
 from bucketjit._manifest import Manifest, changes_of, manifest_of
 from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
@@ -32,7 +33,6 @@ from bucketjit._results import Out
 from bucketjit._route import Given
 from bucketjit._signing import Signed
 from bucketjit._supply import CompileGuard
-from bucketjit._trace import parse_constraint
 from bucketjit._view.views import Views
 from bucketjit._warmup import (
     WarmupReport,

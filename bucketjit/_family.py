@@ -19,16 +19,15 @@ from typing import Any
 from bucketjit._axes import STATIC, Anonymous, LeafSpec, Tokens, places_of, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._guards import Guard, parse_constraint
 from bucketjit._paired import Tracer, pair
 from bucketjit._signature import LeafType, bind_sizes, check_declared
 from bucketjit._trace import (
     NO_LEAKS,
-    Guard,
     Leaf,
     Leaks,
     Program,
     TraceRefused,
-    parse_constraint,
     trace,
 )
 

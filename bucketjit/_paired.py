@@ -32,16 +32,14 @@ from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
 from bucketjit._errors import in_one_line
 from bucketjit._fit import fit
+from bucketjit._guards import Guard, decide_even, parse_constraint
 from bucketjit._hosts import Hosts
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
 from bucketjit._trace import (
-    Guard,
     Leaf,
     Leaks,
     Program,
     TraceRefused,
-    decide_even,
-    parse_constraint,
     refuse_tracers,
 )
 from bucketjit._unmerge import keep_apart

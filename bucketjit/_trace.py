@@ -8,7 +8,6 @@ guard: the program serves every call whose sizes agree with it, others get their
 from __future__ import annotations
 
 import decimal
-import itertools
 import numbers
 import operator
 import re
@@ -26,49 +25,25 @@ from bucketjit._closures import holds_a_size
 from bucketjit._dims import (
     Dim,
     Shape,
-    dim_operands,
     evaluate,
-    evaluate_text,
     is_symbolic,
     variables_of,
 )
 from bucketjit._errors import MaskingError, ShapeCheckError
+from bucketjit._guards import (
+    Guard,
+    decide,
+    decide_equal,
+    decide_even,
+    decide_min_max,
+    lower_bounds,
+    parse_constraint,
+    pinned,
+)
 from bucketjit._patches import lenient_jax
 from bucketjit._unmerge import keep_apart
 
 MAX_RETRACES = 24
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A comparison of sizes that holds in every call its program serves.
-
-    Attributes:
-        left, right: Expressions of dimension variables, as text.
-        op: One of ``>=``, ``<=``, ``==``, ``!=``.
-    """
-
-    left: str
-    op: str
-    right: str
-
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the guard holds at these sizes."""
-        a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
-        return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
-
-    @property
-    def pins(self) -> bool:
-        """Whether it leaves a variable one size only."""
-        return self.op == "==" and self.left.isidentifier() and not variables_of(self.right)
-
-    @property
-    def variables(self) -> frozenset[str]:
-        """The dimension variables the guard speaks of."""
-        return frozenset(variables_of(self.left)) | frozenset(variables_of(self.right))
-
-    def __str__(self) -> str:
-        return f"{self.left} {self.op} {self.right}"
 
 
 @dataclass(frozen=True)
@@ -231,114 +206,7 @@ class TraceRefused(MaskingError):
         self.cause = cause
 
 
-_COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
-_DIVISION = re.compile(r"The remainder (.+?) should be 0")
-_UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
-_DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
-
-
-def _plus(text: str, n: int) -> str:
-    if not variables_of(text):
-        return str(evaluate_text(text, {}) + n)
-    return f"{text} {'+' if n > 0 else '-'} {abs(n)}"
-
-
-def _decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
-    """The guard that answers an inconclusive comparison by the sizes at hand."""
-    message = str(error)
-    if found := _COMPARISON.search(message):
-        left, op, right = found.groups()
-        a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
-        match op, {">=": a >= b, "<=": a <= b, ">": a > b, "<": a < b}[op]:
-            case (">=", True) | ("<", False):
-                return Guard(left, ">=", right)
-            case (">=", False) | ("<", True):
-                return Guard(left, "<=", _plus(right, -1))
-            case (">", True) | ("<=", False):
-                return Guard(left, ">=", _plus(right, 1))
-            case _:
-                return Guard(left, "<=", right)
-    if (found := _DIVISION.search(message)) and evaluate_text(found[1], sizes) == 0:
-        return Guard(found[1], "==", "0")
-    if (found := _DIVISOR.search(message)) and evaluate_text(found[1], sizes) >= 1:
-        return Guard(found[1], ">=", "1")
-    return None
-
-
-def _decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that resolves a ``min`` or ``max`` of sizes which a failed trace complains of.
-
-    ``table[: x.shape[1]]`` has ``min(64, s)`` rows, which fits nothing of size ``s`` until it
-    is settled which of the two is smaller.
-    """
-    for found in re.finditer(r"\b(?:min|max)\(", message):
-        end, depth = found.end(), 1
-        while depth and end < len(message):
-            depth += {"(": 1, ")": -1}.get(message[end], 0)
-            end += 1
-        try:
-            left, right = dim_operands(message[found.start() : end])
-            a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
-        except (SyntaxError, KeyError, ValueError):
-            continue  # not an expression of sizes
-        guard = Guard(left, ">=", right) if a >= b else Guard(left, "<=", right)
-        if guard not in known:
-            return guard
-    return None
-
-
-def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard by which a mesh cuts an axis into equal parts, where JAX complains that it may not.
-
-    Explicit axes of a mesh are part of types, and ``concatenate([x, x])`` has ``2*b`` rows.
-    """
-    found = _UNEVEN.search(message)
-    if found is None:
-        return None
-    guard = Guard(f"mod({found[2]}, {found[1]})", "==", "0")
-    try:
-        return guard if guard not in known and guard.holds(sizes) else None
-    except (SyntaxError, KeyError, ValueError):
-        return None  # not an expression of sizes
-
-
-def _decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that makes two shapes agree which a failed trace complains of.
-
-    ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements,
-    which are as many at even sizes.
-    """
-    for one, other in itertools.combinations(_tuples_in(message), 2):
-        if len(one) != len(other):
-            continue
-        for left, right in zip(one, other, strict=True):
-            try:
-                equal = evaluate_text(left, sizes) == evaluate_text(right, sizes)
-                left, right = (left, right) if variables_of(left) else (right, left)
-                guard = Guard(left, "==", right)
-                if left != right and equal and variables_of(left) and guard not in known:
-                    return guard
-            except (SyntaxError, KeyError, ValueError, TypeError):
-                continue  # not expressions of sizes
-    return None
-
-
-def _tuples_in(message: str) -> list[list[str]]:
-    """The shapes that a message names: ``(n, mod(n, 2))`` is ``["n", "mod(n, 2)"]``."""
-    found = []
-    for start in re.finditer(r"(?<!\w)\(", message):
-        items, depth = [""], 0
-        for character in message[start.end() :]:
-            if depth == 0 and character == ")":
-                found.append([item.strip() for item in items if item.strip()])
-                break
-            depth += {"(": 1, ")": -1}.get(character, 0)
-            if depth == 0 and character == ",":
-                items.append("")
-            else:
-                items[-1] += character
-    return found
 
 
 def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
@@ -438,8 +306,8 @@ def trace(
             if even := decide_even(str(error), sizes, guards):
                 guards.append(even)
                 continue
-            if guards and (pinned := _pinned(guards[-1], sizes)) and pinned != guards[-1:]:
-                guards[-1:] = pinned
+            if guards and (sole := pinned(guards[-1], sizes)) and sole != guards[-1:]:
+                guards[-1:] = sole
                 continue
             raise TraceRefused(
                 f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
@@ -469,10 +337,10 @@ def trace(
             return _program(closed, attempt, leaves, constraints, guards)
         assert failure is not None
         if isinstance(failure, InconclusiveDimensionOperation):
-            guard = _decide(failure, sizes)
+            guard = decide(failure, sizes)
         else:
-            guard = _decide_min_max(str(failure), sizes, guards)
-            guard = guard or _decide_equal(str(failure), sizes, guards)
+            guard = decide_min_max(str(failure), sizes, guards)
+            guard = guard or decide_equal(str(failure), sizes, guards)
             guard = guard or decide_even(str(failure), sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
@@ -493,11 +361,6 @@ def _whole_number(value: Any) -> int | None:
     return whole if whole == value else None
 
 
-def _pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
-    """What to assume where ``jax.export`` cannot hold a guard such as ``b - 1 == 0``."""
-    return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
-
-
 def _refusal(error: Exception) -> TraceRefused:
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if found := _INT.search(str(error)):
@@ -509,33 +372,6 @@ def _refusal(error: Exception) -> TraceRefused:
         "leave that axis static, or compute on the size with jax.numpy",
         error,
     )
-
-
-def _lower_bounds(variables: Sequence[str], constraints: Sequence[str]) -> dict[str, int]:
-    """Smallest size of each variable, read off constraints of the form ``b >= 4``."""
-    lower = dict.fromkeys(variables, 1)
-    for text in constraints:
-        if found := re.fullmatch(r"\s*(\w+)\s*(>=|==)\s*(.+)", text):
-            name, _, bound = found.groups()
-            if name in lower and not variables_of(bound):
-                lower[name] = max(lower[name], evaluate_text(bound, {}))
-    return lower
-
-
-def parse_constraint(text: str) -> Guard:
-    """Parse ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``.
-
-    Raises:
-        ValueError: The text is none of these.
-    """
-    found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|==)\s*(.+?)\s*", text)
-    if not found:
-        raise ValueError(f"{text!r} is not of the form 'e1 >= e2', 'e1 <= e2' or 'e1 == e2'")
-    for side in (found[1], found[3]):
-        variables_of(side)
-        if re.search(r"\d\.|\.\d", side):
-            raise ValueError(f"{text!r} compares a size with {side}; sizes are whole numbers")
-    return Guard(found[1], found[2], found[3])
 
 
 def _program(
@@ -562,7 +398,7 @@ def _program(
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=attempt.out_tree,
         guards=tuple(all_guards),
-        lower=_lower_bounds(variables, [*constraints, *map(str, guards)]),
+        lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
     )
 

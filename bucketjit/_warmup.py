@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import time
 from collections import deque
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bucketjit import _jax, strategies
+from bucketjit import _jax
+from bucketjit._asked_sizes import check_names, combinations
 from bucketjit._axes import STATIC, Tokens
 from bucketjit._building import exact_function
 from bucketjit._check import Check
@@ -38,7 +38,6 @@ from bucketjit._signature import bind_sizes
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
 from bucketjit._supply import Cleared, Order, Source
-from bucketjit.strategies.listing import MOST_LISTED
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
 
@@ -476,7 +475,7 @@ def _asked(
     if wanted is None:
         wanted = combinations(sizes, tuple(variables_in(tokens)), own)
     for one in wanted:
-        _check_names(one, tuple(variables_in(tokens)))
+        check_names(one, tuple(variables_in(tokens)))
     return tokens, own, wanted
 
 
@@ -519,107 +518,6 @@ def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed
             weak = kind.weak_type
             leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))
     return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
-
-
-def combinations(
-    sizes: Any, variables: Sequence[str], own: Mapping[str, int]
-) -> list[dict[str, int]]:
-    """The sizes that a warm-up is for.
-
-    Args:
-        sizes: None; a dict of a variable to a size, to sizes, or to a strategy that has a largest
-            bucket; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
-        variables: The variables there are.
-        own: The sizes of the example.
-
-    Raises:
-        SpecError: It is none of these, or there is no such variable.
-    """
-    if sizes is None:
-        return [dict(own)]
-    if _is_strategy(sizes):
-        if len(variables) != 1:
-            raise SpecError(
-                f"warmup: {sizes!r} is for sizes of one dimension, and these arguments have "
-                f"{_listed(variables)}; give a dict of each to its sizes"
-            )
-        sizes = {variables[0]: sizes}
-    if hasattr(sizes, "bucket_of"):
-        sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
-    if isinstance(sizes, Mapping):
-        _check_names(sizes, variables)
-        each = {v: _sizes_of(v, given) for v, given in sizes.items()}
-        count = int(np.prod([len(s) for s in each.values()], dtype=np.int64))
-        _check_count(count)
-        return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
-    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
-        raise SpecError(
-            f"warmup: sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
-            f"a plan, got {sizes!r}"
-        )
-    found = []
-    for one in sizes:
-        if not isinstance(one, Mapping):
-            raise SpecError(f"warmup: sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
-        _check_names(one, variables)
-        found.append({v: _size_of(v, n) for v, n in one.items()})
-    return found
-
-
-def _size_of(variable: str, given: Any) -> int:
-    if not isinstance(given, int | np.integer):
-        raise SpecError(
-            f"warmup: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
-            "dict of all sizes stands by itself"
-        )
-    return _sizes_of(variable, given)[0]
-
-
-def _check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
-    if unknown := [v for v in sizes if v not in variables]:
-        raise SpecError(
-            f"warmup: there is no dimension {unknown[0]!r}; these arguments have "
-            f"{_listed(variables)}"
-        )
-
-
-def _listed(variables: Sequence[str]) -> str:
-    return ", ".join(map(repr, variables)) or "no open axis; name those that vary in dynamic_axes"
-
-
-def _check_count(count: int) -> None:
-    if count > MOST_LISTED:
-        raise SpecError(
-            f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
-        )
-
-
-def _is_strategy(sizes: Any) -> bool:
-    """Whether it has buckets; one's own strategies list theirs in ``boundaries``."""
-    return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
-
-
-def _sizes_of(variable: str, given: Any) -> list[int]:
-    if _is_strategy(given):
-        given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
-    if isinstance(given, range):
-        _check_count(len(given))
-    values: list[Any] = []
-    try:
-        values = [given] if isinstance(given, int | np.integer) else list(given)
-        found = [int(n) for n in values]
-    except (TypeError, ValueError):
-        found = []
-    wrong = not found or any(
-        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in values
-    )
-    if wrong:
-        raise SpecError(
-            f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "
-            "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
-            f"below it, got {given!r}"
-        )
-    return found
 
 
 def volume(sizes: Mapping[str, int]) -> int:

@@ -1,0 +1,119 @@
+"""The sizes that a warm-up is asked for, in whatever form they are given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bucketjit import strategies
+from bucketjit._errors import SpecError
+from bucketjit.strategies.listing import MOST_LISTED
+
+
+def combinations(
+    sizes: Any, variables: Sequence[str], own: Mapping[str, int]
+) -> list[dict[str, int]]:
+    """The sizes that a warm-up is for.
+
+    Args:
+        sizes: None; a dict of a variable to a size, to sizes, or to a strategy that has a largest
+            bucket; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
+        variables: The variables there are.
+        own: The sizes of the example.
+
+    Raises:
+        SpecError: It is none of these, or there is no such variable.
+    """
+    if sizes is None:
+        return [dict(own)]
+    if _is_strategy(sizes):
+        if len(variables) != 1:
+            raise SpecError(
+                f"warmup: {sizes!r} is for sizes of one dimension, and these arguments have "
+                f"{_listed(variables)}; give a dict of each to its sizes"
+            )
+        sizes = {variables[0]: sizes}
+    if hasattr(sizes, "bucket_of"):
+        sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
+    if isinstance(sizes, Mapping):
+        check_names(sizes, variables)
+        each = {v: _sizes_of(v, given) for v, given in sizes.items()}
+        count = int(np.prod([len(s) for s in each.values()], dtype=np.int64))
+        _check_count(count)
+        return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise SpecError(
+            f"warmup: sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
+            f"a plan, got {sizes!r}"
+        )
+    found = []
+    for one in sizes:
+        if not isinstance(one, Mapping):
+            raise SpecError(f"warmup: sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
+        check_names(one, variables)
+        found.append({v: _size_of(v, n) for v, n in one.items()})
+    return found
+
+
+def _size_of(variable: str, given: Any) -> int:
+    if not isinstance(given, int | np.integer):
+        raise SpecError(
+            f"warmup: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
+            "dict of all sizes stands by itself"
+        )
+    return _sizes_of(variable, given)[0]
+
+
+def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
+    """Hold the names of sizes to those of variables.
+
+    Raises:
+        SpecError: There is no such variable.
+    """
+    if unknown := [v for v in sizes if v not in variables]:
+        raise SpecError(
+            f"warmup: there is no dimension {unknown[0]!r}; these arguments have "
+            f"{_listed(variables)}"
+        )
+
+
+def _listed(variables: Sequence[str]) -> str:
+    return ", ".join(map(repr, variables)) or "no open axis; name those that vary in dynamic_axes"
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_LISTED:
+        raise SpecError(
+            f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
+        )
+
+
+def _is_strategy(sizes: Any) -> bool:
+    """Whether it has buckets; one's own strategies list theirs in ``boundaries``."""
+    return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
+
+
+def _sizes_of(variable: str, given: Any) -> list[int]:
+    if _is_strategy(given):
+        given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
+    if isinstance(given, range):
+        _check_count(len(given))
+    values: list[Any] = []
+    try:
+        values = [given] if isinstance(given, int | np.integer) else list(given)
+        found = [int(n) for n in values]
+    except (TypeError, ValueError):
+        found = []
+    wrong = not found or any(
+        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in values
+    )
+    if wrong:
+        raise SpecError(
+            f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "
+            "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
+            f"below it, got {given!r}"
+        )
+    return found
