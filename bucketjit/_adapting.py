@@ -310,12 +310,12 @@ def _compile(
     signed, call = kind.signed, kind.call
     at = at_sizes(signed, call.tokens, {**sizes, **bucket})
     wanted = engine.resolve(at)
-    if wanted.program is None or wanted.program in engine.refused:
+    if wanted.program is None:
         return
     with engine.lock:
         chosen = {**engine.bucket_of(wanted.program, wanted), **bucket}
-    if wanted.program.fits(chosen):
-        order = engine.orders.masked(at, wanted, chosen)
+    order = engine.orders.masked(at, wanted, chosen)
+    if wanted.program.fits(chosen) and not engine.refusals.of(order.key):
         engine.supply.prepare(
             order,
             first_run=True,

@@ -105,7 +105,7 @@ class Derivatives:
     def _refusal(self, signed: Signed, call: Call) -> MaskingError | None:
         if call.program is None:
             return call.refusal
-        return self._engine.refused.get(call.program) or _refused(signed, call.program)
+        return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
 
     def _function(self, signed: Signed, call: Call, program: Program) -> _autodiff.Bucketed:
         with self._engine.lock:

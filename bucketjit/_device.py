@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 _ALIGNMENT = 16  # bytes; XLA refuses operands that begin elsewhere
+_MOST = 2**31 - 1  # of int32
 
 
 class _Tensor(ctypes.Structure):
@@ -107,6 +108,17 @@ def _exports(dtype: Any, platform: str) -> bool:
         return False
 
 
+def can_pad(array: jax.Array, shape: tuple[int, ...]) -> bool:
+    """Whether `pad` takes an array to a shape: it counts elements in int32."""
+    return array.size > 0 and math.prod(shape) <= _MOST and can_view(array)
+
+
+def can_unpad(array: jax.Array, shape: tuple[int, ...]) -> bool:
+    """Whether `unpad` takes an array to a shape."""
+    is_front = array.shape[1:] == shape[1:]
+    return 0 not in shape and (is_front or array.size <= _MOST) and can_view(array)
+
+
 def can_view_from(array: jax.Array, row: int) -> bool:
     """Whether the memory of an array can be looked at from a row of its leading axis on."""
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
@@ -135,7 +147,7 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     of 16 bytes, once per remainder), not per size.
 
     Args:
-        array: One that `can_view` agrees to, with at least one element.
+        array: One that `can_pad` agrees to.
         shape: The padded shape.
 
     Returns:
@@ -158,8 +170,8 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The logical part of ``array``: a view if that is a prefix, else compacted first.
 
     Args:
-        array: One that `can_view` agrees to.
-        shape: The logical shape, with at least one element.
+        array: One that `can_unpad` agrees to.
+        shape: The logical shape.
 
     Returns:
         An array on the same device.

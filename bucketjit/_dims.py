@@ -21,6 +21,7 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit import _jax
+from bucketjit._errors import MaskingError
 
 Dim = Any  # int, or a symbolic dimension of jax.export
 Shape = tuple[Dim, ...]
@@ -66,11 +67,11 @@ def variables_of(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str, kind: str) -> Callable[..., Any]:
-    names = variables_of(text)
-    node = _parse(text)
-    if kind == "traced" and any(_is_beyond(n) for n in ast.walk(node)):
-        node = _WithinInt32().visit(copy.deepcopy(node))
-    code = f"lambda {', '.join(names)}: {ast.unparse(node)}"
+    return _function(text, _parse(text), kind)
+
+
+def _function(text: str, node: ast.expr, kind: str) -> Callable[..., Any]:
+    code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(node)}"
     return eval(compile(code, f"<dimension {text}>", "eval"), dict(_FUNCTIONS[kind]))  # noqa: S307
 
 
@@ -113,14 +114,6 @@ def shape_function(shape: Shape, variables: Sequence[str]) -> Callable[..., tupl
     parts = [str(d).replace("^", "**") for d in shape]
     code = f"lambda {', '.join(variables)}: ({''.join(p + ', ' for p in parts)})"
     return eval(compile(code, f"<shape {shape}>", "eval"), dict(_FUNCTIONS["int"]))  # noqa: S307
-
-
-def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array]) -> Any:
-    """The value of ``dim`` where the sizes are run-time int32 scalars."""
-    if isinstance(dim, int):
-        return dim
-    text = str(dim)
-    return _compiled(text, "traced")(*(sizes[v] for v in variables_of(text)))
 
 
 def _never_decreases(node: ast.expr) -> bool:
@@ -196,10 +189,12 @@ def _interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> R
                 return max(x[0], y[0]), max(x[1], y[1])
             if name == "min":
                 return min(x[0], y[0]), min(x[1], y[1])
-            if y[0] > 0 and name == "floordiv":
-                return corners(lambda a, b: a // b, x, y)
-            if y[0] > 0 and name == "mod":
-                return 0, min(y[1] - 1, x[1]) if x[0] >= 0 else y[1] - 1
+            if name == "floordiv":
+                largest = max(map(abs, x))
+                return corners(lambda a, b: a // b, x, y) if y[0] > 0 else (-largest, largest)
+            if name == "mod":
+                most = max(0, y[1] - 1)
+                return min(0, y[0] + 1), min(most, x[1]) if x[0] >= 0 < y[0] else most
     raise ValueError(f"cannot bound {ast.unparse(node)}")
 
 
@@ -235,7 +230,9 @@ def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     if _grows(node):
         return max(0, evaluate_text(text, hi))
     if math.prod(h - low + 1 for _, low, h in box) <= _LATTICE_LIMIT:
-        axes = [np.arange(low, h + 1) for _, low, h in box]
+        widest = max(map(abs, _reach(node, hi)))
+        exact = np.int64 if widest <= _MOST_OF_INT64 else object
+        axes = [np.arange(low, h + 1, dtype=exact) for _, low, h in box]
         grid = np.meshgrid(*axes, indexing="ij", sparse=True)
         with np.errstate(divide="ignore"):
             return max(0, int(np.max(_compiled(text, "array")(*grid))))
@@ -300,27 +297,69 @@ def _factors(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-_LEAST, _MOST = -(2**31), 2**31 - 1  # of int32, which sizes are at run time
+# --- the value at run time ------------------------------------------------------------------
+#
+# Sizes are int32 at run time, but what is computed on the way to one may be larger: that of
+# ``n * 750_000 // 1_000_000`` is, from n = 2864 on.
+
+_MOST, _MOST_OF_INT64 = 2**31 - 1, 2**63 - 1
 
 
-def _is_beyond(node: ast.AST) -> bool:
-    match node:
-        case ast.Constant(value=int() as value):
-            return not _LEAST <= value <= _MOST
-    return False
+def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[str, int]) -> Any:
+    """The value of ``dim`` where the sizes are run-time int32 scalars, at most those of a bucket.
+
+    Raises:
+        MaskingError: It takes integers of more than 64 bits.
+    """
+    if isinstance(dim, int):
+        return dim
+    text = str(dim)
+    names = variables_of(text)
+    function, is_wide = _traced(text, tuple((v, bucket[v]) for v in names))
+    values = [sizes[v] for v in names]
+    if not is_wide:
+        return function(*values)
+    with jax.enable_x64(True):
+        wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
+        return lax.convert_element_type(wide, np.int32)
 
 
-class _WithinInt32(ast.NodeTransformer):
-    """Leaves out what no size reaches: ``min(n, 9223372036854775807)`` is ``n``.
+@functools.lru_cache(maxsize=16384)
+def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
+    """The function of run-time sizes, and whether to give it int64."""
+    node = _Decided(dict(box)).visit(copy.deepcopy(_parse(text)))
+    least, most = _reach(node, dict(box))
+    if max(-least, most) > _MOST_OF_INT64:
+        raise MaskingError(
+            f"computing the size {text} takes integers of more than 64 bits in this bucket",
+            "choose smaller buckets, or compute on the size with jax.numpy",
+            in_bucket=True,
+        )
+    return _function(text, node, "traced"), max(-least, most) > _MOST
+
+
+def _not_int32(dim: Dim) -> MaskingError:
+    return MaskingError(
+        f"the size {dim} does not fit into int32 in this bucket",
+        "choose smaller buckets",
+        in_bucket=True,
+    )
+
+
+class _Decided(ast.NodeTransformer):
+    """Leaves out what no size decides: ``min(n, 9223372036854775807)`` is ``n``.
 
     Python's way to take all of an axis is ``x[: sys.maxsize]``.
     """
+
+    def __init__(self, hi: Mapping[str, int]) -> None:
+        self._lo, self._hi = dict.fromkeys(hi, 0), hi
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         assert isinstance(node.func, ast.Name)
         left, right = node.args
-        (a, b), (c, d) = _reached(left), _reached(right)
+        (a, b), (c, d) = (_interval(x, self._lo, self._hi) for x in node.args)
         match node.func.id:
             case "min" if b <= c:
                 return left
@@ -330,18 +369,22 @@ class _WithinInt32(ast.NodeTransformer):
                 return left
             case "max" if c >= b:
                 return right
-            case "mod" if a >= 0 and _is_beyond(right):
+            case "mod" if a >= 0 and b < c:
                 return left
-            case "floordiv" if a >= 0 and _is_beyond(right):
+            case "floordiv" if a >= 0 and b < c:
                 return ast.Constant(0)
         return node
 
 
-def _reached(node: ast.expr) -> Range:
-    """Bounds of a part of an expression whose value is one of int32."""
-    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    low, high = _interval(node, dict.fromkeys(names, 0), dict.fromkeys(names, _MOST))
-    return min(max(low, _LEAST), _MOST), min(max(high, _LEAST), _MOST)
+def _reach(node: ast.expr, hi: Mapping[str, int]) -> Range:
+    """Bounds of an expression and of all that is computed on the way, at sizes from 0 on."""
+    lo = dict.fromkeys(hi, 0)
+    bounds = [
+        _interval(part, lo, hi)
+        for part in ast.walk(node)
+        if isinstance(part, ast.expr) and getattr(part, "id", None) not in _FUNCTIONS["int"]
+    ]
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 class BucketSizes:
@@ -351,6 +394,9 @@ class BucketSizes:
         bucket: Padded size of each variable.
         values: Run-time logical size of each variable, int32 scalars.
         leaks: Constants that depend on the logical sizes, at padded sizes.
+
+    Raises:
+        MaskingError: A padded size is no int32, which sizes are at run time.
     """
 
     def __init__(
@@ -362,6 +408,9 @@ class BucketSizes:
     ) -> None:
         self.leaks = tuple(leaks)
         self.bucket = dict(bucket)
+        for variable, size in bucket.items():
+            if size > _MOST:
+                raise _not_int32(variable)
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
         # By identity: hashing an expression formats it. What is looked up is kept alive.
@@ -379,13 +428,20 @@ class BucketSizes:
         )
 
     def padded(self, dim: Dim) -> int:
-        """The padded size of a dimension: an upper bound of it over the whole bucket."""
+        """The padded size of a dimension: an upper bound of it over the whole bucket.
+
+        Raises:
+            MaskingError: Sizes and positions of that size are not int32, which they are at run
+                time.
+        """
         if isinstance(dim, int):
             return dim
         known = self._padded.get(id(dim))
         if known is None:
-            known = (dim, upper_bound(dim, self._lower, self.bucket))
-            self._padded[id(dim)] = known
+            size = upper_bound(dim, self._lower, self.bucket)
+            if size > _MOST:
+                raise _not_int32(dim)
+            known = self._padded[id(dim)] = (dim, size)
         return known[1]
 
     def _text(self, dim: Dim) -> str:
@@ -399,9 +455,27 @@ class BucketSizes:
         return tuple(map(self.padded, shape))
 
     def logical(self, dim: Dim) -> Any:
-        """The logical size of a dimension: an int, or an int32 scalar known at run time."""
-        value = evaluate_traced(dim, self.values)
-        return value if isinstance(value, int) else jnp.asarray(value, jnp.int32)
+        """The logical size of a dimension: an int, or an int32 scalar known at run time.
+
+        Raises:
+            MaskingError: It does not fit, or takes integers of more than 64 bits.
+        """
+        if isinstance(dim, int):
+            return dim
+        self.padded(dim)
+        if self._least(dim) < -_MOST:
+            raise _not_int32(dim)
+        return jnp.asarray(evaluate_traced(dim, self.values, self.bucket), jnp.int32)
+
+    def _least(self, dim: Dim) -> int:
+        """A lower bound of a dimension; 0 where it is not negative."""
+        text = self._text(dim)
+        variables = variables_of(text)
+        if _never_decreases(_parse(text)):
+            return 0
+        lo, hi = dict.fromkeys(variables, 0), {v: self.bucket[v] for v in variables}
+        least = _interval(_parse(text), lo, hi)[0]
+        return least if least >= -_MOST else -upper_bound_text(f"-({text})", self._lower, hi)
 
     def in_bounds(
         self,

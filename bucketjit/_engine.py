@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from bucketjit import _jax, strategies
@@ -36,6 +36,7 @@ from bucketjit._overflow import exactly, padded_sizes
 from bucketjit._padding import pad, plain
 from bucketjit._plan import Plan, Way, give_away
 from bucketjit._preloading import Preloading
+from bucketjit._refusals import Refusals
 from bucketjit._results import Change, Out, as_numpy, as_padded, at_leaves
 from bucketjit._route import (
     Given,
@@ -69,7 +70,7 @@ class Watcher(Protocol):
 class Preparer(Protocol):
     """Who is told of each call that is new before it runs; see `bucketjit._ahead`."""
 
-    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> None:
+    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Any) -> None:
         """Compile what calls like this one will need; ``key`` is that of its own executable."""
 
 
@@ -96,7 +97,7 @@ class Engine:
         routes: The warm path: ways to read the arguments.
         chunk_routes: Those of chunks, whose results are padded.
         relatives: Itself and the engines of derivatives, all that share cache and counters.
-        refused: Programs that cannot be masked, and why.
+        refusals: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
         watcher: Who is told of each call, or None.
         preparer: Who compiles what later calls will need, or None.
@@ -122,7 +123,7 @@ class Engine:
         self.orders = Orders(config, self.name, self.cache, self.preloading)
         self.routes = Routes()
         self.chunk_routes = Routes()
-        self.refused: dict[Program, MaskingError] = {}
+        self.refusals = Refusals()
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
         self.preparer: Preparer | None = None
@@ -139,7 +140,7 @@ class Engine:
             self.preloading.clear()
             self.routes.clear()
             self.chunk_routes.clear()
-            self.refused.clear()
+            self.refusals.clear()
             self.relatives.clear()
             self.relatives[self] = None
             self.splitter.clear()
@@ -187,7 +188,7 @@ class Engine:
                 signed.family.remember_refusal(call, signed.shapes)
             return result
         program.check_reshapes(call.sizes)
-        if (refusal := self.refused.get(program)) is not None:
+        if (refusal := self.refusals.of_program(program)) is not None:
             return self._fall_back(refusal, signed, call, out, given)
         try:
             with self.lock:
@@ -202,15 +203,15 @@ class Engine:
         key = self.orders.masked_key(program, bucket)
         if self.preparer is not None:
             self.preparer.prepare(self, signed, call, key)
-            if (refusal := self.refused.get(program)) is not None:
-                return self._fall_back(refusal, signed, call, out, given)
+        if (refusal := self.refusals.of(key)) is not None:
+            return self._fall_back(refusal, signed, call, out, given)
         try:
             entry, source, stands_in = self.supply.get(
                 key, lambda: self.orders.masked(signed, call, bucket)
             )
             compiled = source == "compile"
         except MaskingError as error:
-            self.refused[program] = error
+            self.refusals.note(key, error)
             return self._fall_back(error, signed, call, out, given)
         if self.config.check is not Check.OFF:
             try:
@@ -244,7 +245,7 @@ class Engine:
             return None
         call = self.resolve(signed)
         program = call.program
-        if program is None or program in self.refused:
+        if program is None:
             return None
         program.check_reshapes(call.sizes)
         try:
@@ -255,7 +256,7 @@ class Engine:
         except BucketOverflowError:
             return None
         key = self.orders.masked_key(program, bucket)
-        slot = self.cache.slot(key)
+        slot = None if self.refusals.of(key) else self.cache.slot(key)
         entry = None if slot is None else slot.entry
         if entry is None:
             return None
@@ -267,10 +268,9 @@ class Engine:
         return way
 
     def refuse(self, order: Order, refusal: MaskingError) -> None:
-        """Take note that the program of an order cannot be masked."""
-        program = order.key[0]
-        if isinstance(program, Program):
-            self.refused[program] = refusal
+        """Take note that the program of an order cannot be masked, or not in its bucket."""
+        if isinstance(order.key[0], Program):
+            self.refusals.note(order.key, refusal)
 
     def resolve(self, signed: Signed) -> Call:
         """The sizes and the program of a call; what is learnt from it is told."""

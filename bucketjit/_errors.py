@@ -123,13 +123,17 @@ class MaskingError(BucketJitError):
     Attributes:
         reason: One line: which primitive, which axis, why.
         remedy: What the user can do about it, or an empty string.
-        is_defect: Whether a rule failed, perhaps in this bucket only, where others refuse.
+        is_defect: Whether a rule failed, where others refuse.
+        in_bucket: Whether that is so in one bucket, and another one may do.
     """
 
-    def __init__(self, reason: str, remedy: str = "", *, is_defect: bool = False) -> None:
+    def __init__(
+        self, reason: str, remedy: str = "", *, is_defect: bool = False, in_bucket: bool = False
+    ) -> None:
         self.reason = reason
         self.remedy = remedy
         self.is_defect = is_defect
+        self.in_bucket = in_bucket or is_defect
         super().__init__(f"{reason} ({remedy})" if remedy else reason)
 
 

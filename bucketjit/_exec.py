@@ -173,6 +173,12 @@ class BucketedExec(Builders, Views):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with(fn=copy.deepcopy(self._config.fn, memo))
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
+            "function again where it is needed (with_persistence shares what is compiled)"
+        )
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A method, where the function is one of a class, as with ``jax.jit``."""
         return self if instance is None else MethodType(self, instance)

@@ -292,7 +292,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
         )
         return _explained_exact(engine, signed, call, refusal)
     call.program.check_reshapes(call.sizes)
-    if (known := engine.refused.get(call.program)) is not None:
+    if (known := engine.refusals.of_program(call.program)) is not None:
         return _explained_exact(engine, signed, call, known)
     try:
         with engine.lock:

@@ -124,16 +124,18 @@ class _Walk:
         if any(isinstance(x, _SCALARS) for x in operands):
             operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
         operands = self._stand_ins.operands(eqn, operands)
-        ctx = RuleContext(
-            *(eqn, self._sizes, self.run, operands, ever_read),
-            *(self._known, self._stand_ins, self._hidden),
-        )
         try:
+            ctx = RuleContext(
+                *(eqn, self._sizes, self.run, operands, ever_read),
+                *(self._known, self._stand_ins, self._hidden),
+            )
             out = rule(ctx, *operands)
         except MaskingError as error:
             if "[" in error.reason:  # an inner equation has said where
                 raise
-            raise MaskingError(error.reason + _where(eqn), error.remedy) from error
+            raise MaskingError(
+                error.reason + _where(eqn), error.remedy, in_bucket=error.in_bucket
+            ) from error
         except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
             raise
         except Exception as error:

@@ -55,7 +55,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         data = jax.random.key_data(value)
         words = pad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-    if not _in_host_memory(value.sharding) and value.size and _device.can_view(value):
+    if not _in_host_memory(value.sharding) and _device.can_pad(value, shape):
         return _jax.placed_like(_device.pad(value, shape), value, False)
     return placed_beside(_pad_host(np.asarray(value), shape), value)
 
@@ -143,7 +143,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         data = jax.random.key_data(value)
         words = unpad(data, (*shape, *data.shape[value.ndim :]))
         return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-    if not _in_host_memory(value.sharding) and 0 not in shape and _device.can_view(value):
+    if not _in_host_memory(value.sharding) and _device.can_unpad(value, shape):
         return _jax.placed_like(_device.unpad(value, shape), value, weak_type)
     part = cut(np.asarray(value), shape)
     return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)

@@ -240,14 +240,22 @@ class RuleContext:
             if (is_symbolic(a) or is_symbolic(b)) and str(a) != str(b):
                 self.refuse(f"an axis of size {a} meets one of size {b}, which it must equal")
 
-    def refuse(self, reason: str, remedy: str = "") -> NoReturn:
+    def refuse(self, reason: str, remedy: str = "", *, in_bucket: bool = False) -> NoReturn:
         """Say that this equation cannot be masked; the call then runs exact, or raises.
+
+        Args:
+            reason: One line: which axis, why.
+            remedy: What the user can do about it.
+            in_bucket: Whether that is so in this bucket, and smaller ones may do. Calls in others
+                are masked all the same.
 
         Raises:
             MaskingError: Always. The primitive and the source line are added to the reason.
         """
         raise MaskingError(
-            f"{self.primitive.name}: {reason}", remedy or "leave the axis static (None or _)"
+            f"{self.primitive.name}: {reason}",
+            remedy or "leave the axis static (None or _)",
+            in_bucket=in_bucket,
         )
 
 

@@ -415,17 +415,14 @@ def orders_for(
             call = engine.resolve(at)
             refusal: MaskingError | None = call.refusal
             if call.program is not None:
-                refusal = engine.refused.get(call.program)
+                refusal = engine.refusals.of_program(call.program)
             if call.program is None and refusal is None and all(map(all, at.shapes)):
                 order = engine.orders.exact(at, call.sizes)  # no axis is open
                 found.setdefault(order.key, order)
                 continue
             if call.program is None or refusal is not None:
-                if refusal is not None and engine.config.fallback is Fallback.ERROR:
-                    raise FallbackError(refusal.reason, refusal.remedy)
-                why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
-                order = engine.orders.exact(at, call.sizes)
-                exact[FrozenDict(chosen or order.sizes)] = Unmasked(why, order, call, at.shapes)
+                one = _unmasked(engine, at, call, refusal)
+                exact[FrozenDict(chosen or one.order.sizes)] = one
                 continue
             try:
                 with engine.lock:
@@ -439,11 +436,21 @@ def orders_for(
                 order = engine.orders.exact(at, call.sizes)
             else:
                 order = engine.orders.masked(at, call, bucket)
+                if (refusal := engine.refusals.of(order.key)) is not None:
+                    exact[FrozenDict(chosen or call.sizes)] = _unmasked(engine, at, call, refusal)
+                    continue
         except Exception as error:  # of the function at these sizes, perhaps
             failed.append((FrozenDict(chosen), in_one_line(error)))
             continue
         found.setdefault(order.key, order)
     return Asked(list(found.values()), exact, failed, list(waiting))
+
+
+def _unmasked(engine: Engine, at: Signed, call: Call, refusal: MaskingError | None) -> Unmasked:
+    if refusal is not None and engine.config.fallback is Fallback.ERROR:
+        raise FallbackError(refusal.reason, refusal.remedy)
+    why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
+    return Unmasked(why, engine.orders.exact(at, call.sizes), call, at.shapes)
 
 
 def _asked(

@@ -31,6 +31,7 @@ from bucketjit._dims import (
     upper_bound_text,
     variables_of,
 )
+from bucketjit._errors import MaskingError
 
 VARIABLES = ("b", "s", "t")
 
@@ -94,21 +95,85 @@ def test_evaluate(text: str, numbers: list[int]) -> None:
     assert evaluate_text(text, sizes) == python_value(text, sizes)
 
 
-@hypothesis.given(expressions(), st.lists(st.integers(1, 20), min_size=3, max_size=3))
-@hypothesis.settings(deadline=None, max_examples=40)
+class Dim:
+    """Stands for a symbolic dimension: its text is all that is used."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@hypothesis.given(expressions(), st.lists(st.integers(1, 50_000), min_size=3, max_size=3))
+@hypothesis.settings(deadline=None, max_examples=60)
 def test_evaluate_traced_is_evaluate(text: str, numbers: list[int]) -> None:
     sizes = dict(zip(VARIABLES, numbers, strict=True))
     want = evaluate_text(text, sizes)
     hypothesis.assume(abs(want) < 2**31)
-    at = BucketSizes(sizes, {}, {v: jnp.int32(n) for v, n in sizes.items()})
+    bucket = {v: 2 * n for v, n in sizes.items()}
+    try:
+        got = evaluate_traced(Dim(text), {v: jnp.int32(n) for v, n in sizes.items()}, bucket)
+    except MaskingError:
+        hypothesis.reject()  # of more than 64 bits
+    assert int(got) == want
 
-    class Dim:
-        """Stands for a symbolic dimension: its text is all that is used."""
 
-        def __str__(self) -> str:
-            return text
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("floordiv(n^3 - 3*n^2 + 2*n, 6)", 2000),
+        ("floordiv(750000*n, 1000000)", 4000),
+        ("mod(2654435761*n, 1000)", 3001),
+        ("mod(-1*n^3 + 7, 11)", 3001),
+        ("min(n^4, 1000)", 20_000),
+        ("floordiv(1000000000*n, n + 1)", 4000),
+    ],
+)
+def test_what_a_size_is_computed_by_may_be_larger_than_int32(text: str, size: int) -> None:
+    traced = jax.jit(lambda n: evaluate_traced(Dim(text), {"n": n}, {"n": 2 * size}))
+    assert int(traced(np.int32(size))) == evaluate_text(text, {"n": size})
+    assert traced(np.int32(size)).dtype == np.int32
 
-    assert int(evaluate_traced(Dim(), at.values)) == want
+
+@pytest.mark.parametrize("text", ["n^7", "floordiv(n^7, 1000000)", "mod(n^9, 5)"])
+def test_what_takes_more_than_64_bits_is_refused_in_that_bucket(text: str) -> None:
+    evaluate_traced(Dim(text), {"n": jnp.int32(2)}, {"n": 4})
+    with pytest.raises(MaskingError, match="more than 64 bits in this bucket") as raised:
+        evaluate_traced(Dim(text), {"n": jnp.int32(2)}, {"n": 10_000})
+    assert raised.value.in_bucket
+
+
+@pytest.mark.parametrize("text", ["n^2", "5 - n^2", "2*n"])
+def test_sizes_that_are_not_int32_are_refused_in_that_bucket(text: str) -> None:
+    for bucket, fits in ((40_000, True), (2**31 - 1, False)):
+        sizes = BucketSizes({"n": bucket}, {}, {"n": jnp.int32(7)})
+        if fits:
+            assert int(sizes.logical(Dim(text))) == evaluate_text(text, {"n": 7})
+        else:
+            with pytest.raises(MaskingError, match="does not fit into int32") as raised:
+                sizes.logical(Dim(text))
+            assert raised.value.in_bucket
+    with pytest.raises(MaskingError, match="does not fit into int32"):
+        BucketSizes({"n": 2**31}, {}, {})
+
+
+def test_a_bound_that_is_enumerated_does_not_wrap() -> None:
+    text = "mod(n^7, 13) + floordiv(n^9, 1000000000000000000000)"
+    bound = upper_bound_text(text, {"n": 1}, {"n": 1000})
+    assert bound == max(evaluate_text(text, {"n": n}) for n in range(1, 1001))
+
+
+@hypothesis.given(
+    expressions(), expressions(), st.lists(st.integers(1, 2000), min_size=3, max_size=3)
+)
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_bounds_hold_of_divisors_of_any_sign(one: str, other: str, numbers: list[int]) -> None:
+    sizes = dict(zip(VARIABLES, numbers, strict=True))
+    hypothesis.assume(evaluate_text(other, sizes) != 0)
+    lo, hi = dict.fromkeys(VARIABLES, 1), dict.fromkeys(VARIABLES, 2000)
+    for text in (f"mod({one}, {other})", f"floordiv({one}, {other})", f"-mod({one}, {other})"):
+        assert upper_bound_text(f"{text} + 0*(b*s*t)", lo, hi) >= evaluate_text(text, sizes)
 
 
 BEYOND = (2**31, 2**32 + 3, 2**63 - 1)
@@ -132,7 +197,9 @@ BEYOND = (2**31, 2**32 + 3, 2**63 - 1)
 def test_sizes_do_not_reach_what_int32_does_not_hold(text: str, beyond: int) -> None:
     text = text.format(beyond)
     for b, s in ((1, 1), (7, 5), (4000, 3)):
-        traced = evaluate_traced(text, {"b": jnp.int32(b), "s": jnp.int32(s)})
+        traced = evaluate_traced(
+            text, {"b": jnp.int32(b), "s": jnp.int32(s)}, {"b": 2 * b, "s": 2 * s}
+        )
         assert int(traced) == evaluate_text(text, {"b": b, "s": s})
 
 
@@ -222,9 +289,8 @@ def test_upper_bound_of_jax_dimensions() -> None:
 
 
 def test_an_expression_that_cannot_be_bounded_is_refused() -> None:
-    lo, hi = dict.fromkeys("bst", 1), dict.fromkeys("bst", 10**6)
     with pytest.raises(ValueError, match="cannot bound"):
-        upper_bound_text("mod(b, s - t)", lo, hi)
+        upper_bound_text("b / s", dict.fromkeys("bs", 1), dict.fromkeys("bs", 10**6))
 
 
 @hypothesis.given(
@@ -305,7 +371,7 @@ def test_every_dimension_that_jax_prints_can_be_read() -> None:
             want = int(dim._evaluate(sizes)) if is_symbolic(dim) else dim
             assert evaluate(dim, sizes) == want
             values = {v: jnp.int32(n) for v, n in sizes.items()}
-            assert int(evaluate_traced(dim, values)) == want
+            assert int(evaluate_traced(dim, values, sizes)) == want
             assert shape_function((dim, 2), ("b", "s"))(**sizes) == (want, 2)
 
 

@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_family _independence",
         "rules _interpret",
         "_check _config _signing _executable _single_threaded _chunk_device",
-        "_building _lowered_types _first_run _workers",
+        "_refusals _building _lowered_types _first_run _workers",
         "_supply _plan _route _overflow _splitting _split_plan _preloading _loading _chunked_log",
         "_orders _progress _asked_sizes",
         "_builders _engine",

@@ -113,7 +113,7 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
             continue
         for family in relative.signer.families():
             for inputs, program in family.programs():
-                refusal = relative.refused.get(program)
+                refusal = relative.refusals.of_program(program)
                 found.append(
                     ProgramStats(
                         inputs=inputs,

@@ -113,8 +113,9 @@ class Slide:
         outs, taps = ctx.padded(self.out), ctx.padded(self.window)
         if outs * taps > UNFOLD_LIMIT:
             ctx.refuse(
-                f"windows of size {self.window} at stride {self.stride} would need "
-                f"{outs} * {taps} elements laid out"
+                f"windows of size {self.window} at stride {self.stride} would need more than "
+                f"{UNFOLD_LIMIT:,} elements laid out in this bucket",
+                in_bucket=True,
             )
         if outs == 1 and (self.low, self.base_dilation, self.window_dilation) == (0, 1, 1):
             tap = jnp.arange(taps, dtype=jnp.int32)

@@ -62,7 +62,9 @@ def scaled_dot(ctx: RuleContext, *operands: Any) -> Any:
         for axis in axes:
             size, count = ctx.in_shapes[side][axis], ctx.in_shapes[2 + side][axis]
             if not _whole_blocks(size, count, sides[side].shape[axis], scales[side].shape[axis]):
-                ctx.refuse("a padded axis would not consist of whole blocks of one scale")
+                ctx.refuse(
+                    "a padded axis would not consist of whole blocks of one scale", in_bucket=True
+                )
     return ctx.bind(*sides, *scales)
 
 

@@ -47,7 +47,7 @@ def convolution(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     """Zeros on every axis that is contracted or read beyond its end, then a plain convolution."""
     axes = [_Axis(ctx, i) for i in range(len(ctx.params["window_strides"]))]
     _check(ctx, axes)
-    if 0 in ctx.padded_shape(ctx.out_shapes[0]):
+    if 0 in (*ctx.padded_shape(ctx.out_shapes[0]), *lhs.shape, *rhs.shape):
         return zeros(ctx)[0]
     lhs, rhs = _fill(ctx, lhs, rhs, axes)
     out = fit(ctx, _convolve(ctx, lhs, rhs, axes))

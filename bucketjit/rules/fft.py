@@ -37,7 +37,10 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
         return jnp.zeros(ctx.padded_shape(ctx.out_shapes[0]), ctx.out_avals[0].dtype)
     for length in lengths.values():
         if ctx.padded(length) > CHIRP_LIMIT and is_symbolic(length):
-            ctx.refuse(f"a transform of symbolic length {length}, padded beyond {CHIRP_LIMIT}")
+            ctx.refuse(
+                f"a transform of symbolic length {length}, padded beyond {CHIRP_LIMIT}",
+                in_bucket=True,
+            )
     inverse, last = kind in ("IFFT", "IRFFT"), axes[-1]
     x = operand
     if kind == "RFFT":

@@ -169,7 +169,9 @@ def _per_key(keys: Any, draw: Callable[[Any], Any]) -> Any:
 def _total(ctx: RuleContext, shape: Sequence[Any], bits: int) -> Any:
     """Run-time number of words in ``prod(shape)`` draws of so many bits."""
     if math.prod(ctx.padded_shape(shape)) * bits // 32 + 1 >= _WORD:
-        ctx.refuse("more than 2**32 words in one draw without jax_threefry_partitionable")
+        ctx.refuse(
+            "more than 2**32 words in one draw without jax_threefry_partitionable", in_bucket=True
+        )
     total = jnp.uint32(1)
     for size in shape:
         total = total * jnp.asarray(ctx.logical(size), jnp.uint32)

@@ -47,7 +47,7 @@ def _regroup(ctx: RuleContext, array: Any, axis: int, old: Shape, new: Shape) ->
     if not any(map(is_symbolic, (*old[1:], *new[1:]))):
         return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
     if max(flat.shape[axis], math.prod(target)) > 2**31 - 1:
-        ctx.refuse(f"{flat.shape[axis]} positions are too many to compute with int32")
+        ctx.refuse("it has more positions than int32 holds in this bucket", in_bucket=True)
     position = _ravel(target, _strides([ctx.logical(d) for d in new]))
     source = _unravel(position, [ctx.logical(d) for d in old], ctx.padded_shape(old))
     return jnp.take(flat, source, axis=axis, mode="clip")

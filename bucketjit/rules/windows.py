@@ -257,6 +257,8 @@ def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
 def _scatter_selected(ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Any) -> Any:
     """Add the source of each window where its selected element came from (a window of any size)."""
     count = math.prod(operand.shape)
+    if count > 2**31 - 1:
+        ctx.refuse("its operand has more positions than int32 holds in this bucket", in_bucket=True)
     origin = jnp.arange(count, dtype=jnp.int32).reshape(operand.shape)
     inits = (_worst(ctx, operand.dtype), np.int32(count))
     pair = (operand, origin)
