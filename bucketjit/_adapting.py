@@ -17,11 +17,10 @@ from bucketjit._engine import Engine
 from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_line
 from bucketjit._events import Event
 from bucketjit._family import Call
-from bucketjit._lowered_types import without_values
+from bucketjit._lowered_types import at_sizes, without_values
 from bucketjit._signing import Signed
 from bucketjit._supply import Cleared
 from bucketjit._trace import Program
-from bucketjit._warmup import at_sizes
 from bucketjit._workers import Workers
 
 _EVERY = 64  # calls between two looks for a better plan

@@ -96,7 +96,11 @@ def _is_axis_names(entry: Any) -> bool:
 
 
 def entries_of_arguments(
-    spec: Any, n_positional: int, names: Sequence[str], keywords: Sequence[str]
+    spec: Any,
+    n_positional: int,
+    names: Sequence[str],
+    keywords: Sequence[str],
+    others: Sequence[str] | None = (),
 ) -> tuple[list[Any], dict[str, Any]]:
     """Split ``dynamic_axes`` into an entry per positional argument and per keyword.
 
@@ -105,6 +109,7 @@ def entries_of_arguments(
         n_positional: How many positional arguments the call has.
         names: Parameter names of the positional arguments, as far as they are known.
         keywords: Names of the keyword arguments of the call.
+        others: Names of keyword-only parameters; None if the function takes any name.
 
     Returns:
         Entries of the positional and of the keyword arguments; None where there is none.
@@ -113,17 +118,20 @@ def entries_of_arguments(
         SpecError: The form is none of the documented ones, or names an unknown argument.
     """
     if isinstance(spec, str | Anonymous) or is_leaf_entry(spec):
-        if n_positional + len(keywords) != 1:
+        if (count := n_positional + len(keywords)) != 1:
+            remedy = "; for several, give a tuple with one entry per argument" if count else ""
             raise SpecError(
                 f"dynamic_axes={spec!r} describes one argument, but the call has "
-                f"{n_positional + len(keywords)}; give a tuple with one entry per argument"
+                f"{count or 'none'}{remedy}"
             )
         return ([spec], {}) if n_positional else ([], {keywords[0]: spec})
     if isinstance(spec, Mapping):
-        unknown = [k for k in spec if k not in names and k not in keywords]
-        if unknown and not _optional(unknown, names):
+        known = [*names, *keywords, *(others or ())]
+        unknown = [k for k in spec if k not in known]
+        if unknown and names and others is not None:
             raise SpecError(
-                f"dynamic_axes names arguments {unknown}; this function has {list(names)}"
+                f"dynamic_axes names arguments {unknown}; this function has "
+                f"{list(dict.fromkeys(known))}"
             )
         return [spec.get(n) for n in names[:n_positional]], {k: spec.get(k) for k in keywords}
     if not isinstance(spec, tuple | list):
@@ -132,21 +140,18 @@ def entries_of_arguments(
             f"or one entry for a function of one argument; got {spec!r}"
         )
     entries, by_name = list(spec), {}
-    if len(entries) > n_positional and _is_keyword_entry(entries, names, keywords):
+    has_names = len(entries) > n_positional and _is_keyword_entry(entries, names, keywords)
+    if has_names:
         by_name = dict(entries.pop())
     for name, entry in zip(names[n_positional:], entries[n_positional:], strict=False):
         by_name.setdefault(name, entry)
-    if len(spec) > max(len(names), n_positional) + bool(by_name):
+    if len(spec) > max(len(names), n_positional) + has_names:
         raise SpecError(
             f"dynamic_axes has {len(spec)} entries, but the function takes {n_positional} "
             f"positional arguments in this call; give one entry per argument (None: static)"
         )
     entries += [None] * (n_positional - len(entries))
     return entries[:n_positional], {k: by_name.get(k) for k in keywords}
-
-
-def _optional(unknown: Sequence[str], names: Sequence[str]) -> bool:
-    return not names and bool(unknown)
 
 
 def _is_keyword_entry(
@@ -288,6 +293,10 @@ def _split(text: str) -> list[str]:
 def _checked(token: str, path: str) -> str:
     if token == STATIC or token.isdigit():
         return token
+    if not token:
+        raise SpecError(
+            f"dynamic_axes of {path}: '' is not a size; an axis is a name, or _ where it is static"
+        )
     if words := [w for w in re.findall(r"\w+", token) if keyword.iskeyword(w)]:
         raise SpecError(
             f"dynamic_axes of {path}: {words[0]!r} is a keyword of Python and cannot name a size"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -250,8 +250,7 @@ class Builders:
         Returns:
             A new executor.
         """
-        _check_bound("maxsize", maxsize)
-        return self._with(maxsize=maxsize)
+        return self._with(maxsize=_bound("maxsize", maxsize))
 
     def with_plan(self, plan: Any) -> Self:
         """Choose the buckets of several dimension variables together.
@@ -269,8 +268,12 @@ class Builders:
         Raises:
             StrategyContractError: It is no such object.
         """
-        if isinstance(plan, type) or not (
-            callable(getattr(plan, "bucket_of", None)) and hasattr(plan, "dims")
+        dims = getattr(plan, "dims", None)
+        if (
+            isinstance(plan, type)
+            or not callable(getattr(plan, "bucket_of", None))
+            or not isinstance(dims, Collection)
+            or not all(isinstance(d, str) for d in dims)
         ):
             raise StrategyContractError(
                 f"a joint plan is an object with dims and bucket_of(sizes), got {plan!r}"
@@ -391,8 +394,7 @@ class Builders:
         Raises:
             SpecError: An option is malformed.
         """
-        for name, bound in (("maxsize", maxsize), ("max_bytes", max_bytes)):
-            _check_bound(name, bound)
+        maxsize, max_bytes = _bound("maxsize", maxsize), _bound("max_bytes", max_bytes)
         if policy not in POLICIES:
             raise SpecError(f"policy must be one of {POLICIES}, got {policy!r}")
         if isinstance(hysteresis, bool) or not isinstance(hysteresis, int) or hysteresis < 0:
@@ -443,11 +445,11 @@ class Builders:
             SpecError: A number is not a positive int, or ``process`` is no bool.
         """
         for name, number in (("workers", workers), ("queue", queue)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            if not is_positive_int(number):
                 raise SpecError(f"{name} must be a positive int, got {number!r}")
         if not isinstance(process, bool):
             raise SpecError(f"process must be True or False, got {process!r}")
-        return self._with(background=Background(workers, queue, process))
+        return self._with(background=Background(int(workers), int(queue), process))
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
         """Compile all that the strategies list with the first call that a program serves.
@@ -551,7 +553,7 @@ class Builders:
             >>> double.stats().compiles, again.stats().compiles, again.stats().loads
             (1, 0, 1)
         """
-        _check_bound("max_bytes", max_bytes)
+        max_bytes = _bound("max_bytes", max_bytes)
         if directory is None:
             return self._with(persistence=Persistent())
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
@@ -566,7 +568,9 @@ class Builders:
         return self._with(persistence=Persistent(str(path), max_bytes))
 
 
-def _check_bound(name: str, bound: Any) -> None:
-    wrong = isinstance(bound, bool) or not isinstance(bound, int | None)
-    if wrong or (bound is not None and bound < 1):
+def _bound(name: str, bound: Any) -> int | None:
+    if bound is None:
+        return None
+    if not is_positive_int(bound):
         raise SpecError(f"{name} must be a positive int or None, got {bound!r}")
+    return int(bound)

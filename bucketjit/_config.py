@@ -74,7 +74,7 @@ class CompileBudget:
 
     def __post_init__(self) -> None:
         limits: tuple[tuple[str, Any, Any, str], ...] = (
-            ("compiles", self.compiles, int, "a whole number, 0 or more"),
+            ("compiles", self.compiles, int | np.integer, "a whole number, 0 or more"),
             ("seconds", self.seconds, int | float, "0 or more"),
         )
         for name, limit, kinds, what in limits:

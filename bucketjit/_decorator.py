@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 from bucketjit import strategies
 from bucketjit._check import Check
@@ -19,6 +19,35 @@ _NAMED: Mapping[str, Callable[[], Strategy]] = {
     "pow2": strategies.Pow2,
     "exact": strategies.Exact,
 }
+
+
+class Options(TypedDict, total=False):
+    """What `jit` takes beside the function, for type checkers."""
+
+    buckets: Buckets | Mapping[str, Buckets]
+    dynamic_axes: Any
+    constraints: Sequence[str]
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    fallback: Fallback
+    check: Check
+    out: str
+    overflow: Overflow | str | Mapping[str, Overflow | str]
+    compile_budget: CompileBudget | int | None
+    compiler_options: Mapping[str, Any] | None
+    maxsize: int | None
+
+
+@overload
+def jit(fn: Callable[..., Any], **options: Unpack[Options]) -> BucketedExec: ...
+
+
+@overload
+def jit(
+    fn: None = None, **options: Unpack[Options]
+) -> Callable[[Callable[..., Any]], BucketedExec]: ...
 
 
 def jit(

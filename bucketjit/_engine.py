@@ -31,6 +31,7 @@ from bucketjit._executable import (
     sizes_argument,
 )
 from bucketjit._family import Call
+from bucketjit._open_outs import open_outs
 from bucketjit._orders import Orders
 from bucketjit._overflow import exactly, padded_sizes
 from bucketjit._padding import pad, plain
@@ -336,13 +337,17 @@ class Engine:
         given: Given | None = None,
         program: Program | None = None,
         reason: str | None = None,
+        is_call: bool = True,
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
+        sizes = sizes or signed.family.guessed_sizes(signed.shapes)
         key = self.orders.exact_key(signed)
         entry, source, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
-        finish = _exact_finisher(entry, program, out)
+        finish = _exact_finisher(entry, signed, program, out)
         result = entry.run(None, args, kwargs)
         result = result if finish is None else finish(result)
+        if not is_call:
+            return result
         line = Line(sizes, reason=reason)
         self.counters.call(line, source == "compile")
         if given is not None and self.config.check is Check.OFF:
@@ -378,7 +383,9 @@ class Engine:
                     if self.counters.counts(way.lines):
                         self._keep(given, *given.routes.of(layout), way)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
-            other = self._run_exact(signed, call.sizes, Out.JAX, program=call.program)
+            other = self._run_exact(
+                signed, call.sizes, Out.JAX, program=call.program, is_call=False
+            )
             if problem := compare(result, other, "the run in one piece", False):
                 raise failed(self.name, problem, "")
         args, _ = signed.tree.unflatten(signed.leaves)
@@ -398,7 +405,7 @@ class Engine:
             results = [run_poisoned(entry, signed, call, i, out) for i in range(len(POISONS))]
             result, other, what = results[0], results[1], "the same call with other padding"
             to_the_bit = True
-            self.counters.call(Line(call.sizes), compiled)
+            self.counters.call(_line(entry, call, signed), compiled)
         else:
             sizes = sizes_argument(call, entry.leak_shapes)
             result = self._run(entry, sizes, signed, finish)
@@ -406,7 +413,7 @@ class Engine:
             if entry.checked and self.config.check is not Check.EXACT_ALWAYS:
                 return result
             other, what, to_the_bit = (
-                self._run_exact(signed, call.sizes, Out.JAX),
+                self._run_exact(signed, call.sizes, Out.JAX, is_call=False),
                 "the unpadded run",
                 False,
             )
@@ -571,13 +578,15 @@ def _line(entry: Executable, call: Call, signed: Signed) -> Line:
     return Line(logical, entry.sizes, real, total, entry.flops)
 
 
-def _exact_finisher(entry: Executable, program: Program | None, out: Out) -> Change | None:
+def _exact_finisher(
+    entry: Executable, signed: Signed, program: Program | None, out: Out
+) -> Change | None:
     if out is Out.JAX:
         return None
     change = as_numpy if out is Out.NUMPY else as_padded
     opened: Sequence[int] = range(entry.out_tree.num_leaves)
-    if out is Out.PADDED and program is not None:
-        opened = program.open_outs
+    if out is Out.PADDED:
+        opened = open_outs(entry, signed) if program is None else program.open_outs
     return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
 
 

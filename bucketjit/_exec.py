@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
@@ -122,6 +122,8 @@ class BucketedExec(Builders, Views):
             compile_budget = CompileBudget(compile_budget)
         if isinstance(constraints, str):
             constraints = (constraints,)
+        if not isinstance(constraints, Iterable):
+            raise SpecError(f"constraints must be a list such as ['s >= 4'], got {constraints!r}")
         for text in constraints:
             if not isinstance(text, str):
                 raise SpecError(f"constraints: expected text such as 's >= 4', got {text!r}")

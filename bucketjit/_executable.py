@@ -51,6 +51,8 @@ class Executable:
         loaded: Whether it was read from a file, and not compiled; see `bucketjit._persistence`.
         checked: Whether a call of it was found to equal its unpadded run (`Check.EXACT`).
         origin: The call that it was first wanted for, without its arrays; None if not known.
+        open_outs: Positions of the results with open axes where it runs exact and no program tells;
+            None as long as nobody asked, see `bucketjit._open_outs`.
         signatures: How many signatures of arguments, placement included, it knows.
         to_host: Does what ``function`` does, but results that are there in host memory when it
             returns, and would go to JAX's default device, may be NumPy's.
@@ -74,6 +76,7 @@ class Executable:
     loaded: bool = False
     origin: Origin | None = None
     checked: bool = False
+    open_outs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.count_signatures = _jax.signature_counter(self.compiles)

@@ -273,6 +273,10 @@ class Family:
         names = {} if self._named else next(self._guesses(shapes, self._anonymous_axes(shapes)), {})
         return self._with_axes(shapes, names)
 
+    def guessed_sizes(self, shapes: Shapes) -> dict[str, int]:
+        """The sizes along `guessed_tokens`, for the statistics of calls without a program."""
+        return bind_sizes(self.guessed_tokens(shapes), shapes, self.paths)
+
     # --- the first call ---
 
     def _first(self, shapes: Shapes) -> Call:

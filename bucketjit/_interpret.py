@@ -130,6 +130,7 @@ class _Walk:
                 *(self._known, self._stand_ins, self._hidden),
             )
             out = rule(ctx, *operands)
+            outs = list(out) if eqn.primitive.multiple_results else [out]
         except MaskingError as error:
             if "[" in error.reason:  # an inner equation has said where
                 raise
@@ -145,19 +146,31 @@ class _Walk:
                 "this is a defect of the rule",
                 is_defect=True,
             ) from error
-        outs = list(out) if eqn.primitive.multiple_results else [out]
-        for value, aval in zip(outs, ctx.out_avals, strict=True):
-            expected = self._sizes.padded_shape(getattr(aval, "shape", ()))
-            if hasattr(value, "shape") and tuple(value.shape) != expected:
-                raise MaskingError(
-                    f"{name}: its rule gave shape {tuple(value.shape)}, expected {expected} "
-                    f"for {aval}{_where(eqn)}",
-                    "this is a defect of the rule",
-                    is_defect=True,
-                )
+        if wrong := self._not_as_traced(outs, ctx.out_avals):
+            raise MaskingError(
+                f"{name}: its rule gave {wrong}{_where(eqn)}",
+                "this is a defect of the rule",
+                is_defect=True,
+            )
         if ctx.stands(out):  # of what else a rule may do, nothing is known
             self._known.follow(eqn, operands, outs)
         return outs
+
+    def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:
+        """What of a rule's results has another type than in the program, and what it should be."""
+        if len(outs) != len(avals):
+            return f"{len(outs)} results, expected {len(avals)}"
+        for value, aval in zip(outs, avals, strict=True):
+            if not _jax.is_shaped(aval):  # a token
+                continue
+            expected = self._sizes.padded_shape(aval.shape)
+            if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+                return f"{type(value).__name__}, expected an array of shape {expected} for {aval}"
+            if tuple(value.shape) != expected:
+                return f"shape {tuple(value.shape)}, expected {expected} for {aval}"
+            if value.dtype != aval.dtype:
+                return f"dtype {value.dtype}, expected {aval.dtype} for {aval}"
+        return ""
 
     def _look_inside(self, eqn: Any, operands: list[Any]) -> list[Any]:
         try:

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from bucketjit import _jax
-from bucketjit._axes import STATIC
-from bucketjit._dims import upper_bound_text
-from bucketjit._errors import StrategyContractError
+from bucketjit._axes import STATIC, Tokens
+from bucketjit._dims import evaluate_text, upper_bound_text
+from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import shown
 from bucketjit._executable import SignatureChanged
 from bucketjit._family import Call, Family
@@ -52,6 +52,35 @@ def padded_leaf_shapes(
 def can_be(shape: Sequence[int], dtype: Any) -> bool:
     """Whether an array can have a shape; XLA counts bytes in 64 bits, and ends the process."""
     return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
+
+
+def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
+    """The same call at other sizes; its leaves say type and placement only.
+
+    Raises:
+        SpecError: No array can have them.
+    """
+    shapes: list[tuple[int, ...]] = []
+    leaves: list[Any] = []
+    rows = zip(tokens, signed.shapes, signed.leaves, signed.family.types, strict=True)
+    for row, shape, leaf, kind in rows:
+        new = tuple(
+            n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
+        )
+        if kind.dtype is not None and not can_be(new, kind.dtype):
+            raise SpecError(f"no array of {kind.dtype} can have the shape {new}")
+        shapes.append(new)
+        if kind.dtype is None:
+            leaves.append(new[0])
+        elif new == shape:
+            leaves.append(leaf)
+        else:
+            is_struct = isinstance(leaf, jax.ShapeDtypeStruct)
+            committed = is_struct or (isinstance(leaf, jax.Array) and leaf.committed)
+            sharding = leaf.sharding if committed else None
+            weak = kind.weak_type
+            leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))
+    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
 
 
 def abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:

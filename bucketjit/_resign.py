@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._signature import LeafType, Statics
@@ -39,16 +39,17 @@ def _distance(before: Key, now: Key) -> tuple[bool, int]:
         return True, 0
     parts = zip(itertools.chain(*before.types), itertools.chain(*now.types), strict=True)
     changed = sum(old != new for old, new in parts)
-    return False, changed + len(_static_changes(before.statics, now.statics))
+    return False, changed + len(_static_changes(before.statics, now.statics, str))
 
 
-def why_new(before: Key | None, now: Key, paths: Sequence[str]) -> str:
+def why_new(before: Key | None, now: Key, paths: Sequence[str], name: Callable[[int], str]) -> str:
     """What a family differs in from another one.
 
     Args:
         before: The key of the other one, the `nearest`; None if there was none.
         now: The key of the new family.
         paths: How its leaves are named.
+        name: How a positional argument is named.
     """
     if before is None:
         return "new"
@@ -60,7 +61,7 @@ def why_new(before: Key | None, now: Key, paths: Sequence[str]) -> str:
         for path, old, kind in zip(paths, before.types, now.types, strict=True)
         if old != kind
     ]
-    changes += _static_changes(before.statics, now.statics)
+    changes += _static_changes(before.statics, now.statics, name)
     if not changes:
         return "re-signed: the configuration of JAX changed"
     more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
@@ -93,13 +94,13 @@ def _type(kind: LeafType) -> str:
     return "a size" if kind.dtype is None else str(kind.dtype)
 
 
-def _named(statics: Statics) -> dict[str, Any]:
-    positional = {f"args[{i}]": value for i, value in statics.positional.items()}
+def _named(statics: Statics, name: Callable[[int], str]) -> dict[str, Any]:
+    positional = {name(i): value for i, value in statics.positional.items()}
     return {**positional, **statics.keyword}
 
 
-def _static_changes(before: Statics, now: Statics) -> list[str]:
-    old, new = _named(before), _named(now)
+def _static_changes(before: Statics, now: Statics, name: Callable[[int], str]) -> list[str]:
+    old, new = _named(before, name), _named(now, name)
     return [
         f"static {k} is {_shown(new, k)}, not {_shown(old, k)}"
         for k in {**old, **new}

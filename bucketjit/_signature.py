@@ -122,13 +122,19 @@ class Parameters:
         except (TypeError, ValueError):
             parameters = []
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.keyword_only: list[str] | None
         self.positional = [p.name for p in parameters if p.kind in kinds]
+        self.keyword_only = None
+        if parameters and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters):
+            self.keyword_only = [
+                p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY
+            ]
         self.variadic = not parameters or any(
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )
         names = self._names(static_argnames)
         nums = self._numbers(static_argnums, "static_argnums")
-        if parameters and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        if self.keyword_only is not None:
             known = {p.name for p in parameters}
             if unknown := [n for n in names if n not in known]:
                 raise SpecError(f"static_argnames {unknown} are not parameters of {sorted(known)}")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bucketjit import _jax
-from bucketjit._axes import Anonymous, entries_of_arguments, leaf_entries
+from bucketjit._axes import Anonymous, entries_of_arguments, is_leaf_entry, leaf_entries
 from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._family import Family, is_default_name
@@ -135,6 +135,11 @@ class Signer:
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)
+            elif isinstance(spec, str) and isinstance(value, float) and "," not in spec:
+                raise ArgumentError(
+                    f"{path}: dynamic_axes {spec!r} describes an array, or a size, which is an "
+                    f"int; got the float {value!r}, of rank 0"
+                )
             final.append(kind)
         names = [path for path, _ in paths]
         return Family(
@@ -145,7 +150,7 @@ class Signer:
             specs,
             self._config.constraints,
             learns=self._config.dynamic_axes is None,
-            why=why_new(nearest(self._families, key), key, names),
+            why=why_new(nearest(self._families, key), key, names, self._parameters.name),
         )
 
     def _leaf_specs(
@@ -159,8 +164,10 @@ class Signer:
         else:
             count = positions[-1] + 1 if positions else 0
             every, by_name = entries_of_arguments(
-                spec, count, self._parameters.names(count), list(kwargs)
+                *(spec, count, self._parameters.names(count), list(kwargs)),
+                self._parameters.keyword_only,
             )
+            self._refuse_entries_of_statics(spec)
             entries = [every[i] for i in positions]
         pairs = []
         for position, entry, value in zip(positions, entries, args, strict=True):
@@ -168,6 +175,20 @@ class Signer:
         for name in sorted(kwargs):
             pairs += leaf_entries(by_name.get(name), kwargs[name], name)
         return [s for s, _ in pairs]
+
+    def _refuse_entries_of_statics(self, spec: Any) -> None:
+        entries: dict[Any, Any] = {}
+        if isinstance(spec, Mapping) and not is_leaf_entry(spec):
+            entries = dict(spec)
+        elif isinstance(spec, tuple | list) and not is_leaf_entry(spec):
+            entries = {self._parameters.name(i): entry for i, entry in enumerate(spec)}
+        static = {self._parameters.name(i) for i in self._parameters.static_nums}
+        for name in (static | self._parameters.static_names) & entries.keys():
+            if entries[name] is not None:
+                raise SpecError(
+                    f"dynamic_axes has {entries[name]!r} for {name}, which is static; give None "
+                    "there, and an entry for each argument"
+                )
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
         """Refuse a strategy, or a policy, for a variable that ``dynamic_axes`` does not have."""

@@ -95,8 +95,8 @@ class Stats:
     Attributes:
         calls: Calls so far, those inlined into another transformation aside.
         hits: Calls that found their executable in the cache.
-        misses: Executables that were not there, and were compiled: for a call, for a warm-up, or in
-            the background.
+        misses: Executables that were not there, and were compiled or read from a file: for a
+            call, for a warm-up, or in the background.
         compiles: Executables compiled.
         compile_seconds: Seconds spent on that.
         evictions: Executables dropped to make room.

@@ -11,16 +11,14 @@ from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from bucketjit import _jax
 from bucketjit._asked_sizes import check_names, combinations
-from bucketjit._axes import STATIC, Tokens
+from bucketjit._axes import Tokens
 from bucketjit._building import exact_function
 from bucketjit._check import Check
 from bucketjit._config import Fallback, is_positive_int
-from bucketjit._dims import evaluate_text
 from bucketjit._engine import Engine
 from bucketjit._errors import (
     BucketOverflowError,
@@ -31,7 +29,7 @@ from bucketjit._errors import (
 )
 from bucketjit._events import shown
 from bucketjit._family import Call, variables_in
-from bucketjit._lowered_types import can_be
+from bucketjit._lowered_types import at_sizes
 from bucketjit._overflow import exactly
 from bucketjit._progress import progress_of
 from bucketjit._signature import bind_sizes
@@ -496,35 +494,6 @@ def _takes(
     except Exception:  # calls will raise it
         return False
     return True
-
-
-def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
-    """The same call at other sizes; its leaves say type and placement only.
-
-    Raises:
-        SpecError: No array can have them.
-    """
-    shapes: list[tuple[int, ...]] = []
-    leaves: list[Any] = []
-    rows = zip(tokens, signed.shapes, signed.leaves, signed.family.types, strict=True)
-    for row, shape, leaf, kind in rows:
-        new = tuple(
-            n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
-        )
-        if kind.dtype is not None and not can_be(new, kind.dtype):
-            raise SpecError(f"no array of {kind.dtype} can have the shape {new}")
-        shapes.append(new)
-        if kind.dtype is None:
-            leaves.append(new[0])
-        elif new == shape:
-            leaves.append(leaf)
-        else:
-            is_struct = isinstance(leaf, jax.ShapeDtypeStruct)
-            committed = is_struct or (isinstance(leaf, jax.Array) and leaf.committed)
-            sharding = leaf.sharding if committed else None
-            weak = kind.weak_type
-            leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))
-    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
 
 
 def volume(sizes: Mapping[str, int]) -> int:

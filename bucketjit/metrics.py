@@ -208,7 +208,11 @@ class _Metric(NamedTuple):
 _PLAIN = (
     _Metric("calls_total", "Calls.", lambda s: s.calls),
     _Metric("hits_total", "Calls that found their executable compiled.", lambda s: s.hits),
-    _Metric("misses_total", "Asks for an executable that had to compile it.", lambda s: s.misses),
+    _Metric(
+        "misses_total",
+        "Asks for an executable that was not there: it was compiled, or read from a file.",
+        lambda s: s.misses,
+    ),
     _Metric("compiles_total", "Executables compiled.", lambda s: s.compiles),
     _Metric("compile_seconds_total", "Time spent compiling.", lambda s: s.compile_seconds),
     _Metric("loads_total", "Executables read from files.", lambda s: s.loads),

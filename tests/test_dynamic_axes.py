@@ -529,6 +529,53 @@ def test_a_list_of_axes_beside_a_variable_of_the_same_name() -> None:
         assert_like_jit(executor, fn, ramp(n), ramp(m))
 
 
+# --- arguments that a call leaves out ----------------------------------------------------------
+
+
+def masked_sum(x: Any, *, mask: Any = None) -> Any:
+    return x.sum(0) if mask is None else (x * mask[:, None]).sum(0)
+
+
+def any_names(x: Any, **more: Any) -> Any:
+    return masked_sum(x, **more)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [masked_sum, any_names, functools.partial(masked_sum, mask=None)],
+    ids=["keyword-only", "any", "partial"],
+)
+def test_an_optional_argument_that_goes_by_keyword_may_be_named(fn: Callable[..., Any]) -> None:
+    executor = BucketedExec(fn, dynamic_axes={"x": "b, _", "mask": "b"}).with_pow2()
+    for n in (3, 5):
+        assert_like_jit(executor, fn, ramp(n, 2))
+        np.testing.assert_allclose(executor(ramp(n, 2), mask=ramp(n)), fn(ramp(n, 2), mask=ramp(n)))
+    assert executor.stats().fallback_calls == 0
+
+
+def test_an_argument_that_is_not_there_is_still_told_of() -> None:
+    executor = BucketedExec(masked_sum, dynamic_axes={"x": "b, _", "maks": "b"}).with_pow2()
+    with pytest.raises(SpecError, match=r"\['maks'\]; this function has \['x', 'mask'\]"):
+        executor(ramp(3, 2))
+
+
+def test_too_many_entries_are_told_of_whatever_a_call_leaves_out() -> None:
+    executor = BucketedExec(lambda x, y=None: x, dynamic_axes=("b, _", "b", "c")).with_pow2()
+    for args in ((ramp(3, 2),), (ramp(3, 2), ramp(3))):
+        with pytest.raises(SpecError, match="has 3 entries"):
+            executor(*args)
+
+
+@pytest.mark.parametrize("spec", [("b, _",), {"mode": "b, _"}])
+def test_an_entry_for_a_static_argument_is_refused(spec: Any) -> None:
+    executor = BucketedExec(lambda mode, x: x, dynamic_axes=spec, static_argnums=0).with_pow2()
+    with pytest.raises(SpecError, match="'b, _' for mode, which is static; give None there"):
+        executor("a", ramp(3, 2))
+    entries = (None, "b, _") if isinstance(spec, tuple) else {"x": "b, _"}
+    right = BucketedExec(lambda mode, x: x, dynamic_axes=entries, static_argnums=0).with_pow2()
+    assert right("a", ramp(3, 2)).shape == (3, 2)
+
+
 # --- specs that are wrong ----------------------------------------------------------------------
 
 WRONG_SPECS: dict[str, tuple[Any, Any, str]] = {

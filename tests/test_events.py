@@ -89,6 +89,10 @@ def test_another_static_argument() -> None:
     executor(ones(3), how=True)
     executor(ones(3), how=False)
     assert news(told)[1] == "re-signed: static how is False, not True"
+    executor, told = watched(lambda x, how: x.sum() if how else x, static_argnums=1)
+    executor(ones(3), True)
+    executor(ones(3), False)
+    assert news(told)[1] == "re-signed: static how is False, not True"
 
 
 def test_the_reason_is_told_against_what_is_nearest() -> None:

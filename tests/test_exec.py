@@ -25,10 +25,12 @@ from bucketjit import (
     BucketStats,
     CacheInfo,
     Check,
+    CompileBudget,
     Fallback,
     FallbackError,
     FallbackWarning,
     MaskingError,
+    SpecError,
     strategies,
 )
 from bucketjit._engine import Engine
@@ -1378,6 +1380,21 @@ def test_the_names_of_variables_follow_the_default_rule() -> None:
     executor = BucketedExec(lambda x, y: x.sum() + y.sum()).with_pow2("batch")
     executor(ramp(3), ramp(3))
     assert executor.stats().buckets[0].sizes == {"batch": 4}
+
+
+@pytest.mark.parametrize("wrong", [5, None])
+def test_constraints_that_are_no_list(wrong: Any) -> None:
+    with pytest.raises(SpecError, match="constraints must be a list"):
+        BucketedExec(jnp.sum, constraints=wrong)
+
+
+def test_bounds_may_be_ints_of_numpy() -> None:
+    four = np.int64(4)
+    fn = BucketedExec(jnp.sum, compile_budget=CompileBudget(compiles=four))
+    fn = fn.with_cache(maxsize=four, max_bytes=np.int64(2**40)).with_pow2(min=four)
+    assert fn.with_background_compile(four, queue=four)(np.ones(3, np.float32)) == 3
+    with pytest.raises(SpecError, match="maxsize must be a positive int"):
+        fn.with_maxsize(np.int64(0))
 
 
 def test_an_executor_is_not_pickled_and_says_so() -> None:

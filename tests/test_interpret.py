@@ -168,6 +168,34 @@ def test_the_shape_of_what_a_rule_gives_is_checked() -> None:
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda x: 1.0, "gave float, expected an array"),
+        (lambda x: None, "gave NoneType, expected an array"),
+        (lambda x: [x], "gave list, expected an array"),
+        (lambda x: x.astype(jnp.float16), "gave dtype float16, expected float32"),
+    ],
+)
+def test_a_rule_gives_an_array_of_the_dtype(given: Any, told: str) -> None:
+    program = program_of(lambda x: -x, "b", sizes={"b": 3})
+    rules = {lax.neg_p: lambda ctx, x: given(x)}
+    with pytest.raises(MaskingError, match=f"neg: its rule {told}") as raised:
+        run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
+    assert raised.value.is_defect
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(lambda x: [x], "gave 1 results, expected 2"), (lambda x: 5, "failed with TypeError")],
+)
+def test_a_rule_gives_every_result(given: Any, told: str) -> None:
+    program = program_of(lambda x: lax.sort((x, -x)), "b", sizes={"b": 3})
+    rules = {lax.neg_p: lambda ctx, x: -x, lax.sort_p: lambda ctx, x, y: given(x)}
+    with pytest.raises(MaskingError, match=told):
+        run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
+
+
 def test_sub_programs_are_walked_with_the_same_table() -> None:
     inner = jax.jit(lambda y: (-y).sum())
     program = program_of(lambda x: inner(x), "b", sizes={"b": 3})

@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_check _config _signing _executable _single_threaded _chunk_device",
         "_refusals _building _lowered_types _first_run _workers",
         "_supply _plan _route _overflow _splitting _split_plan _preloading _loading _chunked_log",
-        "_orders _progress _asked_sizes",
+        "_orders _progress _asked_sizes _open_outs",
         "_builders _engine",
         "_derivatives _explain _warmup _manifest _view",
         "_adapting _ahead",

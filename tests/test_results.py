@@ -479,3 +479,34 @@ def test_typed_keys_take_the_short_way(out: str) -> None:
                     np.testing.assert_array_equal(*words)
     assert len({key[1] for route in executor._engine.routes for key in route.plans}) == 2
     assert executor.stats().compiles == 4
+
+
+def step(w: Any, x: Any) -> Any:
+    return w - 0.1 * (x.T @ (x @ w)), x @ w
+
+
+def by_rows(w: Any, x: Any) -> Any:
+    return w + sum(x[i] for i in range(x.shape[0])), x * w
+
+
+@pytest.mark.parametrize("strategy", ["pow2", "none"])
+@pytest.mark.parametrize("fn", [step, by_rows])
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_padded_is_what_has_open_axes_also_without_a_program(fn: Any, strategy: str) -> None:
+    executor = BucketedExec(fn, out="padded", dynamic_axes=(None, "b, _"))
+    executor = executor if strategy == "none" else executor.with_pow2()
+    for n in (3, 0, 5):
+        w, y = executor(np.ones(2, np.float32), np.ones((n, 2), np.float32))
+        assert (type(w), type(y)) == (type(jnp.ones(1)), Padded)
+        np.testing.assert_allclose(w, fn(np.ones(2), np.ones((n, 2)))[0], rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_all_is_padded_where_other_sizes_are_not_taken() -> None:
+    def picky(x: Any) -> Any:
+        if x.shape[0] != 3:
+            raise ValueError("only 3")
+        return x * 2, x.sum(keepdims=True)
+
+    executor = BucketedExec(picky, out="padded", dynamic_axes="b")
+    assert [type(y) for y in executor(np.ones(3, np.float32))] == [Padded, Padded]

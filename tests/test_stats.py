@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 import time
+import warnings
 import weakref
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, FallbackWarning
+from bucketjit import BucketedExec, Check, FallbackWarning
 from bucketjit._stats import Counters, Line
 from bucketjit._timeline import MOMENTS
 
@@ -292,3 +293,41 @@ def test_counting_keeps_nothing_alive() -> None:
     del executor
     gc.collect()
     assert counters() is None
+
+
+@pytest.mark.parametrize("check", list(Check))
+def test_a_checked_call_is_one_call(check: Check) -> None:
+    executor = BucketedExec(lambda x: jnp.exp(x).sum(), check=check).with_pow2()
+    for n in (3, 5, 3):
+        executor(ones(n))
+    stats = executor.stats()
+    assert (stats.calls, stats.size_counts) == (3, {"batch": {3: 2, 5: 1}})
+    assert stats.padding_waste == pytest.approx(5 / 16)
+    assert stats.dimension_waste == {"batch": pytest.approx(5 / 16)}
+    assert stats.flop_waste > 0
+
+
+def test_a_checked_call_in_chunks_is_counted_once() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b", check=Check.EXACT)
+    executor = executor.with_buckets([4], overflow="split")
+    executor(ones(7))
+    assert executor.stats().calls == 2  # its chunks
+
+
+@pytest.mark.parametrize("way", ["no strategy", "exact", "not traced", "empty first"])
+def test_sizes_are_counted_where_nothing_is_traced(way: str) -> None:
+    def rows(x: Any) -> Any:
+        return sum(x[i] for i in range(x.shape[0]))
+
+    executor = BucketedExec(rows if way == "not traced" else lambda x: x.sum(0))
+    executor = executor.with_exact() if way == "exact" else executor
+    if way in ("not traced", "empty first"):
+        executor = executor.with_pow2()
+    sizes = (0, 3, 5) if way == "empty first" else (3, 5, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in sizes:
+            executor(ones(n, 2))
+    stats = executor.stats()
+    assert stats.size_counts == {"batch": {n: sizes.count(n) for n in sorted(set(sizes))}}
+    assert all(set(bucket.sizes) == {"batch"} for bucket in stats.buckets)

@@ -26,7 +26,8 @@ def read_text(name: str) -> str:
     except UnicodeDecodeError:
         raise CommandError(f"{shown_name(name)} is not text") from None
     except OSError as error:
-        raise CommandError(f"cannot read {name}: {error.strerror or error}") from None
+        shown = shown_name(name) or "a file whose name is empty"
+        raise CommandError(f"cannot read {shown}: {error.strerror or error}") from None
 
 
 def shown_name(name: str) -> str:

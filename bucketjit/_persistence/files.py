@@ -228,7 +228,11 @@ def write(path: Path, data: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing is left of it.
     """
-    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # no such directory: nobody has asked for the other name
+        raise
     try:
         with open(handle, "wb") as file:
             file.write(data)

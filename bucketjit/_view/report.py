@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
 WIDTH_OF_A_FILE = 120
+_NARROWEST = 40  # below that, rich leaves columns of a table out
 
 
 class Report:
@@ -76,6 +77,7 @@ def console_for(stream: TextIO, file: TextIO | None = None) -> Console:
         width = Console(file=stream).width
     else:
         width = WIDTH_OF_A_FILE
+    width = max(width, _NARROWEST)
     return Console(file=file or stream, width=width, force_terminal=is_terminal)
 
 
@@ -90,7 +92,7 @@ def rendered(table: Table) -> Iterator[RenderableType]:
         grid.add_column(
             Text(column),
             justify="right" if column in table.numeric else "left",
-            overflow="fold",  # however narrow, nothing is lost
+            overflow="fold",  # an ellipsis would lose something
         )
     for row in table.rows:
         grid.add_row(*map(Text, row))

@@ -92,7 +92,10 @@ def test_a_field_of_another_version(stats, tmp_path, capsys):
 @pytest.mark.parametrize("columns", [60, 30])
 def test_a_narrow_terminal_loses_nothing(columns, stats, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert "…" not in report(stats, tmp_path, capsys)[1]
+    shown = report(stats, tmp_path, capsys)[1]
+    assert "…" not in shown
+    monkeypatch.setenv("COLUMNS", str(max(columns, 40)))
+    assert shown == report(stats, tmp_path, capsys)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,50 @@
+"""Which results of a function have open axes, where no program tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from bucketjit._building import exact_function
+from bucketjit._check import Check
+from bucketjit._executable import Executable
+from bucketjit._lowered_types import at_sizes
+from bucketjit._signature import bind_sizes
+from bucketjit._signing import Signed
+
+
+def open_outs(entry: Executable, signed: Signed) -> Sequence[int]:
+    """The results whose shapes are others at other sizes.
+
+    The function is traced at the sizes of a call and at larger ones. All results count as open
+    where it takes no others, or returns another tree there.
+
+    Args:
+        entry: The executable of the exact shape, which remembers the answer.
+        signed: The call.
+    """
+    if entry.open_outs is None:
+        entry.open_outs = tuple(_found(entry.out_tree.num_leaves, signed))
+    return entry.open_outs
+
+
+def _found(count: int, signed: Signed) -> Sequence[int]:
+    family = signed.family
+    tokens = family.guessed_tokens(signed.shapes)
+    sizes = bind_sizes(tokens, signed.shapes, family.paths)
+    larger = {v: n + i for i, (v, n) in enumerate(sizes.items(), start=1)}
+    try:
+        here, there = (_result_types(at_sizes(signed, tokens, at)) for at in (sizes, larger))
+    except Exception:  # whatever the function raises at sizes that nobody has called it with
+        return range(count)
+    if len(set(map(jax.tree_util.tree_structure, (here, there)))) > 1:
+        return range(count)
+    pairs = zip(*map(jax.tree_util.tree_leaves, (here, there)), strict=True)
+    return [i for i, (one, other) in enumerate(pairs) if one.shape != other.shape]
+
+
+def _result_types(signed: Signed) -> Any:
+    made = exact_function(signed, Check.OFF, {})
+    return made.function.eval_shape(*made.args, **made.kwargs)
