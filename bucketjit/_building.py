@@ -178,8 +178,17 @@ def build_masked(made: Masked, compile: Compile) -> Executable:
         Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
     """
     began = time.perf_counter()
-    lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
-    compiled = compile(lowered)
+    try:
+        lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
+        compiled = compile(lowered)
+    except Exception as error:
+        if not _jax.is_defect_of_xla(error):
+            raise
+        raise MaskingError(
+            f"the masked program does not compile: {in_one_line(error)}",
+            "leave the axis static, or write that part in another way",
+            in_bucket=True,
+        ) from error
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
     return masked_executable(made, made.function, compiled, padded_outs, began)
 

@@ -15,6 +15,7 @@ import inspect
 import io
 import itertools
 import math
+import numbers
 import operator
 import os
 import re
@@ -57,6 +58,7 @@ from jax._src.numpy import fft as _numpy_fft
 from jax._src.numpy import hijax as _numpy_hijax
 from jax._src.numpy import lax_numpy as _lax_numpy
 from jax._src.random import core as _random
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 from bucketjit._errors import in_one_line
@@ -449,6 +451,12 @@ def primitive(name: str) -> Any | None:
     return _primitives.get(name)
 
 
+def name_of(eqn: Any) -> str:
+    """The name of the primitive of an equation, if it is JAX's; not of another one of that name."""
+    name = str(eqn.primitive.name)
+    return name if primitive(name) is eqn.primitive else ""
+
+
 # Names of the primitives that call back into Python.
 CALLBACKS = frozenset(("pure_callback", "io_callback", "debug_callback"))
 
@@ -567,6 +575,11 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         for body in bodies(eqn):
             yield from all_equations(body)
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a number that is written into its equation."""
+    return isinstance(atom, jex_core.Literal)
 
 
 def bodies(eqn: Any) -> Iterator[Any]:
@@ -711,8 +724,10 @@ def _caller_caches(depth: int) -> bool:
 
 
 def _caller_is_user(depth: int) -> bool:
-    """True for code outside JAX, and outside NumPy, to which JAX hands sizes as well."""
-    name = sys._getframe(depth).f_globals.get("__name__", "")
+    """True for code outside JAX, and for NumPy if it was called from there: JAX calls it too."""
+    frame: Any = sys._getframe(depth)
+    while (name := frame.f_globals.get("__name__", "")).startswith("numpy.") and frame.f_back:
+        frame = frame.f_back
     return not name.startswith(("jax.", "jaxlib.", "numpy.", "bucketjit.")) and name != "jax"
 
 
@@ -814,6 +829,113 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
     return reporting
 
 
+NUMBER_OF_SIZES = "bucketjit: a number of sizes"
+_LEAST_FLOAT, _MOST_FLOAT = map(float, (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+
+
+def _marked(value: Any) -> Any:
+    """Say of an array that the unpadded run has a number of Python in its place."""
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, np.inexact):
+        return checkpoint_name(value, NUMBER_OF_SIZES)
+    return value
+
+
+def _is_number(other: Any) -> bool:
+    return isinstance(other, numbers.Number) and not isinstance(other, numbers.Integral)
+
+
+def _smooth(name: str) -> Callable[..., Any]:
+    """An operation of sizes and numbers, the result of which is as good as 24 bits are.
+
+    With 64-bit types it is exact. Numbers that no float32 holds are refused.
+    """
+    plain = getattr(_shape_poly._DimExpr, name)
+    divides = name == "__truediv__"
+
+    @functools.wraps(plain)
+    def operation(self: Any, other: Any) -> Any:
+        if getattr(_watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray):
+            return plain(self, other)
+        if divides or name == "__rtruediv__":
+            _report_zero(other if divides else self)
+        elif not _is_number(other):
+            if isinstance(other, int | np.integer | _shape_poly._DimExpr):
+                return plain(self, other)
+            return _or_report(plain, self, other)
+        if not _caller_is_user(2) or jax.dtypes.canonicalize_dtype(float) == np.float64:
+            return plain(self, other)
+        if _is_number(other) and other and not _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT:
+            error = TypeError(f"a size and the number {other!r} are used as numbers of Python")
+            _report_raised(error)
+            raise error
+        return _marked(plain(self, other))
+
+    return operation
+
+
+def _whole(name: str) -> Callable[..., Any]:
+    """A division with a whole result. By numbers of Python it jumps, so they are refused."""
+    plain = getattr(_shape_poly._DimExpr, name)
+    divides = not name.startswith("__r")
+
+    @functools.wraps(plain)
+    def operation(self: Any, other: Any) -> Any:
+        if getattr(_watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray):
+            return plain(self, other)
+        if _is_number(other):
+            error = TypeError(f"a size is divided by, or into, the number {other!r}")
+            _report_raised(error)
+            raise error
+        _report_zero(other if divides else self)
+        return plain(self, other)
+
+    return operation
+
+
+def _report_zero(divisor: Any) -> None:
+    """A size is divided by, which JAX takes for different from 0."""
+    if isinstance(divisor, _shape_poly._DimExpr) and _may_be_zero(divisor):
+        _watching.report(divisor, 0)
+
+
+def _or_report(plain: Callable[..., Any], *operands: Any) -> Any:
+    """Run an operation, to report what it raises for code that is three frames up."""
+    try:
+        return plain(*operands)
+    except (TypeError, ValueError) as error:
+        _report_raised(error, 4)
+        raise
+
+
+def _power(self: Any, power: Any, modulo: Any = None) -> Any:
+    if getattr(_watching, "report", None) is None or isinstance(power, jax.Array | np.ndarray):
+        return _plain_pow(self, power, modulo)
+    return _or_report(_plain_pow, self, power, modulo)
+
+
+def _exponent(self: Any, base: Any, modulo: Any = None) -> Any:
+    """``2 ** n`` wraps, and ``0.999 ** n`` is off by more than a rounding."""
+    watched = getattr(_watching, "report", None) is not None
+    if not watched or isinstance(base, jax.Array | np.ndarray) or not _caller_is_user(2):
+        return _plain_rpow(self, base, modulo)
+    error = TypeError(f"a size is the exponent of {base!r}")
+    _report_raised(error)
+    raise error
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    """An operator that ints have and sizes have not."""
+
+    def operator(self: Any, *others: Any) -> Any:
+        if any(isinstance(x, jax.Array | np.ndarray) for x in others):
+            return NotImplemented
+        error = TypeError(f"a symbolic size has no {name}")
+        _report_raised(error)
+        raise error
+
+    return operator
+
+
 def _no_index(self: Any) -> int:
     error = TypeError("'_DimExpr' object cannot be interpreted as an integer")
     _report_raised(error)
@@ -827,10 +949,10 @@ def _no_attribute(self: Any, name: str) -> Any:
     raise error
 
 
-def _report_raised(error: Exception) -> None:
-    """Tell of what a hook is about to raise, if the code that is three frames up is the user's."""
+def _report_raised(error: Exception, depth: int = 3) -> None:
+    """Tell of what a hook is about to raise, if the code so many frames up is the user's."""
     report = getattr(_watching, "report_raised", None)
-    if report is not None and _caller_is_user(3):
+    if report is not None and _caller_is_user(depth):
         report(error)
 
 
@@ -861,6 +983,11 @@ def _reporting_bool(self: Any) -> bool:
     return True
 
 
+def is_positive(size: Any) -> bool:
+    """Whether a size is at least 1 whatever its variables are."""
+    return not _may_be_zero(size)
+
+
 def _may_be_zero(size: Any) -> bool:
     try:
         return not size >= 1
@@ -875,7 +1002,14 @@ def _reporting_hash(self: Any) -> int:
     return _plain_hash(self)
 
 
+_plain_pow, _plain_rpow = _shape_poly._DimExpr.__pow__, _shape_poly._DimExpr.__rpow__
 _COMPARISONS = ("__ge__", "__le__", "__gt__", "__lt__", "__int__")
+_SMOOTH = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
+_WHOLE = ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")
+_ONLY_OF_INTS = (
+    *("lshift", "rlshift", "rshift", "rrshift", "and", "rand", "or", "ror", "xor", "rxor"),
+    *("invert", "round", "trunc", "ceil", "floor", "float", "complex", "abs", "pos"),
+)
 _HOOKS: dict[str, Callable[..., Any]] = {
     "__eq__": _reporting_eq,
     "__ne__": _reporting_ne,
@@ -883,7 +1017,16 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__hash__": _reporting_hash,
     "__index__": _no_index,
     "__getattr__": _no_attribute,
+    "__pow__": _power,
+    "__rpow__": _exponent,
     **{name: _raising(getattr(_shape_poly._DimExpr, name)) for name in _COMPARISONS},
+    **{name: _smooth(name) for name in (f"__{name}__" for name in _SMOOTH)},
+    **{name: _whole(name) for name in (f"__{name}__" for name in _WHOLE)},
+    **{
+        name: _missing(name)
+        for name in (f"__{name}__" for name in _ONLY_OF_INTS)
+        if not hasattr(_shape_poly._DimExpr, name)
+    },
 }
 _PLAIN = {name: vars(_shape_poly._DimExpr).get(name) for name in _HOOKS}
 
@@ -1708,6 +1851,16 @@ SIDE_BY_SIDE: Mapping[str, Any] = MappingProxyType(
     {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 )
 _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option ([^\s,]+)")
+
+
+def is_defect_of_xla(error: Exception) -> bool:
+    """Whether a program failed to lower or compile by no fault of its arguments.
+
+    That is an error that XLA calls internal, or a program that MLIR does not take.
+    """
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return str(error).startswith(("INTERNAL", "UNIMPLEMENTED"))
+    return isinstance(error, ValueError) and str(error).startswith("Cannot lower jaxpr")
 
 
 def refused_option(error: Exception) -> str | None:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
 
 _SAME = (
@@ -144,7 +145,7 @@ class KnownPadding:
         """Note what is known of the padding of an equation's outputs."""
         if len(outs) != 1 or not hasattr(outs[0], "dtype"):
             return
-        name = eqn.primitive.name
+        name = _jax.name_of(eqn)
         constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
         if not constants or any(c is None for c in constants):
             return

@@ -113,7 +113,7 @@ class _Following:
         return Facts(key=("literal", str(atom.aval), value.tobytes()), zero=not value.any())
 
     def _equation(self, eqn: Any, ins: Sequence[Facts]) -> list[Facts]:
-        name = eqn.primitive.name
+        name = _jax.name_of(eqn)
         if name in ("eigh", "svd"):
             self._show_all(ins)
             return self._factorised(eqn)
@@ -161,16 +161,16 @@ class _Following:
         batch = tuple(range(rank))
         columns = Facts(frozenset({(group, (*batch, rank + 1))}))
         rows = Facts(frozenset({(group, (*batch, rank))}))
-        if eqn.primitive.name == "eigh":
+        if _jax.name_of(eqn) == "eigh":
             return [columns, Facts()]
         return [Facts(), columns, rows][: len(eqn.outvars)]
 
     def _number(self, eqn: Any, ins: Sequence[Facts]) -> Hashable:
         """One number for all equations that compute the same of the same."""
-        if eqn.primitive.name not in _NUMBERED or any(f.key is None for f in ins):
+        if _jax.name_of(eqn) not in _NUMBERED or any(f.key is None for f in ins):
             return ("only", next(self._count))
         params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
-        key = (eqn.primitive.name, params, *(f.key for f in ins))
+        key = (_jax.name_of(eqn), params, *(f.key for f in ins))
         return self._numbers.setdefault(key, next(self._count))
 
 
@@ -182,14 +182,14 @@ def _shape(atom: Any) -> Shape:
 
 
 def _makes_pairs(eqn: Any, ins: Sequence[Facts]) -> bool:
-    if eqn.primitive.name != "concatenate" or eqn.params["dimension"] != 1 or len(ins) != 2:
+    if _jax.name_of(eqn) != "concatenate" or eqn.params["dimension"] != 1 or len(ins) != 2:
         return False
     columns = [_shape(v) for v in eqn.invars]
     return all(len(s) == 2 and s[1] == 1 for s in columns) and ins[0].key == ins[1].key is not None
 
 
 def _makes_diagonal(eqn: Any, ins: Sequence[Facts]) -> bool:
-    name = eqn.primitive.name
+    name = _jax.name_of(eqn)
     if name in _SAME_DIAGONAL:
         return ins[0].diagonal
     if name not in ("scatter-add", "scatter_add", "scatter"):

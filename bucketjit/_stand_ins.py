@@ -36,7 +36,7 @@ class StandIns:
 
     def operands(self, eqn: Any, values: list[Any]) -> list[Any]:
         """The operands of an equation, filled ones in place of others if it is elementwise."""
-        if not self._made or eqn.primitive.name not in _READERS:
+        if not self._made or _jax.name_of(eqn) not in _READERS:
             return values
         return [self._of(x, v.aval) for x, v in zip(values, eqn.invars, strict=True)]
 

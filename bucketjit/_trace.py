@@ -41,6 +41,7 @@ from bucketjit._guards import (
     pinned,
 )
 from bucketjit._patches import lenient_jax
+from bucketjit._size_numbers import Decides, refuse_decisions
 from bucketjit._unmerge import keep_apart
 
 MAX_RETRACES = 24
@@ -388,7 +389,12 @@ def _program(
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
     out_avals = [v.aval for v in jaxpr.outvars]
-    kept, kept_consts = keep_apart(_jax.without_dead_code(jaxpr), consts)
+    alive = _jax.without_dead_code(jaxpr)
+    try:
+        refuse_decisions(alive)
+    except Decides as error:
+        raise TraceRefused(error.reason, error.remedy, error) from error
+    kept, kept_consts = keep_apart(alive, consts)
     all_guards = dict.fromkeys([*own, *guards, *attempt.assumed.values()])
     return Program(
         jaxpr=kept,

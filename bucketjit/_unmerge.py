@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
-from jax.extend import core as jex_core
 
 from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
@@ -247,16 +246,16 @@ class _Analysis:
 
     def run(self, jaxpr: Any) -> None:
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        paid: set[tuple[Any, bool]] = set()
+        paid: set[Any] = set()
 
         def pay(v: Any, wanted: Form) -> None:
             free = wanted is not None and _spreads(self.made_by.get(v), wanted)
-            if (v, wanted is None) not in paid and not free:
-                paid.add((v, wanted is None))
+            if (v, _key(wanted)) not in paid and not free:
+                paid.add((v, _key(wanted)))
                 self._add(v, -1)
 
         for i, eqn in enumerate(jaxpr.eqns):
-            forms = [None if _is_literal(v) else self.forms.get(v) for v in eqn.invars]
+            forms = [None if _jax.is_literal(v) else self.forms.get(v) for v in eqn.invars]
             plan = _plan(eqn, forms)
             if plan is None:
                 for v, form in zip(eqn.invars, forms, strict=True):
@@ -274,10 +273,10 @@ class _Analysis:
             for v, form, wanted in zip(eqn.invars, forms, plan.ins, strict=True):
                 if wanted is not None and form is None:
                     pay(v, wanted)
-            if eqn.primitive.name == "reshape" and (plan.ins[0] is None or plan.out is None):
+            if _jax.name_of(eqn) == "reshape" and (plan.ins[0] is None or plan.out is None):
                 self._add(touched[0], 1)
         for v in jaxpr.outvars:
-            if not _is_literal(v) and v in self.forms:
+            if not _jax.is_literal(v) and v in self.forms:
                 pay(v, None)
 
     def keep_what_pays(self, jaxpr: Any) -> None:
@@ -306,12 +305,13 @@ class _Analysis:
         self._saved[root] = self._saved.get(root, 0) + gathers
 
 
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, jex_core.Literal)
+def _key(form: Form) -> Any:
+    """What forms are told apart by, as text: sizes are compared by what they say."""
+    return None if form is None else (form.axis, tuple(map(str, form.sizes)))
 
 
 def _plan(eqn: Any, forms: Sequence[Form]) -> Plan | None:
-    name = eqn.primitive.name
+    name = _jax.name_of(eqn)
     if name not in _FOLLOW or (name != "reshape" and not any(forms)):
         return None
     return _FOLLOW[name](eqn, forms)
@@ -321,7 +321,7 @@ def _spreads(eqn: Any, form: Apart) -> bool:
     """Whether an equation broadcasts along a merged axis: it makes any form at no cost."""
     return (
         eqn is not None
-        and eqn.primitive.name == "broadcast_in_dim"
+        and _jax.name_of(eqn) == "broadcast_in_dim"
         and len(eqn.invars) == 1
         and form.axis not in eqn.params["broadcast_dimensions"]
     )
@@ -336,7 +336,7 @@ class _Rewriting:
     def __init__(self, analysis: _Analysis) -> None:
         self._analysis = analysis
         self._values: dict[Any, Any] = {}  # in their own form
-        self._converted: dict[tuple[Any, bool], Any] = {}
+        self._converted: dict[Any, Any] = {}
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         self._values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -354,12 +354,12 @@ class _Rewriting:
         return [self._read(v, None) for v in jaxpr.outvars]
 
     def _read(self, v: Any, wanted: Form) -> Any:
-        if _is_literal(v):
+        if _jax.is_literal(v):
             return v.val
         own = self._analysis.forms.get(v)
         if (own is None) == (wanted is None):
             return self._values[v]
-        key = (v, wanted is not None)
+        key = (v, _key(wanted))
         if key not in self._converted:
             self._converted[key] = self._convert(v, wanted)
         return self._converted[key]
@@ -413,14 +413,14 @@ def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     scope_of = _jax.EquationScopes()
     for eqn in jaxpr.eqns:
-        operands = [v.val if _is_literal(v) else env[v] for v in eqn.invars]
+        operands = [v.val if _jax.is_literal(v) else env[v] for v in eqn.invars]
         with scope_of(eqn):
-            if eqn.primitive.name in _CALLS:
+            if _jax.name_of(eqn) in _CALLS:
                 outs = _inlined(*_jax.open_jaxpr(_jax.called_jaxpr(eqn.params)), operands)
             else:
                 outs = _jax.bind_equation(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
-    return [v.val if _is_literal(v) else env[v] for v in jaxpr.outvars]
+    return [v.val if _jax.is_literal(v) else env[v] for v in jaxpr.outvars]
 
 
 def _merges_and_splits(jaxpr: Any) -> bool:
@@ -429,12 +429,12 @@ def _merges_and_splits(jaxpr: Any) -> bool:
 
     def visit(inner: Any) -> None:
         for eqn in inner.eqns:
-            if eqn.primitive.name == "reshape":
+            if _jax.name_of(eqn) == "reshape":
                 pairs = groups(*map(without_ones, (_shape(eqn.invars[0]), _shape(eqn.outvars[0]))))
                 for old, new in pairs:
                     found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
                     found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))
-            elif eqn.primitive.name in _CALLS:
+            elif _jax.name_of(eqn) in _CALLS:
                 visit(_jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0])
 
     visit(jaxpr)

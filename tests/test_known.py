@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
-from bucketjit import BucketedExec
+from bucketjit import BucketedExec, Fallback
 from bucketjit._known import KnownPadding, _of_two
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
@@ -213,3 +215,33 @@ def test_only_exact_results_are_followed(name: str, a: Any, b: Any, result: Any)
         assert found is None
     else:
         assert found.dtype == result.dtype and found == result
+
+
+def own_primitive(name: str, function: Any) -> Primitive:
+    """A user's primitive, which may have the name of one of JAX's."""
+    made = Primitive(name)
+    made.def_impl(function)
+    made.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
+    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=False))
+    return made
+
+
+@pytest.mark.parametrize("name", ["square", "abs", "floor", "copy", "neg", "of_my_own"])
+def test_a_primitive_of_the_users_is_none_of_jax(name: str) -> None:
+    shifted = own_primitive(name, lambda x: x * x + 1)
+    rules = {shifted: lambda ctx, x: ctx.bind(x)}
+    executor = BucketedExec(lambda x: shifted.bind(x).sum(), fallback=Fallback.ERROR)
+    executor = executor.with_rules(rules).with_pow2()
+    assert executor(np.ones(5, np.float32)) == 10
+
+
+@pytest.mark.parametrize("name", ["exp", "of_my_own"])
+def test_a_primitive_of_the_users_sees_axes_as_they_are_merged(name: str) -> None:
+    added = own_primitive(name, lambda x: jnp.cumsum(x, 0))
+    executor = BucketedExec(
+        lambda x: added.bind(x.reshape(-1, 3)).reshape(x.shape)[-1, -1],
+        dynamic_axes="b, s, _",
+        fallback=Fallback.ERROR,
+    )
+    executor = executor.with_rules({added: lambda ctx, x: ctx.bind(x)}).with_pow2()
+    np.testing.assert_array_equal(executor(np.ones((2, 3, 3), np.float32)), [6, 6, 6])

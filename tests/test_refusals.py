@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning, _jax
 
 
 def by_square(x: Any) -> Any:
@@ -160,3 +161,26 @@ def test_a_kernel_longer_than_the_bucket_has_a_gradient_of_zeros() -> None:
         x = np.random.default_rng(s).normal(size=(1, s, 2)).astype(np.float32)
         np.testing.assert_allclose(grad(w, x), jax.jit(jax.grad(loss))(w, x), rtol=1e-5)
     assert not grad.stats().fallback_calls
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_xla_does_not_compile_runs_exact(reverse: bool) -> None:
+    """XLA's backend for CPU fails with some gradients of reverse products as they are masked."""
+
+    def loss(x: Any) -> Any:
+        return lax.cumprod(x, reverse=reverse).sum()
+
+    grad = BucketedExec(jax.grad(loss), dynamic_axes="b, _").with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in (5, 2, 6):
+            x = np.random.default_rng(n).uniform(0.5, 1.5, (n, 3)).astype(np.float32)
+            np.testing.assert_allclose(grad(x), jax.jit(jax.grad(loss))(x), rtol=1e-4)
+    assert all("does not compile: JaxRuntimeError" in r for r in grad.stats().fallback_reasons)
+
+
+def test_errors_of_the_arguments_are_not_taken_for_defects_of_xla() -> None:
+    assert not _jax.is_defect_of_xla(ValueError("Received incompatible devices"))
+    assert not _jax.is_defect_of_xla(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such option"))
+    assert not _jax.is_defect_of_xla(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"))
+    assert _jax.is_defect_of_xla(jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
+from bucketjit import BucketedExec, Fallback
 from bucketjit._trace import Leaf, trace
 from tests.harness import Arg, Case, check, gradient_of, primitives_of
 
@@ -161,3 +163,20 @@ def test_functions_within_are_looked_into() -> None:
     assert not primitives_of(program(of, fn)) & {"jit", "custom_jvp_call"}
     check(of, poisons=("nan",))
     check(of, fn=gradient_of(of), poisons=("nan",))
+
+
+@pytest.mark.parametrize("axes", ["n, m", "_, m", "n, _"])
+def test_one_array_meets_merged_axes_as_rows_and_as_columns(axes: str) -> None:
+    def pairs(x: Any) -> Any:
+        ones = jnp.ones((x.size, x.size))
+        rows, columns = ones * x.reshape(-1, 1), ones * x.reshape(-1)
+        return rows.sum(0).reshape(x.shape) + columns.sum(1).reshape(x.shape)
+
+    def outer(x: Any) -> Any:
+        return jax.grad(lambda y: (jnp.outer(y, y) * y.reshape(-1)).sum())(x)
+
+    for function in (pairs, outer):
+        executor = BucketedExec(function, dynamic_axes=axes, fallback=Fallback.ERROR).with_pow2()
+        for shape in ((3, 5), (3, 2) if axes == "_, m" else (4, 5)):
+            x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+            np.testing.assert_allclose(executor(x), jax.jit(function)(x), rtol=1e-4, atol=1e-4)

@@ -107,7 +107,7 @@ def _reads_size(jaxpr: Any) -> bool:
     for eqn in jaxpr.eqns:
         values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_jax.is_jaxpr)
         inner = [_jax.open_jaxpr(v)[0] for v in values if _jax.is_jaxpr(v)]
-        if eqn.primitive.name == "dim_as_value" or any(map(_reads_size, inner)):
+        if _jax.name_of(eqn) == "dim_as_value" or any(map(_reads_size, inner)):
             return True
     return False
 
@@ -165,7 +165,7 @@ def _known_monoid(inner: Any) -> Identity | None:
     same = len(arguments) == 2 and set(arguments) == set(inner.invars)
     if not same or list(inner.outvars) != list(eqn.outvars):
         return None
-    return _MONOIDS.get(eqn.primitive.name)
+    return _MONOIDS.get(_jax.name_of(eqn))
 
 
 _RULES: dict[str, Rule] = {

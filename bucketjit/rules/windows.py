@@ -176,7 +176,7 @@ def _starts_neutral(jaxpr: Any, init: Any, dtype: Any) -> bool:
     if len(inner.eqns) != 1 or isinstance(init, jax.core.Tracer):
         return False
     (eqn,) = inner.eqns
-    identity = _MONOIDS.get(eqn.primitive.name)
+    identity = _MONOIDS.get(_jax.name_of(eqn))
     whole = set(eqn.invars) == set(inner.invars) and list(eqn.outvars) == list(inner.outvars)
     return identity is not None and whole and bool(np.asarray(init) == identity(dtype))
 

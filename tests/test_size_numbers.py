@@ -1,0 +1,174 @@
+"""What functions compute of sizes as numbers of Python: the same as in the unpadded run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Fallback
+from tests.comparison import assert_like_jit
+
+
+def kinds(executor: BucketedExec) -> set[str]:
+    return {program.kind for program in executor.stats().programs}
+
+
+def normal(n: int, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(n).normal(size=n).astype(dtype)
+
+
+# Functions, and sizes at which 24 bits or 32 decide otherwise.
+DECIDING: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
+    "whole part": (lambda x: jnp.asarray(x.shape[0] * 0.29, jnp.int32) + x.sum(), (100, 200, 57)),
+    "mask": (lambda x: jnp.where(jnp.arange(x.shape[0]) < x.shape[0] * 0.29, x, 0), (100, 200)),
+    "comparison": (lambda x: x * (x.shape[0] * 0.1 > 0.3), (3, 5)),
+    "floor": (lambda x: x + jnp.floor(x.shape[0] * 0.29), (100, 200)),
+    "branch": (
+        lambda x: jax.lax.cond(x.shape[0] * 0.1 > 0.3, lambda y: y, lambda y: -y, x),
+        (3, 5),
+    ),
+    "select": (lambda x: jnp.where(x.shape[0] * 0.1 > 0.3, x, -x), (3, 5)),
+    "cancels": (lambda x: x * (1 - x.shape[0] * 0.19999999), (5, 6)),
+    "cancels by a negative": (lambda x: x * (x.shape[0] * -0.19999999 + 1), (5, 6)),
+    "no float32": (lambda x: x * (x.shape[0] * 1e39 / 1e39), (3, 5)),
+    "whole division": (lambda x: x * (x.shape[0] // 0.1), (3, 5)),
+    "remainder": (lambda x: x * (x.shape[0] % 0.1), (3, 5)),
+    "power of a float": (lambda x: x * (1 - 0.999999 ** x.shape[0]), (3, 5)),
+    "power": (lambda x: x * (1 / 2 ** x.shape[0]), (5, 31, 40)),
+    "powers": (lambda x: x * (2 ** x.shape[0] / 2 ** (x.shape[0] - 3)), (31, 40)),
+    "power and remainder": (lambda x: x * (3 ** x.shape[0] % 7), (31, 40)),
+    "in a function": (jax.jit(lambda x: x * (x.shape[0] * 0.1 > 0.3)), (3, 5)),
+    "in a loop": (
+        lambda x: jax.lax.scan(lambda c, y: (c + jnp.floor(x.shape[0] * 0.29), y), 0.0, x)[0],
+        (100, 200),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_decisions_by_numbers_are_those_of_python(name: str) -> None:
+    function, sizes = DECIDING[name]
+    executor = BucketedExec(function, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    for n in sizes:
+        assert_like_jit(executor, function, normal(n))
+    assert kinds(executor) == {"paired"}
+
+
+SMOOTH: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda x: x.sum() * (1.0 / x.shape[0]),
+    "share": lambda x: x / (x.shape[0] * 0.5),
+    "smoothed": lambda x: x.sum() / (x.shape[0] * 2.0 + 1e-6),
+    "root": lambda x: x * jnp.sqrt(0.5 * x.shape[0]),
+    "logarithm": lambda x: x - jnp.log(x.shape[0] / 3),
+    "where": lambda x: jnp.where(x > 0, x.shape[0] * 0.5, x),
+    "integers": lambda x: x[: x.shape[0] * 2 // 3] * (x.shape[0] - 7),
+    "mean of jax.numpy": lambda x: (x - x.mean()) / x.std(),
+    "quantile": lambda x: jnp.quantile(x, 0.29),
+    "linspace": lambda x: x * jnp.linspace(0, 1, x.shape[0]),
+    "numpy": lambda x: x / np.float32(3) * np.prod(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_what_is_but_rounded_is_traced_once(name: str) -> None:
+    function = SMOOTH[name]
+    executor = BucketedExec(function, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    for n in (3, 5, 100, 57):
+        got, want = executor(normal(n)), jax.jit(function)(normal(n))
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert kinds(executor) == {"symbolic"}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * np.prod(x.shape),
+        lambda x: x * np.array(x.shape)[0],
+        lambda x: x * np.maximum(x.shape[0], 3),
+        lambda x: x * (np.int32(2) * x.shape[0]),
+        lambda x: x * x.shape[0],
+        lambda x: x * (x.shape[0] - 2),
+    ],
+)
+def test_narrow_integers_meet_sizes_as_without_padding(function: Any, dtype: Any) -> None:
+    executor = BucketedExec(function, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    for n in (9, 5, 12):
+        assert_like_jit(executor, function, np.full(n, 100, dtype))
+
+
+def test_a_size_that_a_type_does_not_hold_raises_as_without_padding() -> None:
+    executor = BucketedExec(lambda x: jnp.asarray(x.shape[0] - 5, x.dtype)).with_pow2()
+    with pytest.raises(OverflowError):
+        executor(np.ones(3, np.uint8))
+    assert executor(np.ones(7, np.uint8)) == 2
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda n: 10 // (n - 3),
+        lambda n: 10 % (n - 3),
+        lambda n: divmod(10, n - 3)[1],
+        lambda n: 10 / (n - 3),
+        lambda n: n // (n - 3),
+        lambda n: n / (n - 3),
+    ],
+)
+def test_a_division_of_sizes_by_zero_raises(divide: Callable[[Any], Any]) -> None:
+    executor = BucketedExec(lambda x: x * divide(x.shape[0])).with_pow2()
+    for n in (3, 5, 3):
+        if n == 3:
+            with pytest.raises(ZeroDivisionError):
+                executor(normal(n))
+        else:
+            np.testing.assert_allclose(executor(normal(n)), normal(n) * divide(n), rtol=1e-6)
+
+
+def test_a_division_by_zero_that_is_caught() -> None:
+    def careful(x: Any) -> Any:
+        try:
+            return x * (10 // (x.shape[0] - 3))
+        except ZeroDivisionError:
+            return x * 77
+
+    executor = BucketedExec(careful).with_pow2()
+    for n in (5, 3, 7, 3):
+        assert_like_jit(executor, careful, normal(n))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda n: np.ones(n).sum(),
+        lambda n: n**0.5,
+        lambda n: n >> 1,
+        lambda n: n & 1,
+        lambda n: ~n,
+        lambda n: round(n, 1),
+        lambda n: len([0] * n),
+        lambda n: np.eye(n).sum(),
+        lambda n: 2**n,
+        lambda n: n // 0.5,
+        lambda n: float(n),
+    ],
+)
+def test_what_sizes_cannot_do_is_not_taken_for_the_functions_own_error(
+    compute: Callable[[Any], Any],
+) -> None:
+    def careful(x: Any) -> Any:
+        try:
+            found = compute(x.shape[0])
+        except (TypeError, ValueError, AttributeError):
+            found = -1
+        return x * found
+
+    executor = BucketedExec(careful, dynamic_axes="n").with_pow2()
+    for n in (4, 6, 5):
+        assert_like_jit(executor, careful, normal(n))
