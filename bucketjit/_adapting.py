@@ -313,8 +313,9 @@ def _compile(
         return
     with engine.lock:
         chosen = {**engine.bucket_of(wanted.program, wanted), **bucket}
-    order = engine.orders.masked(at, wanted, chosen)
-    if wanted.program.fits(chosen) and not engine.refusals.of(order.key):
+    key = engine.orders.masked_key(wanted.program, chosen)
+    if wanted.program.fits(chosen) and not engine.refusals.of(key):
+        order = engine.orders.masked(at, wanted, chosen)
         engine.supply.prepare(
             order,
             first_run=True,

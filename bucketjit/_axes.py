@@ -91,6 +91,17 @@ def is_leaf_entry(entry: Any) -> bool:
     return isinstance(entry, list) and bool(entry) and all(isinstance(a, int) for a in entry)
 
 
+def opens(entry: Any) -> bool:
+    """Whether an entry, or one of those in a container of them, opens an axis."""
+    if isinstance(entry, str):
+        return any(t not in (STATIC, "...", "") and not t.isdigit() for t in _split(entry))
+    if isinstance(entry, Anonymous):
+        return bool(entry.axes)
+    if is_leaf_entry(entry):
+        return entry is not None
+    return any(map(opens, entry.values() if isinstance(entry, Mapping) else entry))
+
+
 def _is_axis_names(entry: Any) -> bool:
     return type(entry) is tuple and all(e is None or isinstance(e, str) for e in entry)
 
@@ -284,7 +295,14 @@ def _split(text: str) -> list[str]:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
-    parts = [p.strip() for p in re.split(r",(?![^()]*\))", text)]
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    parts = [part.strip() for part in parts]
     if parts and parts[-1] == "":
         parts.pop()
     return parts

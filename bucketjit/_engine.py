@@ -340,7 +340,6 @@ class Engine:
         is_call: bool = True,
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        sizes = sizes or signed.family.guessed_sizes(signed.shapes)
         key = self.orders.exact_key(signed)
         entry, source, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
         finish = _exact_finisher(entry, signed, program, out)
@@ -348,7 +347,7 @@ class Engine:
         result = result if finish is None else finish(result)
         if not is_call:
             return result
-        line = Line(sizes, reason=reason)
+        line = Line(sizes or signed.family.guessed_sizes(signed.shapes), reason=reason)
         self.counters.call(line, source == "compile")
         if given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.family.specs) if spec is not None]

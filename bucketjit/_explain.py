@@ -305,6 +305,9 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
     beyond = exactly(engine.config, call.sizes)
     if beyond is not None and beyond.wholly:
         return _explained_exact(engine, signed, call, MaskingError(beyond.reason))
+    key = engine.orders.masked_key(call.program, bucket)
+    if (known := engine.refusals.of(key)) is not None:
+        return _explained_exact(engine, signed, call, known)
     try:
         masked = masked_equations(call.program, bucket, engine.orders.rules())
     except MaskingError as error:
@@ -314,7 +317,7 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
         FrozenDict(call.sizes),
         FrozenDict(bucket),
         "masked" if call.program.pairing is None else "paired",
-        engine.orders.masked_key(call.program, bucket) in engine.cache,
+        key in engine.cache,
         describe(call.program),
         tuple(map(str, call.program.guards)),
         masked,

@@ -33,8 +33,11 @@ class Guard:
     right: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the guard holds at these sizes."""
-        a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
+        """Whether the guard holds at these sizes; where it divides by zero, another one fails."""
+        try:
+            a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
+        except ZeroDivisionError:
+            return False
         return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
 
     @property

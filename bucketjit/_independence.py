@@ -180,7 +180,7 @@ class _Proof:
                 self.look_inside(eqn)
                 return
             rule(step)
-            shown = _SHOWN.get(eqn.primitive.name, ())
+            shown = _SHOWN.get(_jax.name_of(eqn), ())
             for param, value in eqn.params.items():
                 if param not in shown and self.mentions(value):
                     step.refuse(f"its parameter {param} depends on {self.variable}")

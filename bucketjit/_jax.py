@@ -453,8 +453,13 @@ def primitive(name: str) -> Any | None:
 
 def name_of(eqn: Any) -> str:
     """The name of the primitive of an equation, if it is JAX's; not of another one of that name."""
-    name = str(eqn.primitive.name)
-    return name if primitive(name) is eqn.primitive else ""
+    return _name_of(eqn.primitive)
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_of(prim: Any) -> str:
+    name = str(prim.name)
+    return name if primitive(name) is prim else ""
 
 
 # Names of the primitives that call back into Python.
@@ -829,15 +834,20 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
     return reporting
 
 
-NUMBER_OF_SIZES = "bucketjit: a number of sizes"
+# Marks of numbers that are computed of sizes; the second is for the nearest to that of Python.
+NUMBER_OF_SIZES, ROUNDED_ONCE = "bucketjit: a number of sizes", "bucketjit: the same, rounded once"
 _LEAST_FLOAT, _MOST_FLOAT = map(float, (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
 
-def _marked(value: Any) -> Any:
+def _marked(value: Any, is_rounded_once: bool) -> Any:
     """Say of an array that the unpadded run has a number of Python in its place."""
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, np.inexact):
-        return checkpoint_name(value, NUMBER_OF_SIZES)
+        return checkpoint_name(value, ROUNDED_ONCE if is_rounded_once else NUMBER_OF_SIZES)
     return value
+
+
+def _is_power_of_2(number: Any) -> bool:
+    return isinstance(number, float) and abs(math.frexp(number)[0]) == 0.5
 
 
 def _is_number(other: Any) -> bool:
@@ -856,19 +866,23 @@ def _smooth(name: str) -> Callable[..., Any]:
     def operation(self: Any, other: Any) -> Any:
         if getattr(_watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray):
             return plain(self, other)
-        if divides or name == "__rtruediv__":
-            _report_zero(other if divides else self)
-        elif not _is_number(other):
-            if isinstance(other, int | np.integer | _shape_poly._DimExpr):
-                return plain(self, other)
+        is_whole = isinstance(other, int | np.integer | _shape_poly._DimExpr)
+        if not is_whole and not _is_number(other):
             return _or_report(plain, self, other)
+        if divides or name == "__rtruediv__":
+            if divides and type(other) in (int, float) and other == 0:  # NumPy's give infinity
+                raise ZeroDivisionError("division by zero")
+            _report_zero(other if divides else self)
+        elif is_whole:
+            return plain(self, other)
         if not _caller_is_user(2) or jax.dtypes.canonicalize_dtype(float) == np.float64:
             return plain(self, other)
-        if _is_number(other) and other and not _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT:
+        if not is_whole and other and not _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT:
             error = TypeError(f"a size and the number {other!r} are used as numbers of Python")
             _report_raised(error)
             raise error
-        return _marked(plain(self, other))
+        is_once = is_whole or ("add" not in name and "sub" not in name and _is_power_of_2(other))
+        return _marked(_or_report(plain, self, other), is_once)
 
     return operation
 
@@ -944,7 +958,7 @@ def _no_index(self: Any) -> int:
 
 def _no_attribute(self: Any, name: str) -> Any:
     error = AttributeError(f"a symbolic size has no attribute {name!r}")
-    if hasattr(int, name):
+    if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
         _report_raised(error)
     raise error
 

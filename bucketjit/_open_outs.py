@@ -14,12 +14,15 @@ from bucketjit._lowered_types import at_sizes
 from bucketjit._signature import bind_sizes
 from bucketjit._signing import Signed
 
+# A size times the first number and more by the second: a few rows more need not show in ``x[::2]``.
+_LARGER = ((1, 1), (2, 7), (3, 5))
+
 
 def open_outs(entry: Executable, signed: Signed) -> Sequence[int]:
     """The results whose shapes are others at other sizes.
 
-    The function is traced at the sizes of a call and at larger ones. All results count as open
-    where it takes no others, or returns another tree there.
+    The function is traced at the sizes of a call and at several larger ones. All results count as
+    open where it takes no others, or returns another tree there.
 
     Args:
         entry: The executable of the exact shape, which remembers the answer.
@@ -34,15 +37,18 @@ def _found(count: int, signed: Signed) -> Sequence[int]:
     family = signed.family
     tokens = family.guessed_tokens(signed.shapes)
     sizes = bind_sizes(tokens, signed.shapes, family.paths)
-    larger = {v: n + i for i, (v, n) in enumerate(sizes.items(), start=1)}
+    larger = [
+        {v: by * n + more * i for i, (v, n) in enumerate(sizes.items(), start=1)}
+        for by, more in _LARGER
+    ]
     try:
-        here, there = (_result_types(at_sizes(signed, tokens, at)) for at in (sizes, larger))
+        found = [_result_types(at_sizes(signed, tokens, at)) for at in (sizes, *larger)]
     except Exception:  # whatever the function raises at sizes that nobody has called it with
         return range(count)
-    if len(set(map(jax.tree_util.tree_structure, (here, there)))) > 1:
+    if len(set(map(jax.tree_util.tree_structure, found))) > 1:
         return range(count)
-    pairs = zip(*map(jax.tree_util.tree_leaves, (here, there)), strict=True)
-    return [i for i, (one, other) in enumerate(pairs) if one.shape != other.shape]
+    results = zip(*map(jax.tree_util.tree_leaves, found), strict=True)
+    return [i for i, types in enumerate(results) if len({t.shape for t in types}) > 1]
 
 
 def _result_types(signed: Signed) -> Any:

@@ -12,7 +12,13 @@ import jax
 import numpy as np
 
 from bucketjit import _jax
-from bucketjit._axes import Anonymous, entries_of_arguments, is_leaf_entry, leaf_entries
+from bucketjit._axes import (
+    Anonymous,
+    entries_of_arguments,
+    is_leaf_entry,
+    leaf_entries,
+    opens,
+)
 from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._family import Family, is_default_name
@@ -135,7 +141,7 @@ class Signer:
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)
-            elif isinstance(spec, str) and isinstance(value, float) and "," not in spec:
+            elif isinstance(value, float) and "," not in str(spec) and opens(spec):
                 raise ArgumentError(
                     f"{path}: dynamic_axes {spec!r} describes an array, or a size, which is an "
                     f"int; got the float {value!r}, of rank 0"
@@ -167,7 +173,7 @@ class Signer:
                 *(spec, count, self._parameters.names(count), list(kwargs)),
                 self._parameters.keyword_only,
             )
-            self._refuse_entries_of_statics(spec)
+            self._refuse_entries_of_statics(spec, every)
             entries = [every[i] for i in positions]
         pairs = []
         for position, entry, value in zip(positions, entries, args, strict=True):
@@ -176,15 +182,14 @@ class Signer:
             pairs += leaf_entries(by_name.get(name), kwargs[name], name)
         return [s for s, _ in pairs]
 
-    def _refuse_entries_of_statics(self, spec: Any) -> None:
-        entries: dict[Any, Any] = {}
+    def _refuse_entries_of_statics(self, spec: Any, every: Sequence[Any]) -> None:
+        names = self._parameters.name
+        static = {names(i) for i in self._parameters.static_nums} | self._parameters.static_names
+        entries = {names(i): entry for i, entry in enumerate(every)}
         if isinstance(spec, Mapping) and not is_leaf_entry(spec):
-            entries = dict(spec)
-        elif isinstance(spec, tuple | list) and not is_leaf_entry(spec):
-            entries = {self._parameters.name(i): entry for i, entry in enumerate(spec)}
-        static = {self._parameters.name(i) for i in self._parameters.static_nums}
-        for name in (static | self._parameters.static_names) & entries.keys():
-            if entries[name] is not None:
+            entries.update(spec)
+        for name in static & entries.keys():
+            if opens(entries[name]):
                 raise SpecError(
                     f"dynamic_axes has {entries[name]!r} for {name}, which is static; give None "
                     "there, and an entry for each argument"

@@ -437,7 +437,7 @@ def _unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:
     """Every reshape whose two shapes are not equal in size for all sizes."""
     found: list[tuple[Shape, Shape]] = []
     for eqn in _jax.all_equations(jaxpr):
-        if eqn.primitive.name == "reshape":
+        if _jax.name_of(eqn) == "reshape":
             before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
             after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
             if _product(before) != _product(after):

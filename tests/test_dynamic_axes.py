@@ -553,6 +553,29 @@ def test_an_optional_argument_that_goes_by_keyword_may_be_named(fn: Callable[...
     assert executor.stats().fallback_calls == 0
 
 
+def test_entries_by_name_behind_a_static_argument() -> None:
+    def add(x: Any, mode: str = "a", *, y: Any = None) -> Any:
+        return x if y is None else x + y
+
+    executor = BucketedExec(add, dynamic_axes=("n", {"y": "n"}), static_argnames="mode").with_pow2()
+    for n in (3, 5):
+        assert_like_jit(executor, lambda x, y: add(x, y=y), ramp(n), y=ramp(n))
+
+
+def test_a_float_may_have_an_entry_that_opens_nothing() -> None:
+    for entry in ("", None, {"a": ""}):
+        argument = {"a": 0.5} if isinstance(entry, dict) else 0.5
+        executor = BucketedExec(lambda x, s: x * jax.tree.leaves(s)[0], dynamic_axes=("n", entry))
+        np.testing.assert_array_equal(executor.with_pow2()(ramp(3), argument), ramp(3) * 0.5)
+
+
+def test_a_comma_within_nested_calls_is_none_between_axes() -> None:
+    executor = BucketedExec(lambda x: x, dynamic_axes="min(n, floordiv(n^2, n + 1)), _").with_pow2()
+    with pytest.raises((SpecError, ArgumentError)) as raised:
+        executor(ramp(3))
+    assert "describes 2 axes" in str(raised.value)
+
+
 def test_an_argument_that_is_not_there_is_still_told_of() -> None:
     executor = BucketedExec(masked_sum, dynamic_axes={"x": "b, _", "maks": "b"}).with_pow2()
     with pytest.raises(SpecError, match=r"\['maks'\]; this function has \['x', 'mask'\]"):
@@ -571,6 +594,9 @@ def test_an_entry_for_a_static_argument_is_refused(spec: Any) -> None:
     executor = BucketedExec(lambda mode, x: x, dynamic_axes=spec, static_argnums=0).with_pow2()
     with pytest.raises(SpecError, match="'b, _' for mode, which is static; give None there"):
         executor("a", ramp(3, 2))
+    for nothing in ("", "_", (), {}):
+        told = {"x": "b, _", "mode": nothing} if isinstance(spec, dict) else (nothing, "b, _")
+        BucketedExec(lambda mode, x: x, dynamic_axes=told, static_argnums=0)("a", ramp(3, 2))
     entries = (None, "b, _") if isinstance(spec, tuple) else {"x": "b, _"}
     right = BucketedExec(lambda mode, x: x, dynamic_axes=entries, static_argnums=0).with_pow2()
     assert right("a", ramp(3, 2)).shape == (3, 2)

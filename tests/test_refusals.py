@@ -163,6 +163,13 @@ def test_a_kernel_longer_than_the_bucket_has_a_gradient_of_zeros() -> None:
     assert not grad.stats().fallback_calls
 
 
+def test_what_was_refused_is_explained_so() -> None:
+    fn = BucketedExec(lambda x: x.sum() + x.shape[0] ** 7 % 5, dynamic_axes="n").with_pow2()
+    fn.warmup(ones(1), sizes={"n": [4000]}, progress=False)
+    assert fn.explain(ones(4000)).kind == "exact"
+    assert fn.explain(ones(40)).kind == "masked"
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_what_xla_does_not_compile_runs_exact(reverse: bool) -> None:
     """XLA's backend for CPU fails with some gradients of reverse products as they are masked."""

@@ -502,6 +502,18 @@ def test_padded_is_what_has_open_axes_also_without_a_program(fn: Any, strategy: 
 
 
 @pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+def test_results_that_grow_by_jumps_are_padded() -> None:
+    def parts(x: Any) -> Any:
+        total = sum(x[i] for i in range(x.shape[0]))
+        return x[::2], x[: x.shape[0] // 2], x, total + jnp.zeros(3)
+
+    executor = BucketedExec(parts, out="padded", dynamic_axes="n").with_pow2()
+    for n in (3, 4, 5):
+        found = executor(np.ones(n, np.float32))
+        assert [type(y) is Padded for y in found] == [True, True, True, False]
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
 def test_all_is_padded_where_other_sizes_are_not_taken() -> None:
     def picky(x: Any) -> Any:
         if x.shape[0] != 3:

@@ -33,8 +33,30 @@ DECIDING: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
         (3, 5),
     ),
     "select": (lambda x: jnp.where(x.shape[0] * 0.1 > 0.3, x, -x), (3, 5)),
-    "cancels": (lambda x: x * (1 - x.shape[0] * 0.19999999), (5, 6)),
-    "cancels by a negative": (lambda x: x * (x.shape[0] * -0.19999999 + 1), (5, 6)),
+    "chosen, then its floor": (
+        lambda x: jnp.floor(jnp.where(x > -1e9, x.shape[0] * 0.29 * 20, 0.0)),
+        (5, 10),
+    ),
+    "positions": (
+        lambda x: (jnp.arange(30) * (x.shape[0] * 0.29)).astype(jnp.int32) + 0 * x[0],
+        (5, 10),
+    ),
+    "of a branch": (
+        lambda x: jnp.floor(jax.lax.cond(x[0] > -1e9, lambda: x.shape[0] * 0.29 * 20, lambda: 0.0)),
+        (5, 10),
+    ),
+    "round a loop": (
+        lambda x: (
+            jax.lax.fori_loop(
+                *(0, 2, lambda i, c: (c[1], jnp.floor(c[0])), (0.0, x.shape[0] * 0.29 * 20))
+            )[1]
+            + 0 * x[0]
+        ),
+        (5, 10),
+    ),
+    "exponent": (lambda x: x * 0.9999 ** (x.shape[0] / 2), (60_000, 50)),
+    "base": (lambda x: x * abs(((x.shape[0] - 5) * 0.5) ** 2.5), (3, 6)),
+    "divides next to 0": (lambda x: x / jnp.log(x.shape[0] * 0.2), (3, 5)),
     "no float32": (lambda x: x * (x.shape[0] * 1e39 / 1e39), (3, 5)),
     "whole division": (lambda x: x * (x.shape[0] // 0.1), (3, 5)),
     "remainder": (lambda x: x * (x.shape[0] % 0.1), (3, 5)),
@@ -67,6 +89,18 @@ SMOOTH: dict[str, Callable[[Any], Any]] = {
     "logarithm": lambda x: x - jnp.log(x.shape[0] / 3),
     "where": lambda x: jnp.where(x > 0, x.shape[0] * 0.5, x),
     "integers": lambda x: x[: x.shape[0] * 2 // 3] * (x.shape[0] - 7),
+    "less than one": lambda x: x * (1 - 1 / x.shape[0]),
+    "centre": lambda x: jnp.arange(x.shape[0]) - (x.shape[0] / 2 - 0.5) + x,
+    "log likelihood": lambda x: (
+        -x.shape[0] * np.log(0.1) - 0.5 * x.shape[0] * np.log(2 * np.pi) - (x**2).sum()
+    ),
+    "first half": lambda x: jnp.where(jnp.arange(x.shape[0]) < x.shape[0] / 2, x, 0),
+    "quarter": lambda x: x + jnp.ceil(x.shape[0] / 4),
+    "above": lambda x: jnp.where(jnp.abs(x) > 1 / x.shape[0], x, 0),
+    "no gradient": lambda x: x * jax.lax.stop_gradient(x.shape[0] * 0.29),
+    "an array of them": lambda x: x.sum() * jnp.array([x.shape[0] * 0.5, x.shape[0] / 3]),
+    "uniform": lambda x: (jnp.full(x.shape[0], 1 / x.shape[0]) * x)[1:].sum(),
+    "in a loop": lambda x: jax.lax.scan(lambda c, y: (c + y / x.shape[0], c), 0.0, x)[0],
     "mean of jax.numpy": lambda x: (x - x.mean()) / x.std(),
     "quantile": lambda x: jnp.quantile(x, 0.29),
     "linspace": lambda x: x * jnp.linspace(0, 1, x.shape[0]),
@@ -119,6 +153,7 @@ def test_a_size_that_a_type_does_not_hold_raises_as_without_padding() -> None:
         lambda n: 10 / (n - 3),
         lambda n: n // (n - 3),
         lambda n: n / (n - 3),
+        lambda n: 1 / ((n - 3) * 0.5),
     ],
 )
 def test_a_division_of_sizes_by_zero_raises(divide: Callable[[Any], Any]) -> None:
@@ -143,10 +178,35 @@ def test_a_division_by_zero_that_is_caught() -> None:
         assert_like_jit(executor, careful, normal(n))
 
 
+@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0)])
+def test_a_division_by_zero_itself(zero: Any) -> None:
+    def careful(x: Any) -> Any:
+        try:
+            return x * (x.shape[0] / zero)
+        except ZeroDivisionError:
+            return x * 77
+
+    executor = BucketedExec(careful).with_pow2()
+    for n in (5, 3):
+        np.testing.assert_allclose(executor(normal(n)), jax.jit(careful)(normal(n)))
+
+
+def test_a_guard_that_divides_by_a_size() -> None:
+    def careful(x: Any) -> Any:
+        n = x.shape[0]
+        return x * 2 if n != 3 and 10 // (n - 3) > 2 else x * 3
+
+    executor = BucketedExec(careful).with_pow2()
+    for n in (5, 3, 9, 3, 6):
+        assert_like_jit(executor, careful, normal(n))
+
+
 @pytest.mark.parametrize(
     "compute",
     [
         lambda n: np.ones(n).sum(),
+        lambda n: np.sqrt(n),
+        lambda n: np.log(n),
         lambda n: n**0.5,
         lambda n: n >> 1,
         lambda n: n & 1,

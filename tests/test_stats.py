@@ -330,4 +330,3 @@ def test_sizes_are_counted_where_nothing_is_traced(way: str) -> None:
             executor(ones(n, 2))
     stats = executor.stats()
     assert stats.size_counts == {"batch": {n: sizes.count(n) for n in sorted(set(sizes))}}
-    assert all(set(bucket.sizes) == {"batch"} for bucket in stats.buckets)
