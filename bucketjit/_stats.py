@@ -48,8 +48,8 @@ class BucketStats:
     """One executable of the cache.
 
     Attributes:
-        sizes: Size of each dimension variable: padded, or logical where ``exact``. Where no axis has
-            a name, those of some axes of arguments (``x[0]``).
+        sizes: Size of each dimension variable: padded, or logical where ``exact``. Where no axis
+            has a name, those of some axes of arguments (``x[0]``).
         hits: Calls it has served after the one that compiled it.
         compile_seconds: What tracing, lowering and compiling it took, or reading it from a file.
         exact: True if it runs one exact shape, without masks.
