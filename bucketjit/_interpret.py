@@ -164,6 +164,8 @@ class _Walk:
             if not _jax.is_shaped(aval):  # a token
                 continue
             expected = self._sizes.padded_shape(aval.shape)
+            if isinstance(value, _SCALARS) and not expected:  # a literal of an inner program
+                continue
             if not hasattr(value, "shape") or not hasattr(value, "dtype"):
                 return f"{type(value).__name__}, expected an array of shape {expected} for {aval}"
             if tuple(value.shape) != expected:

@@ -15,6 +15,7 @@ from bucketjit import MaskingError, RuleContext
 from bucketjit._dims import BucketSizes
 from bucketjit._interpret import interpret
 from bucketjit._trace import Leaf, Program, trace
+from bucketjit.rules import default_rules
 from tests.comparison import ramp
 
 
@@ -183,6 +184,12 @@ def test_a_rule_gives_an_array_of_the_dtype(given: Any, told: str) -> None:
     with pytest.raises(MaskingError, match=f"neg: its rule {told}") as raised:
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
     assert raised.value.is_defect
+
+
+def test_an_inner_program_may_return_a_literal() -> None:
+    program = program_of(lambda x: x * jax.jit(lambda y: (y, 2))(x)[1], "b", sizes={"b": 3})
+    got = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, default_rules())
+    np.testing.assert_array_equal(got[0][:3], 2 * ramp(3))
 
 
 @pytest.mark.parametrize(
