@@ -290,6 +290,16 @@ def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> 
     return Exact(function, args, kwargs, expected, donated, options)
 
 
+def result_types(signed: Signed) -> Any:
+    """The results of the function itself, as types: it is traced, and not compiled.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments.
+    """
+    made = exact_function(signed, Check.OFF, {})
+    return made.function.eval_shape(*made.args, **made.kwargs)
+
+
 def build_exact(
     signed: Signed, sizes: Mapping[str, int], made: Exact, compile: Compile
 ) -> Executable:

@@ -239,6 +239,16 @@ def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     return max(0, _interval(node, {v: low for v, low, _ in box}, hi)[1])
 
 
+@functools.lru_cache(maxsize=16384)
+def _lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
+    """The smallest value; 0 where it is not negative. Interval arithmetic does, within int32."""
+    node = _parse(text)
+    if _never_decreases(node):
+        return 0
+    least = _interval(node, {v: low for v, low, _ in box}, {v: h for v, _, h in box})[0]
+    return least if least >= -_MOST else -_upper_bound(f"-({text})", box)
+
+
 def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
     """Find the one unknown variable of an expression that is linear in it.
 
@@ -463,19 +473,11 @@ class BucketSizes:
         if isinstance(dim, int):
             return dim
         self.padded(dim)
-        if self._least(dim) < -_MOST:
+        text = self._text(dim)
+        box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
+        if _lower_bound(text, box) < -_MOST:
             raise _not_int32(dim)
         return jnp.asarray(evaluate_traced(dim, self.values, self.bucket), jnp.int32)
-
-    def _least(self, dim: Dim) -> int:
-        """A lower bound of a dimension; 0 where it is not negative."""
-        text = self._text(dim)
-        variables = variables_of(text)
-        if _never_decreases(_parse(text)):
-            return 0
-        lo, hi = dict.fromkeys(variables, 0), {v: self.bucket[v] for v in variables}
-        least = _interval(_parse(text), lo, hi)[0]
-        return least if least >= -_MOST else -upper_bound_text(f"-({text})", self._lower, hi)
 
     def in_bounds(
         self,

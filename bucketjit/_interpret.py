@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core as jex_core
 
 from bucketjit import _jax
 from bucketjit._dims import BucketSizes, is_symbolic
@@ -101,7 +100,7 @@ class _Walk:
         env.update(zip(jaxpr.invars, args, strict=True))
 
         def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
+            return atom.val if _jax.is_literal(atom) else env[atom]
 
         ever_read = _jax.variables_read(jaxpr)
         scope_of = _jax.EquationScopes()

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType, MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import jaxlib
@@ -597,7 +597,7 @@ def bodies(eqn: Any) -> Iterator[Any]:
 def variables_read(jaxpr: Any) -> Set[Any]:
     """The variables of an open jaxpr that an equation of it, or its outputs, read."""
     atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
-    return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}
+    return {atom for atom in atoms if not is_literal(atom)}
 
 
 def without_dead_code(jaxpr: Any) -> Any:
@@ -854,6 +854,11 @@ def _is_number(other: Any) -> bool:
     return isinstance(other, numbers.Number) and not isinstance(other, numbers.Integral)
 
 
+def _is_left_alone(other: Any) -> bool:
+    """Whether a hook has nothing to say: nobody watches, or the operation is one of arrays."""
+    return getattr(_watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray)
+
+
 def _smooth(name: str) -> Callable[..., Any]:
     """An operation of sizes and numbers, the result of which is as good as 24 bits are.
 
@@ -864,7 +869,7 @@ def _smooth(name: str) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def operation(self: Any, other: Any) -> Any:
-        if getattr(_watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray):
+        if _is_left_alone(other):
             return plain(self, other)
         is_whole = isinstance(other, int | np.integer | _shape_poly._DimExpr)
         if not is_whole and not _is_number(other):
@@ -878,9 +883,7 @@ def _smooth(name: str) -> Callable[..., Any]:
         if not _caller_is_user(2) or jax.dtypes.canonicalize_dtype(float) == np.float64:
             return plain(self, other)
         if not is_whole and other and not _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT:
-            error = TypeError(f"a size and the number {other!r} are used as numbers of Python")
-            _report_raised(error)
-            raise error
+            _fail(TypeError(f"a size and the number {other!r} are used as numbers of Python"))
         is_once = is_whole or ("add" not in name and "sub" not in name and _is_power_of_2(other))
         return _marked(_or_report(plain, self, other), is_once)
 
@@ -894,12 +897,10 @@ def _whole(name: str) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def operation(self: Any, other: Any) -> Any:
-        if getattr(_watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray):
+        if _is_left_alone(other):
             return plain(self, other)
         if _is_number(other):
-            error = TypeError(f"a size is divided by, or into, the number {other!r}")
-            _report_raised(error)
-            raise error
+            _fail(TypeError(f"a size is divided by, or into, the number {other!r}"))
         _report_zero(other if divides else self)
         return plain(self, other)
 
@@ -908,7 +909,7 @@ def _whole(name: str) -> Callable[..., Any]:
 
 def _report_zero(divisor: Any) -> None:
     """A size is divided by, which JAX takes for different from 0."""
-    if isinstance(divisor, _shape_poly._DimExpr) and _may_be_zero(divisor):
+    if isinstance(divisor, _shape_poly._DimExpr) and not is_positive(divisor):
         _watching.report(divisor, 0)
 
 
@@ -922,19 +923,16 @@ def _or_report(plain: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _power(self: Any, power: Any, modulo: Any = None) -> Any:
-    if getattr(_watching, "report", None) is None or isinstance(power, jax.Array | np.ndarray):
+    if _is_left_alone(power):
         return _plain_pow(self, power, modulo)
     return _or_report(_plain_pow, self, power, modulo)
 
 
 def _exponent(self: Any, base: Any, modulo: Any = None) -> Any:
     """``2 ** n`` wraps, and ``0.999 ** n`` is off by more than a rounding."""
-    watched = getattr(_watching, "report", None) is not None
-    if not watched or isinstance(base, jax.Array | np.ndarray) or not _caller_is_user(2):
+    if _is_left_alone(base) or not _caller_is_user(2):
         return _plain_rpow(self, base, modulo)
-    error = TypeError(f"a size is the exponent of {base!r}")
-    _report_raised(error)
-    raise error
+    _fail(TypeError(f"a size is the exponent of {base!r}"))
 
 
 def _missing(name: str) -> Callable[..., Any]:
@@ -943,23 +941,25 @@ def _missing(name: str) -> Callable[..., Any]:
     def operator(self: Any, *others: Any) -> Any:
         if any(isinstance(x, jax.Array | np.ndarray) for x in others):
             return NotImplemented
-        error = TypeError(f"a symbolic size has no {name}")
-        _report_raised(error)
-        raise error
+        _fail(TypeError(f"a symbolic size has no {name}"))
 
     return operator
 
 
 def _no_index(self: Any) -> int:
-    error = TypeError("'_DimExpr' object cannot be interpreted as an integer")
-    _report_raised(error)
-    raise error
+    _fail(TypeError("'_DimExpr' object cannot be interpreted as an integer"))
 
 
 def _no_attribute(self: Any, name: str) -> Any:
     error = AttributeError(f"a symbolic size has no attribute {name!r}")
     if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
         _report_raised(error)
+    raise error
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Raise from a hook, and tell of it if the code that is three frames up is the user's."""
+    _report_raised(error, 4)
     raise error
 
 
@@ -992,21 +992,17 @@ def _let_sizes_pass_for_ints() -> None:
 def _reporting_bool(self: Any) -> bool:
     # Anyone decides here, JAX too: the gradient of rfft asks ``not n % 2``.
     report = getattr(_watching, "report", None)
-    if report is not None and _may_be_zero(self):
+    if report is not None and not is_positive(self):
         report(self, 0)
     return True
 
 
 def is_positive(size: Any) -> bool:
     """Whether a size is at least 1 whatever its variables are."""
-    return not _may_be_zero(size)
-
-
-def _may_be_zero(size: Any) -> bool:
     try:
-        return not size >= 1
+        return bool(size >= 1)
     except _shape_poly.InconclusiveDimensionOperation:
-        return True
+        return False
 
 
 def _reporting_hash(self: Any) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
-from bucketjit._building import exact_function
-from bucketjit._check import Check
+from bucketjit._building import result_types
 from bucketjit._executable import Executable
 from bucketjit._lowered_types import at_sizes
 from bucketjit._signature import bind_sizes
@@ -42,15 +40,10 @@ def _found(count: int, signed: Signed) -> Sequence[int]:
         for by, more in _LARGER
     ]
     try:
-        found = [_result_types(at_sizes(signed, tokens, at)) for at in (sizes, *larger)]
+        found = [result_types(at_sizes(signed, tokens, at)) for at in (sizes, *larger)]
     except Exception:  # whatever the function raises at sizes that nobody has called it with
         return range(count)
     if len(set(map(jax.tree_util.tree_structure, found))) > 1:
         return range(count)
     results = zip(*map(jax.tree_util.tree_leaves, found), strict=True)
     return [i for i, types in enumerate(results) if len({t.shape for t in types}) > 1]
-
-
-def _result_types(signed: Signed) -> Any:
-    made = exact_function(signed, Check.OFF, {})
-    return made.function.eval_shape(*made.args, **made.kwargs)

@@ -94,7 +94,7 @@ class RuleContext:
         for param, value in self.params.items():
             if value is symbolic[param] or param in SIZE_PARAMS.get(name, ()):
                 continue
-            if param not in VALUE_PARAMS.get(name, ()) and _jax.primitive(name) is self.primitive:
+            if param not in VALUE_PARAMS.get(name, ()) and _jax.name_of(self.eqn):
                 self.refuse(f"its parameter {param} is {symbolic[param]}, a size")
 
     # --- sizes ---

@@ -122,13 +122,10 @@ class Parameters:
         except (TypeError, ValueError):
             parameters = []
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self.keyword_only: list[str] | None
         self.positional = [p.name for p in parameters if p.kind in kinds]
-        self.keyword_only = None
-        if parameters and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters):
-            self.keyword_only = [
-                p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY
-            ]
+        only = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self.keyword_only = None if takes_any or not parameters else only
         self.variadic = not parameters or any(
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )

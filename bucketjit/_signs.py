@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as jex_core
 
 from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
@@ -96,7 +95,7 @@ class _Following:
         env: dict[Any, Facts] = dict(zip(jaxpr.invars, facts, strict=True))
 
         def read(atom: Any) -> Facts:
-            if isinstance(atom, jex_core.Literal):
+            if _jax.is_literal(atom):
                 return self._literal(atom)
             if atom not in env:
                 env[atom] = Facts(key=("only", next(self._count)))

@@ -13,7 +13,7 @@ comes of it and of data is data, and rounds as that does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from jax import dtypes
@@ -68,10 +68,6 @@ class _Known(NamedTuple):
 _States = list[_Known | None]
 
 
-class Decides(MaskingError):
-    """A program decides by a number that is not exact at symbolic sizes."""
-
-
 def refuse_decisions(jaxpr: Any) -> None:
     """Refuse a program that decides by a number which it computes of sizes.
 
@@ -79,7 +75,7 @@ def refuse_decisions(jaxpr: Any) -> None:
         jaxpr: The program, open.
 
     Raises:
-        Decides: An equation does.
+        MaskingError: An equation does.
     """
     _walk(jaxpr, [None] * len(jaxpr.invars))
 
@@ -239,9 +235,9 @@ def _any_of(found: Sequence[_Known | None]) -> _Known | None:
 _CONTROL = {"cond": _cond, "scan": _scan, "while": _while}
 
 
-def _refuse(eqn: Any, why: str) -> None:
+def _refuse(eqn: Any, why: str) -> NoReturn:
     line = _jax.source_line(eqn)
-    raise Decides(
+    raise MaskingError(
         f"{why}, and is not as exact at symbolic sizes" + (f" [{line}]" if line else ""),
         "leave the axis static",
     )

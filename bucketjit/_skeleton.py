@@ -176,7 +176,7 @@ class _Apart:
             self._atom(atom, number)
 
     def _atom(self, atom: Any, number: Mapping[Any, int]) -> None:
-        if isinstance(atom, jex_core.Literal):
+        if _jax.is_literal(atom):
             self._part("literal")
             self._aval(atom.aval)
             self._found.values.append(atom.val)
@@ -304,7 +304,7 @@ class _Together:
         return var
 
     def _atom(self, atom: Any, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
-        if not isinstance(atom, jex_core.Literal):
+        if not _jax.is_literal(atom):
             return env[atom]
         aval = self._aval(atom.aval)
         leak = next(self._leaks)

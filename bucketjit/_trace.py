@@ -41,7 +41,7 @@ from bucketjit._guards import (
     pinned,
 )
 from bucketjit._patches import lenient_jax
-from bucketjit._size_numbers import Decides, refuse_decisions
+from bucketjit._size_numbers import refuse_decisions
 from bucketjit._unmerge import keep_apart
 
 MAX_RETRACES = 24
@@ -392,7 +392,7 @@ def _program(
     alive = _jax.without_dead_code(jaxpr)
     try:
         refuse_decisions(alive)
-    except Decides as error:
+    except MaskingError as error:
         raise TraceRefused(error.reason, error.remedy, error) from error
     kept, kept_consts = keep_apart(alive, consts)
     all_guards = dict.fromkeys([*own, *guards, *attempt.assumed.values()])

@@ -16,8 +16,7 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._asked_sizes import check_names, combinations
 from bucketjit._axes import Tokens
-from bucketjit._building import exact_function
-from bucketjit._check import Check
+from bucketjit._building import result_types
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._engine import Engine
 from bucketjit._errors import (
@@ -489,8 +488,7 @@ def _takes(
 ) -> bool:
     """Whether the function takes other sizes; it is traced at them."""
     try:
-        made = exact_function(at_sizes(signed, tokens, {**own, **other}), Check.OFF, {})
-        made.function.eval_shape(*made.args, **made.kwargs)
+        result_types(at_sizes(signed, tokens, {**own, **other}))
     except Exception:  # calls will raise it
         return False
     return True

@@ -198,7 +198,7 @@ class Digest:
         def atoms(all_of_them: Sequence[Any]) -> None:
             self._write("atoms", str(len(all_of_them)))
             for atom in all_of_them:
-                if isinstance(atom, jex_core.Literal):
+                if _jax.is_literal(atom):
                     self._write("literal", self._object(atom.aval))
                     self._add(atom.val)
                 else:

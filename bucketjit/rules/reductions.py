@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core as jex_core
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
@@ -161,7 +160,7 @@ def _known_monoid(inner: Any) -> Identity | None:
     if len(inner.eqns) != 1 or len(inner.invars) != 2:
         return None
     (eqn,) = inner.eqns
-    arguments = [v for v in eqn.invars if not isinstance(v, jex_core.Literal)]
+    arguments = [v for v in eqn.invars if not _jax.is_literal(v)]
     same = len(arguments) == 2 and set(arguments) == set(inner.invars)
     if not same or list(inner.outvars) != list(eqn.outvars):
         return None

@@ -19,6 +19,7 @@ from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
 from bucketjit._groups import groups, without_ones
 from bucketjit._rule import Rule, RuleContext, crop
+from bucketjit.rules._regions import INT32_MAX
 
 
 def reshape(ctx: RuleContext, operand: Any) -> Any:
@@ -46,7 +47,7 @@ def _regroup(ctx: RuleContext, array: Any, axis: int, old: Shape, new: Shape) ->
     target = ctx.padded_shape(new)
     if not any(map(is_symbolic, (*old[1:], *new[1:]))):
         return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
-    if max(flat.shape[axis], math.prod(target)) > 2**31 - 1:
+    if max(flat.shape[axis], math.prod(target)) > INT32_MAX:
         ctx.refuse("it has more positions than int32 holds in this bucket", in_bucket=True)
     position = _ravel(target, _strides([ctx.logical(d) for d in new]))
     source = _unravel(position, [ctx.logical(d) for d in old], ctx.padded_shape(old))

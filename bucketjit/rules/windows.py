@@ -20,6 +20,7 @@ from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
 from bucketjit._rule import Rule, RuleContext
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
+from bucketjit.rules._regions import INT32_MAX
 from bucketjit.rules._sliding import Slide, fit, zeros
 
 Arrays = Sequence[Any]
@@ -257,7 +258,7 @@ def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
 def _scatter_selected(ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Any) -> Any:
     """Add the source of each window where its selected element came from (a window of any size)."""
     count = math.prod(operand.shape)
-    if count > 2**31 - 1:
+    if count > INT32_MAX:
         ctx.refuse("its operand has more positions than int32 holds in this bucket", in_bucket=True)
     origin = jnp.arange(count, dtype=jnp.int32).reshape(operand.shape)
     inits = (_worst(ctx, operand.dtype), np.int32(count))
