@@ -25,7 +25,10 @@ def start(directory: str, seed: int, **variables: str) -> subprocess.Popen[str]:
         "JAX_PLATFORMS": "cpu",
         **variables,
     }
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "tests.persistence.child"]
+    # JAX's own cache writes in place: another process may read half a file, warns, and compiles.
+    half = "ignore:Error reading persistent compilation cache entry:UserWarning"
+    command = [sys.executable, "-W", "error::UserWarning", "-W", half]
+    command += ["-m", "tests.persistence.child"]
     return subprocess.Popen(
         [*command, directory],
         env=environment,
