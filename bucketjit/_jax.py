@@ -388,8 +388,12 @@ def is_concrete_array(x: Any) -> bool:
 
 
 def signature_counter(function: Any) -> Callable[[], int]:
-    """Counts the argument signatures that a jitted function knows, placement included."""
-    return function._cache_size
+    """Counts the argument signatures that a jitted function knows, placement included.
+
+    Not the method itself: through one of nanobind's, as jaxlib 0.10 has them, the garbage collector
+    does not see the function, so an executor that its own function knows would never be freed.
+    """
+    return lambda: function._cache_size()
 
 
 def key_impl(dtype: Any) -> Any:

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from typing import NamedTuple
 
 from bucketjit import _jax
 from bucketjit._apart.pool import end_pool
@@ -20,23 +21,40 @@ from bucketjit._config import Background
 # call waits so long each time it comes back from XLA.
 _TURN = 0.0005
 
-Job = tuple[Hashable, Callable[[], None]]
 
+class _Jobs:
+    """What waits for a thread: all that threads, and the end of the process, know of an executor.
 
-class _State:
-    """What the threads of an executor share with it; they do not keep the executor itself.
+    No executor is kept by a job that is done. A key may hold a program that knows the function it
+    was traced from, and so an executor that this function knows.
 
     Locks and queues that callers take are those of C: a `Condition` and a `Queue` are entered by
     Python code, which an interrupt may leave with the lock held.
     """
 
     def __init__(self) -> None:
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
+        self.is_stopped = True
+        while True:
+            try:
+                self.waiting.get_nowait()
+            except queue.Empty:
+                break
+        self.waiting.put(None)
+
+
+class _Notes:
+    """What is waited for, and what has failed."""
+
+    def __init__(self) -> None:
         self.pending: set[Hashable] = set()
         self.failed: set[Hashable] = set()
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)  # entered by the lock
-        self.is_stopped = False
 
     def done(self, key: Hashable, failed: bool) -> None:
         """Take note that a job is done."""
@@ -46,15 +64,27 @@ class _State:
                 self.failed.add(key)
             self.changed.notify_all()
 
-    def stop(self) -> None:
-        """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
-        self.is_stopped = True
-        while True:
-            try:
-                self.jobs.get_nowait()
-            except queue.Empty:
-                break
-        self.jobs.put(None)
+
+class _Job(NamedTuple):
+    """Something to be done.
+
+    Attributes:
+        key: What it is for.
+        work: Does it.
+        notes: Where it is noted that it is done.
+    """
+
+    key: Hashable
+    work: Callable[[], None]
+    notes: _Notes
+
+    def run(self) -> None:
+        """Do it, whatever comes of it: who wants the same next does it then, and gets the error."""
+        failed = True
+        with contextlib.suppress(BaseException), short_turns():
+            self.work()
+            failed = False
+        self.notes.done(self.key, failed)
 
 
 class Workers:
@@ -72,9 +102,9 @@ class Workers:
 
     def _begin(self, can_work: bool = True) -> None:
         self._can_work = can_work
-        self._state = _State()
+        self._jobs, self._notes = _Jobs(), _Notes()
         self._threads: list[threading.Thread] = []
-        self._finalizer = weakref.finalize(self, self._state.stop)
+        self._finalizer = weakref.finalize(self, self._jobs.stop)
 
     def begin_in_fork(self) -> None:
         """Forget the parent's threads and jobs, and its locks, which may be held for ever."""
@@ -86,86 +116,81 @@ class Workers:
 
         It is done under the configuration of JAX that is in force here.
         """
-        state = self._state
-        with state.lock:
-            if key in state.pending:
+        jobs, notes = self._jobs, self._notes
+        with notes.lock:
+            if key in notes.pending:
                 return True
             if not (self._can_work and is_running()):
                 return False
-            if state.jobs.qsize() >= self._background.queue:
+            if jobs.waiting.qsize() >= self._background.queue:
                 return False
             # An interrupt may come anywhere: what is pending has to have a thread, and a job.
             self._threads = [t for t in self._threads if t.is_alive()]
-            if len(self._threads) <= min(self._background.workers - 1, len(state.pending)):
+            if len(self._threads) <= min(self._background.workers - 1, len(notes.pending)):
                 thread = threading.Thread(
-                    target=_work, args=(state,), name="bucketjit-compile", daemon=True
+                    target=_work, args=(jobs,), name="bucketjit-compile", daemon=True
                 )
                 self._threads.append(thread)
-                _end_at_exit(thread, state)
+                _end_at_exit(thread, jobs)
                 with contextlib.suppress(RuntimeError):  # no more threads can be started
                     thread.start()
                 if not any(t.is_alive() for t in self._threads):
                     return False
-            state.jobs.put((key, functools.partial(_jax.ThreadConfig().run, work)))
-            state.pending.add(key)
+            work = functools.partial(_jax.ThreadConfig().run, work)
+            jobs.waiting.put(_Job(key, work, notes))
+            notes.pending.add(key)
             return True
 
     @property
     def is_stopped(self) -> bool:
         """Whether nothing is to be begun any more: the interpreter ends, or the executor has."""
-        return self._state.is_stopped
+        return self._jobs.is_stopped
 
     def failed(self, key: Hashable) -> bool:
         """Whether it has failed before; whoever wants it then does it, and gets the error."""
-        state = self._state
-        with state.lock:
-            return key in state.failed
+        notes = self._notes
+        with notes.lock:
+            return key in notes.failed
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until nothing is left to do; False if that took too long, or never will be done."""
-        state = self._state
-        with state.lock:
-            state.changed.wait_for(lambda: not state.pending or state.is_stopped, timeout)
-            return not state.pending
+        jobs, notes = self._jobs, self._notes
+        with notes.lock:
+            notes.changed.wait_for(lambda: not notes.pending or jobs.is_stopped, timeout)
+            return not notes.pending
 
     def drop(self) -> None:
         """Do nothing of what waits."""
-        state = self._state
-        while not state.is_stopped:
+        jobs, notes = self._jobs, self._notes
+        while not jobs.is_stopped:
             try:
-                job = state.jobs.get_nowait()
+                job = jobs.waiting.get_nowait()
             except queue.Empty:
                 break
             if job is not None:
-                state.done(job[0], False)
-        with state.lock:
-            state.failed.clear()
+                notes.done(job.key, False)
+        with notes.lock:
+            notes.failed.clear()
 
 
-def _work(state: _State) -> None:
-    while not state.is_stopped:
-        job = state.jobs.get()
+def _work(jobs: _Jobs) -> None:
+    while not jobs.is_stopped:
+        job = jobs.waiting.get()
         if job is None:
-            state.jobs.put(None)  # for the next thread
+            jobs.waiting.put(None)  # for the next thread
             return
-        key, work = job
-        failed = True
-        # Whatever it is: the thread goes on, and who wants the same next does it, and gets it.
-        with contextlib.suppress(BaseException), short_turns():
-            work()
-            failed = False
-        del work, job
-        state.done(key, failed)
+        job.run()
+        del job
 
 
-def _end_at_exit(thread: threading.Thread, state: _State) -> None:
+def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
     """End a thread before the interpreter does: XLA must not be cut short in a compile."""
     alive = weakref.ref(thread)
 
     def end() -> None:
         running = alive()
         if running is not None and running.is_alive():
-            state.stop()
+            jobs.stop()
             end_pool()  # what it compiles elsewhere, nobody waits for
             running.join()
 
