@@ -243,6 +243,9 @@ class Builders:
     def with_maxsize(self, maxsize: int | None) -> Self:
         """Bound the number of executables kept; the least recently used goes first.
 
+        As in `functools.lru_cache`: what had to go is compiled again by the next call of it.
+        `with_cache` has a hysteresis against that.
+
         Args:
             maxsize: How many; None for no bound. An executable takes 73-145 memory maps of the
                 system's 65,530, so some 450 of them end the process.
@@ -397,10 +400,11 @@ class Builders:
         maxsize, max_bytes = _bound("maxsize", maxsize), _bound("max_bytes", max_bytes)
         if policy not in POLICIES:
             raise SpecError(f"policy must be one of {POLICIES}, got {policy!r}")
-        if isinstance(hysteresis, bool) or not isinstance(hysteresis, int) or hysteresis < 0:
+        is_off = hysteresis == 0 and hysteresis is not False
+        if not is_off and not is_positive_int(hysteresis):
             raise SpecError(f"hysteresis must be 0 or a positive int, got {hysteresis!r}")
         return self._with(
-            maxsize=maxsize, max_bytes=max_bytes, policy=policy, hysteresis=hysteresis
+            maxsize=maxsize, max_bytes=max_bytes, policy=policy, hysteresis=int(hysteresis)
         )
 
     def with_background_compile(

@@ -89,7 +89,8 @@ class _Proof:
         v = self.variable
         if program.jaxpr.effects:
             raise MaskingError(
-                "it has effects (io_callback, debug.print), which chunks would repeat"
+                "it has effects (io_callback, debug.print) or references that it writes to, which "
+                "chunks would repeat"
             )
         if program.found:
             raise MaskingError(f"it has sizes that are no expression of {v}: {program.found[0]}")

@@ -53,12 +53,13 @@ class WarmupReport:
         left: Buckets that there was no time for, or sizes whose bucket there was no time to look
             up; another warm-up goes on with them.
         seconds: What it took.
-        evicted: Those of the compiled ones, and of those that were present, that others have
-            driven out of the cache meanwhile, since it does not hold all of them.
+        evicted: Those of the compiled ones, and of those that were present, that are gone: others
+            have driven them out, since the cache does not hold all of them, or it was cleared.
         stale: What is another now than when the manifest was made, in words. What it names was
             compiled all the same, as the function and the versions are now.
         loaded: How many of the compiled ones were read from files.
         left_out: What the manifest could not name, and why: calls compile it as they come.
+        cleared: Whether the cache was cleared meanwhile, which ends a warm-up.
     """
 
     compiled: tuple[Mapping[str, int], ...]
@@ -71,6 +72,7 @@ class WarmupReport:
     stale: tuple[str, ...] = ()
     loaded: int = 0
     left_out: tuple[str, ...] = ()
+    cleared: bool = False
 
     def __str__(self) -> str:
         loaded = f" ({self.loaded} of them from files)" if self.loaded else ""
@@ -81,7 +83,8 @@ class WarmupReport:
         )
         lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
         lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
-        lines += [f"  evicted {shown(b) or 'exact'}: the cache is full" for b in self.evicted]
+        gone = "the cache was cleared" if self.cleared else "the cache is full"
+        lines += [f"  evicted {shown(b) or 'exact'}: {gone}" for b in self.evicted]
         lines += [f"  stale: {why}" for why in self.stale]
         lines += [f"  not in the manifest: {why}" for why in self.left_out]
         return "\n".join([head, *lines])
@@ -108,6 +111,7 @@ def together(
         stale=tuple(dict.fromkeys(stale)),
         loaded=sum(r.loaded for r in reports),
         left_out=left_out,
+        cleared=any(r.cleared for r in reports),
     )
 
 
@@ -199,6 +203,7 @@ def warm_up(
             FrozenDict(o.sizes) for o in (*compiled, *present) if o.key not in engine.cache
         ),
         loaded=sum(outcome == "file" for _, outcome in outcomes),
+        cleared=engine.supply.epoch is not under_way.epoch,
     )
 
 

@@ -236,6 +236,23 @@ def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
     ]
 
 
+def test_a_warm_up_that_is_cleared_says_so() -> None:
+    compiled = []
+
+    def clear_at_the_second(event: Event) -> None:
+        compiled.extend([event] * (event.kind == "compile"))
+        if len(compiled) == 2:
+            executor.cache_clear()
+
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(clear_at_the_second)
+    report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8]}, workers=1, progress=False)
+    assert report.cleared and [b["batch"] for b in report.evicted] == [8, 4]
+    assert str(report).splitlines()[1:] == [
+        "  evicted batch=8: the cache was cleared",
+        "  evicted batch=4: the cache was cleared",
+    ]
+
+
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
     report = executor.warmup(ramp(1), sizes={"batch": [3, 5]}, progress=False)
@@ -1313,6 +1330,8 @@ def test_pinned_executables_stay() -> None:
         ({"max_bytes": 0}, "max_bytes"),
         ({"policy": "fifo"}, "policy"),
         ({"hysteresis": -1}, "hysteresis"),
+        ({"hysteresis": False}, "hysteresis"),
+        ({"hysteresis": 1.5}, "hysteresis"),
     ],
 )
 def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:
@@ -1320,6 +1339,12 @@ def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None
         BucketedExec(jnp.exp).with_cache(**options)
     with pytest.raises(SpecError, match="workers"):
         BucketedExec(jnp.exp).with_background_compile(0)
+
+
+def test_bounds_may_be_ints_of_numpy() -> None:
+    three = np.int64(3)
+    executor = BucketedExec(jnp.exp).with_cache(three, max_bytes=three, hysteresis=three)  # type: ignore[arg-type]
+    assert executor.cache_info().maxsize == 3
 
 
 # --- plans -------------------------------------------------------------------------------------

@@ -28,13 +28,16 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        SpecError: ``path`` has no ending.
-        OSError, ValueError: The file cannot be written, or matplotlib knows no such format.
+        SpecError: ``path`` has no ending, or one that matplotlib knows no format by.
+        OSError: The file cannot be written.
     """
     if not isinstance(path, str | os.PathLike) or not Path(path).suffix:
         raise SpecError(f"expected a path that ends in a format such as .png or .svg, got {path!r}")
     with Extra("plots", "matplotlib", "cli"):
         from matplotlib.figure import Figure
+    formats = Figure().canvas.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in formats:
+        raise SpecError(f"expected a path that ends in one of {', '.join(formats)}, got {path!r}")
     dims = list(stats.size_counts)
     rows = math.ceil((len(dims) + 2) / _COLUMNS)
     # Not by pyplot, which keeps figures and chooses a window system.

@@ -81,8 +81,8 @@ class Views:
 
         Raises:
             MissingExtraError: matplotlib is not installed, which the extra ``cli`` has.
-            SpecError: ``path`` has no ending.
-            OSError, ValueError: The file cannot be written, or matplotlib knows no such format.
+            SpecError: ``path`` has no ending, or one that matplotlib knows no format by.
+            OSError: The file cannot be written.
         """
         plot(path, self._engine.name, self.stats())
 
