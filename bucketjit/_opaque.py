@@ -36,10 +36,10 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     if found is None:
         raise _without_rule(prim.name)
     function, several = found
-    decided: list[Any] = []
+    decided: list[str] = []
 
-    def note(*sizes: Any) -> None:
-        decided.append(sizes)
+    def note(*what: Any) -> None:
+        decided.append(" == ".join(map(str, what)))
 
     structs = [_jax.struct_of(v.aval) for v in eqn.invars]
 
@@ -53,7 +53,7 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     except Exception as error:
         raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
     if decided:
-        raise _without_rule(prim.name, ", and its implementation decides by sizes")
+        raise _without_rule(prim.name, f", and its implementation decides by sizes: {decided[0]}")
     jaxpr, consts = _jax.open_jaxpr(closed)
     if any(inner.primitive is prim for inner in jaxpr.eqns):
         raise _without_rule(prim.name)
