@@ -154,6 +154,9 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     The eigenvectors of a matrix with a block added are its own, up to their signs. Of equal
     eigenvalues they are any basis of a space, and which one LAPACK picks depends on the padded
     size: what treats such vectors each in its own way gets other numbers than without padding.
+
+    Of a matrix with NaN, all are NaN. LAPACK says so up to 25 rows; beyond, it has another way,
+    by which some come out as numbers.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
@@ -172,7 +175,9 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     half = jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix)
     matrix, back = without_overflow(half, (-2, -1), 16 * matrix.shape[-1])
     vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
-    return _fit_all(ctx, [vectors, values * back[..., 0]])
+    has_nan = jnp.isnan(half).any((-2, -1))[..., None]
+    values = jnp.where(has_nan, jnp.nan, values * back[..., 0])
+    return _fit_all(ctx, [jnp.where(has_nan[..., None], jnp.nan, vectors), values])
 
 
 def _up_to_sign(ctx: RuleContext) -> bool:

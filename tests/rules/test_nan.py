@@ -1,0 +1,58 @@
+"""NaN in the data of a decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Fallback
+
+
+def symmetric(n: int, at: tuple[int, int]) -> Any:
+    x = np.random.default_rng(n).standard_normal((n, n)).astype(np.float32)
+    x += x.T
+    x[at] = x[at[::-1]] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        jnp.linalg.eigvalsh,
+        lambda x: jnp.linalg.eigvalsh(x, UPLO="U", symmetrize_input=False),
+        jax.grad(lambda x: jnp.linalg.eigvalsh(x).sum()),
+        lambda x: jnp.linalg.eigvalsh(x)[0] > 0,
+    ],
+    ids=["values", "one triangle", "gradient", "positive definite"],
+)
+@pytest.mark.parametrize("n", [3, 17, 25])
+def test_no_eigenvalue_of_nan_is_a_number(fn: Callable[..., Any], n: int) -> None:
+    # 26 is where LAPACK begins to make numbers of NaN.
+    bucketed = BucketedExec(fn, dynamic_axes="n, n", fallback=Fallback.ERROR).with_pow2(min=32)
+    for at in ((n - 1, 0), (0, 0), (n // 2, n // 2)):
+        x = symmetric(n, at)
+        np.testing.assert_array_equal(bucketed(x), jax.jit(fn)(x))
+
+
+def test_nan_in_the_other_triangle_is_not_read() -> None:
+    def values(x: Any) -> Any:
+        return jax.lax.linalg.eigh(x, symmetrize_input=False)[1]
+
+    bucketed = BucketedExec(values, dynamic_axes="n, n", fallback=Fallback.ERROR).with_pow2()
+    x = symmetric(5, (4, 0))
+    x[4, 0] = 1
+    assert np.isnan(x[0, 4])
+    np.testing.assert_allclose(bucketed(x), jax.jit(values)(x), rtol=1e-5)
+
+
+def test_nan_in_one_matrix_of_a_batch_stays_there() -> None:
+    bucketed = BucketedExec(jnp.linalg.eigvalsh, dynamic_axes="b, n, n", fallback=Fallback.ERROR)
+    x = np.stack([symmetric(5, (4, 0)), np.eye(5, dtype=np.float32)])
+    found = np.asarray(bucketed.with_pow2(min=32)(x))
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1], np.ones(5), rtol=1e-6)
