@@ -178,6 +178,12 @@ def pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
     return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
 
 
+def without_implied(guards: Sequence[Guard]) -> list[Guard]:
+    """Without guards of variables that others leave one size only, at which they hold."""
+    fixed = {guard.left for guard in guards if guard.pins}
+    return [guard for guard in guards if guard.pins or not guard.variables <= fixed]
+
+
 def lower_bounds(variables: Sequence[str], constraints: Sequence[str]) -> dict[str, int]:
     """Smallest size of each variable, read off constraints of the form ``b >= 4``."""
     lower = dict.fromkeys(variables, 1)

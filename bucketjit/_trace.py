@@ -39,6 +39,7 @@ from bucketjit._guards import (
     lower_bounds,
     parse_constraint,
     pinned,
+    without_implied,
 )
 from bucketjit._patches import lenient_jax
 from bucketjit._size_numbers import refuse_decisions
@@ -309,6 +310,9 @@ def trace(
                 continue
             if guards and (sole := pinned(guards[-1], sizes)) and sole != guards[-1:]:
                 guards[-1:] = sole
+                continue
+            if (fewer := without_implied(guards)) != guards:
+                guards = fewer
                 continue
             raise TraceRefused(
                 f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, FallbackWarning, ShapeCheckError
+from bucketjit import BucketedExec, Fallback, FallbackWarning, ShapeCheckError
 from bucketjit._guards import Guard, parse_constraint
 from bucketjit._trace import Leaf, TraceRefused, trace
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
@@ -405,6 +405,19 @@ def test_guards_admit_and_refuse() -> None:
     program = _trace(_branch(lambda n: 2 < n <= 6 and n % 2 == 0), {"b": 4})
     assert [n for n in range(1, 10) if program.admits({"b": n})] == [4, 6]
     assert program.lower["b"] == 3
+
+
+def test_guards_of_a_size_that_another_guard_settles() -> None:
+    """``jax.export`` cannot hold ``m == (m - 1) // 2 + (m - 2) // 2 + 2`` beside ``m == 1``."""
+
+    def fn(x: Any) -> Any:
+        return jax.scipy.fft.dct(x, axis=0), jax.scipy.fft.dctn(x)
+
+    fast = BucketedExec(fn, dynamic_axes="n, m", fallback=Fallback.ERROR).with_pow2()
+    for shape in ((5, 4), (2, 1), (3, 2), (2, 2), (4, 7)):
+        x = np.sin(ramp(*shape))
+        for found, expected in zip(fast(x), jax.jit(fn)(x), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_program_without_comparisons_admits_everything() -> None:
