@@ -274,8 +274,8 @@ def pair(
             samples.append(candidate)
     if not _tells_apart(samples, tracer.variables):
         raise TraceRefused(
-            "a size is used as a Python number, and the function then does different things at "
-            f"different sizes ({difference or 'it fails at others'})",
+            "traced at concrete sizes, the function does different things at different sizes "
+            f"({difference or 'it fails at others'})",
             "compute on the size with jax.numpy, or leave that axis static",
         )
     held = list(constraints)
