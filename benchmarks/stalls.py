@@ -28,7 +28,7 @@ from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec, Fallback
 
 CALLS, QUICK_CALLS = 1000, 4
-QUICK_GROUPS = ("encoder 64", "mlp")
+QUICK_GROUPS = ("mlp",)
 LENGTHS = (64, 128)
 ROWS, MLP_WIDTH, MLP_LAYERS = 256, 256, 4
 BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS = (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import encoder, sections, stream, table, training
+from benchmarks import encoder, sections, stalls, stream, table, training
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES, Entry, cold, entry
 from benchmarks.sections import Column, Options, Section
@@ -25,6 +25,12 @@ def test_a_section_has_rows(section: Section) -> None:
     for column in section.columns:
         assert any(column.cell(row) for row in rows), column
     assert section.tables(rows).count("\n") > len(rows)
+
+
+def test_the_stalls_of_the_encoder_have_a_row() -> None:
+    arguments = {"which": "encoder 64", "way": stalls.SAME_PROCESS, "calls": 2}
+    row = run_alone("benchmarks.stalls:measure", arguments).value
+    assert row["compiles"] > 1 and row["ratio"] > 0
 
 
 # --- the stream ---------------------------------------------------------------------------------
