@@ -48,7 +48,7 @@ def paired(x: Any) -> Any:
 
 
 def exact(x: Any) -> Any:
-    return jnp.stack([x[:1]] * (1 + int(x.shape[0]) % 2))
+    return jnp.linalg.eigh(x[:, None] * x)[1]  # whose signs depend on the padding
 
 
 def loss(x: Any) -> Any:
