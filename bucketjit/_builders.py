@@ -19,6 +19,7 @@ from bucketjit._config import (
     Config,
     Overflow,
     Persistent,
+    is_int_from,
     is_positive_int,
 )
 from bucketjit._errors import SpecError, StrategyContractError
@@ -400,8 +401,7 @@ class Builders:
         maxsize, max_bytes = _bound("maxsize", maxsize), _bound("max_bytes", max_bytes)
         if policy not in POLICIES:
             raise SpecError(f"policy must be one of {POLICIES}, got {policy!r}")
-        is_off = hysteresis == 0 and hysteresis is not False
-        if not is_off and not is_positive_int(hysteresis):
+        if not is_int_from(hysteresis, 0):
             raise SpecError(f"hysteresis must be 0 or a positive int, got {hysteresis!r}")
         return self._with(
             maxsize=maxsize, max_bytes=max_bytes, policy=policy, hysteresis=int(hysteresis)

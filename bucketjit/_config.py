@@ -147,10 +147,15 @@ def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return dict(options)
 
 
+def is_int_from(value: Any, least: int) -> bool:
+    """Whether it is an int of at least that, of Python or NumPy."""
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_int and bool(value >= least)
+
+
 def is_positive_int(value: Any) -> bool:
     """Whether it is an int of at least 1, of Python or NumPy."""
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_int and bool(value >= 1)
+    return is_int_from(value, 1)
 
 
 @dataclasses.dataclass(frozen=True)

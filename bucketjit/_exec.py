@@ -39,7 +39,7 @@ from bucketjit._warmup import (
     check_options,
     check_seconds,
     none_warmed,
-    together,
+    report_of,
     warm_up,
 )
 
@@ -353,18 +353,22 @@ class BucketedExec(Builders, Views):
             if sizes is not None or kwargs:
                 raise SpecError("warmup: a manifest has its own arguments and sizes")
             return self._warmup_as_in(args[0], time_budget, **how)
-        signed = _sign_like(self._engine, args, kwargs)
-        return warm_up(self._engine, signed, sizes, time_budget=time_budget, **how)
+        engine = self._engine
+        epoch = engine.supply.epoch
+        signed = _sign_like(engine, args, kwargs)
+        warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
+        return report_of([warmed], engine, epoch)
 
     def _warmup_as_in(
         self, manifest: Manifest, time_budget: float | None, **how: Any
     ) -> WarmupReport:
         """Warm up what a manifest names; a signature that fails does not lose the others."""
         engine, began = self._engine, time.monotonic()
+        epoch = engine.supply.epoch
         stale = manifest.changes()
         if manifest.function != engine.name:
             stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
-        reports = []
+        warmed = []
         for entry in manifest.entries():
             left = None if time_budget is None else time_budget - (time.monotonic() - began)
             try:
@@ -376,11 +380,11 @@ class BucketedExec(Builders, Views):
                     called = self._derivatives.engine_at(differentiated, of.path)
                 signed = _sign_like(called, entry.args, entry.kwargs)
                 sizes = list(entry.sizes) or None
-                reports.append(warm_up(called, signed, sizes, time_budget=left, **how))
+                warmed.append(warm_up(called, signed, sizes, time_budget=left, epoch=epoch, **how))
                 stale += changes_of(called, signed, entry.fingerprint)
             except Exception as error:
-                reports.append(none_warmed(entry.sizes, error))
-        report = together(reports, stale, manifest.left_out)
+                warmed.append(none_warmed(entry.sizes, error))
+        report = report_of(warmed, engine, epoch, stale, manifest.left_out)
         for why in report.stale:
             engine.tell(Event("stale", engine.name, detail=f"the manifest: {why}"))
         return report

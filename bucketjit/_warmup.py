@@ -59,7 +59,7 @@ class WarmupReport:
             compiled all the same, as the function and the versions are now.
         loaded: How many of the compiled ones were read from files.
         left_out: What the manifest could not name, and why: calls compile it as they come.
-        cleared: Whether the cache was cleared meanwhile, which ends a warm-up.
+        cleared: Whether the cache was cleared meanwhile, after which nothing more is begun.
     """
 
     compiled: tuple[Mapping[str, int], ...]
@@ -80,6 +80,7 @@ class WarmupReport:
             f"{len(self.compiled)} compiled{loaded}, {len(self.present)} present, "
             f"{len(self.failed)} failed, {len(self.exact)} exact, {len(self.left)} left, "
             f"in {self.seconds:.2f} s"
+            f"{'; the cache was cleared meanwhile' if self.cleared else ''}"
         )
         lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
         lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
@@ -90,16 +91,41 @@ class WarmupReport:
         return "\n".join([head, *lines])
 
 
-def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> WarmupReport:
+class Warmed(NamedTuple):
+    """What a warm-up has compiled or found.
+
+    Attributes:
+        report: Of the warm-up, without what has become of it since.
+        orders: Those of which the executables are to be in the cache now.
+    """
+
+    report: WarmupReport
+    orders: tuple[Order, ...] = ()
+
+
+def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> Warmed:
     """A warm-up of calls that failed as a whole."""
     failed = [(FrozenDict(chosen), in_one_line(error)) for chosen in sizes or [{}]]
-    return WarmupReport((), (), tuple(failed), (), (), 0.0)
+    return Warmed(WarmupReport((), (), tuple(failed), (), (), 0.0))
 
 
-def together(
-    reports: Sequence[WarmupReport], stale: Iterable[str], left_out: tuple[str, ...]
+def report_of(
+    warmed: Sequence[Warmed],
+    engine: Engine,
+    epoch: object,
+    stale: Iterable[str] = (),
+    left_out: tuple[str, ...] = (),
 ) -> WarmupReport:
-    """Several warm-ups as one, of a manifest of which this is stale, and that has left out that."""
+    """One report of several warm-ups, and of what is left of them in the cache.
+
+    Args:
+        warmed: The warm-ups.
+        engine: Has the cache.
+        epoch: When they began.
+        stale: See `WarmupReport`.
+        left_out: Likewise.
+    """
+    reports = [one.report for one in warmed]
     return WarmupReport(
         compiled=tuple(b for r in reports for b in r.compiled),
         present=tuple(b for r in reports for b in r.present),
@@ -107,11 +133,13 @@ def together(
         exact=tuple(b for r in reports for b in r.exact),
         left=tuple(b for r in reports for b in r.left),
         seconds=sum(r.seconds for r in reports),
-        evicted=tuple(b for r in reports for b in r.evicted),
+        evicted=tuple(
+            FrozenDict(o.sizes) for one in warmed for o in one.orders if o.key not in engine.cache
+        ),
         stale=tuple(dict.fromkeys(stale)),
         loaded=sum(r.loaded for r in reports),
         left_out=left_out,
-        cleared=any(r.cleared for r in reports),
+        cleared=engine.supply.epoch is not epoch,
     )
 
 
@@ -145,7 +173,8 @@ def warm_up(
     time_budget: float | None,
     progress: bool,
     first_run: bool,
-) -> WarmupReport:
+    epoch: object,
+) -> Warmed:
     """See `BucketedExec.warmup`.
 
     Args:
@@ -156,6 +185,7 @@ def warm_up(
         time_budget: Seconds after which no compile begins.
         progress: Whether to tell how far it is.
         first_run: Whether to run each executable once.
+        epoch: See `compile_all`; nothing is begun after a `Supply.clear`.
     """
     began = time.monotonic()
     tokens, own, wanted = _asked(engine, signed, sizes)
@@ -168,7 +198,7 @@ def warm_up(
         progress,
         first_run,
         None if time_budget is None else began + time_budget,
-        engine.supply.epoch,
+        epoch,
     )
     parts: list[Asked] = []
     waiting: Sequence[Mapping[str, int]] = wanted
@@ -182,7 +212,7 @@ def warm_up(
         (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
     ]
     compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
-    return WarmupReport(
+    report = WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
         failed=(
@@ -199,12 +229,9 @@ def warm_up(
             *map(FrozenDict, waiting),
         ),
         seconds=time.monotonic() - began,
-        evicted=tuple(
-            FrozenDict(o.sizes) for o in (*compiled, *present) if o.key not in engine.cache
-        ),
         loaded=sum(outcome == "file" for _, outcome in outcomes),
-        cleared=engine.supply.epoch is not under_way.epoch,
     )
+    return Warmed(report, (*compiled, *present))
 
 
 @dataclasses.dataclass(frozen=True)

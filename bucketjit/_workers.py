@@ -167,8 +167,10 @@ class Workers:
                 job = jobs.waiting.get_nowait()
             except queue.Empty:
                 break
-            if job is not None:
-                notes.done(job.key, False)
+            if job is None:
+                jobs.waiting.put(None)  # stopped meanwhile: the threads are to see it
+                break
+            notes.done(job.key, False)
         with notes.lock:
             notes.failed.clear()
 

@@ -247,10 +247,39 @@ def test_a_warm_up_that_is_cleared_says_so() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(clear_at_the_second)
     report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8]}, workers=1, progress=False)
     assert report.cleared and [b["batch"] for b in report.evicted] == [8, 4]
-    assert str(report).splitlines()[1:] == [
+    head, *lines = str(report).splitlines()
+    assert head.endswith(" s; the cache was cleared meanwhile")
+    assert lines == [
         "  evicted batch=8: the cache was cleared",
         "  evicted batch=4: the cache was cleared",
     ]
+
+
+def test_a_manifest_that_is_cleared_compiles_nothing_more() -> None:
+    written = BucketedExec(lambda x: x * 2).with_pow2()
+    for dtype in (np.float32, np.int32, np.int16):
+        written(np.ones(3, dtype))
+    manifest = written.manifest()
+    compiled = []
+
+    def clear_at_the_second(event: Event) -> None:
+        compiled.extend([event] * (event.kind == "compile"))
+        if event.kind == "compile" and len(compiled) == 2:
+            executor.cache_clear()
+
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(clear_at_the_second)
+    report = executor.warmup(manifest, workers=1, progress=False)
+    assert report.cleared and len(report.evicted) == 2 and len(report.left) == 1
+    assert executor.warmup(manifest, progress=False).compiled == ({"batch": 4},) * 3
+
+
+def test_a_manifest_tells_what_its_later_signatures_have_driven_out() -> None:
+    written = BucketedExec(lambda x: x * 2).with_pow2()
+    for n, dtype in ((3, np.float32), (5, np.int32)):
+        written(np.ones(n, dtype))
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(1)
+    report = executor.warmup(written.manifest(), progress=False)
+    assert len(report.compiled) == 2 and len(report.evicted) == 1 and not report.cleared
 
 
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:
@@ -1332,6 +1361,9 @@ def test_pinned_executables_stay() -> None:
         ({"hysteresis": -1}, "hysteresis"),
         ({"hysteresis": False}, "hysteresis"),
         ({"hysteresis": 1.5}, "hysteresis"),
+        ({"hysteresis": 0.0}, "hysteresis"),
+        ({"hysteresis": np.False_}, "hysteresis"),
+        ({"hysteresis": np.array([0, 0])}, "hysteresis"),
     ],
 )
 def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:

@@ -155,8 +155,8 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     eigenvalues they are any basis of a space, and which one LAPACK picks depends on the padded
     size: what treats such vectors each in its own way gets other numbers than without padding.
 
-    Of a matrix with NaN, all are NaN. LAPACK says so up to 25 rows; beyond, it has another way,
-    by which some come out as numbers.
+    Of a matrix with NaN, all are NaN. LAPACK on CPU says so up to 25 rows; beyond, it has another
+    way, by which some come out as numbers. A single row is left as it is, infinite or not.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
@@ -177,7 +177,11 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
     has_nan = jnp.isnan(half).any((-2, -1))[..., None]
     values = jnp.where(has_nan, jnp.nan, values * back[..., 0])
-    return _fit_all(ctx, [jnp.where(has_nan[..., None], jnp.nan, vectors), values])
+    vectors = jnp.where(has_nan[..., None], jnp.nan, vectors)
+    is_single = ctx.logical(sizes[0]) == 1
+    values = jnp.where(is_single, jnp.real(half[..., 0, :]), values)
+    vectors = jnp.where(is_single, jnp.eye(half.shape[-1], dtype=half.dtype), vectors)
+    return _fit_all(ctx, [vectors, values])
 
 
 def _up_to_sign(ctx: RuleContext) -> bool:

@@ -39,6 +39,18 @@ def test_no_eigenvalue_of_nan_is_a_number(fn: Callable[..., Any], n: int) -> Non
         np.testing.assert_array_equal(bucketed(x), jax.jit(fn)(x))
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -2.5])
+@pytest.mark.parametrize(
+    "fn", [jnp.linalg.eigvalsh, jax.grad(lambda x: jnp.linalg.eigvalsh(x)[0] * 3)]
+)
+def test_the_eigenvalue_of_a_single_row_is_itself(fn: Callable[..., Any], value: float) -> None:
+    bucketed = BucketedExec(fn, dynamic_axes="n, n", fallback=Fallback.ERROR).with_pow2(min=4)
+    for dtype in (np.float32, np.complex64):
+        if dtype == np.float32 or fn is jnp.linalg.eigvalsh:
+            x = np.full((1, 1), value, dtype)
+            np.testing.assert_array_equal(bucketed(x), jax.jit(fn)(x))
+
+
 def test_nan_in_the_other_triangle_is_not_read() -> None:
     def values(x: Any) -> Any:
         return jax.lax.linalg.eigh(x, symmetrize_input=False)[1]
