@@ -38,6 +38,7 @@ from bucketjit._warmup import (
     WarmupReport,
     check_options,
     check_seconds,
+    none_begun,
     none_warmed,
     report_of,
     warm_up,
@@ -370,6 +371,9 @@ class BucketedExec(Builders, Views):
             stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
         warmed = []
         for entry in manifest.entries():
+            if engine.supply.epoch is not epoch:
+                warmed.append(none_begun(entry.sizes))
+                continue
             left = None if time_budget is None else time_budget - (time.monotonic() - began)
             try:
                 if entry.problem is not None:

@@ -103,6 +103,12 @@ class Warmed(NamedTuple):
     orders: tuple[Order, ...] = ()
 
 
+def none_begun(sizes: Sequence[Mapping[str, int]]) -> Warmed:
+    """A warm-up of calls that was not begun."""
+    left = tuple(FrozenDict(chosen) for chosen in sizes or [{}])
+    return Warmed(WarmupReport((), (), (), (), left, 0.0))
+
+
 def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> Warmed:
     """A warm-up of calls that failed as a whole."""
     failed = [(FrozenDict(chosen), in_one_line(error)) for chosen in sizes or [{}]]
@@ -132,7 +138,7 @@ def report_of(
         failed=tuple(b for r in reports for b in r.failed),
         exact=tuple(b for r in reports for b in r.exact),
         left=tuple(b for r in reports for b in r.left),
-        seconds=sum(r.seconds for r in reports),
+        seconds=sum((r.seconds for r in reports), 0.0),
         evicted=tuple(
             FrozenDict(o.sizes) for one in warmed for o in one.orders if o.key not in engine.cache
         ),
@@ -260,6 +266,8 @@ class _WarmUp:
     @property
     def is_late(self) -> bool:
         """Whether to begin no more."""
+        if self.engine.supply.epoch is not self.epoch:
+            return True
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def some(self, wanted: Sequence[Mapping[str, int]]) -> Asked:

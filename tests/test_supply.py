@@ -255,11 +255,18 @@ def test_a_warm_up_that_is_cleared_says_so() -> None:
     ]
 
 
-def test_a_manifest_that_is_cleared_compiles_nothing_more() -> None:
-    written = BucketedExec(lambda x: x * 2).with_pow2()
-    for dtype in (np.float32, np.int32, np.int16):
+def test_a_manifest_that_is_cleared_begins_nothing_more() -> None:
+    traces = []
+
+    def double(x: Any) -> Any:
+        traces.append(x.dtype)
+        return x * 2
+
+    written = BucketedExec(double).with_pow2()
+    for dtype in (np.float32, np.int32, np.int16, np.int8):
         written(np.ones(3, dtype))
     manifest = written.manifest()
+    traces.clear()
     compiled = []
 
     def clear_at_the_second(event: Event) -> None:
@@ -267,10 +274,11 @@ def test_a_manifest_that_is_cleared_compiles_nothing_more() -> None:
         if event.kind == "compile" and len(compiled) == 2:
             executor.cache_clear()
 
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(clear_at_the_second)
+    executor = BucketedExec(double).with_pow2().with_on_event(clear_at_the_second)
     report = executor.warmup(manifest, workers=1, progress=False)
-    assert report.cleared and len(report.evicted) == 2 and len(report.left) == 1
-    assert executor.warmup(manifest, progress=False).compiled == ({"batch": 4},) * 3
+    assert report.cleared and len(report.evicted) == 2 and len(report.left) == 2
+    assert len(set(traces)) == 2
+    assert executor.warmup(manifest, progress=False).compiled == ({"batch": 4},) * 4
 
 
 def test_a_manifest_tells_what_its_later_signatures_have_driven_out() -> None:

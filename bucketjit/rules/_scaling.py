@@ -17,13 +17,13 @@ def without_overflow(x: Any, axes: Sequence[int], headroom: int) -> tuple[Any, A
     Args:
         x: Real or complex numbers.
         axes: Those along which numbers belong together.
-        headroom: How many times larger what is computed may be.
+        headroom: How many times larger what is computed may be; 0 where there are no numbers.
 
     Returns:
         ``x`` times a power of two, which is exact, and what to multiply the results with. Both
         factors are 1 unless ``x`` is that large; of NaN and infinity they are 1 too.
     """
-    exponent = math.ceil(math.log2(headroom))
+    exponent = math.ceil(math.log2(max(headroom, 1)))
     parts = [jnp.real(x), jnp.imag(x)] if jnp.iscomplexobj(x) else [x]
     sizes = [jnp.max(jnp.abs(part), axes, keepdims=True, initial=0) for part in parts]
     largest = functools.reduce(jnp.maximum, sizes)

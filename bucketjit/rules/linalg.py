@@ -155,8 +155,8 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     eigenvalues they are any basis of a space, and which one LAPACK picks depends on the padded
     size: what treats such vectors each in its own way gets other numbers than without padding.
 
-    Of a matrix with NaN, all are NaN. LAPACK on CPU says so up to 25 rows; beyond, it has another
-    way, by which some come out as numbers. A single row is left as it is, infinite or not.
+    Of a matrix that is not finite, all are NaN. (LAPACK on CPU makes some numbers of NaN all the
+    same, which ones depends on their places and on the size.) A single row is left as it is.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
@@ -175,11 +175,11 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     half = jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix)
     matrix, back = without_overflow(half, (-2, -1), 16 * matrix.shape[-1])
     vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
-    has_nan = jnp.isnan(half).any((-2, -1))[..., None]
-    values = jnp.where(has_nan, jnp.nan, values * back[..., 0])
-    vectors = jnp.where(has_nan[..., None], jnp.nan, vectors)
+    is_finite = jnp.isfinite(half).all((-2, -1))[..., None]
+    values = jnp.where(is_finite, values * back[..., 0], jnp.nan)
+    vectors = jnp.where(is_finite[..., None], vectors, jnp.nan)
     is_single = ctx.logical(sizes[0]) == 1
-    values = jnp.where(is_single, jnp.real(half[..., 0, :]), values)
+    values = jnp.where(is_single, jnp.real(jnp.diagonal(half, 0, -2, -1)), values)
     vectors = jnp.where(is_single, jnp.eye(half.shape[-1], dtype=half.dtype), vectors)
     return _fit_all(ctx, [vectors, values])
 
@@ -198,7 +198,7 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
         matrix: One triangle of the matrix, zeros elsewhere.
     """
     half = jnp.abs(matrix)
-    bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1)[..., None, None]
+    bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1, initial=0)[..., None, None]
     bound = jnp.where(bound == 0, jnp.ones_like(bound), bound)
     diagonal = bound.astype(matrix.dtype) * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     return ctx.fill(matrix, axes=(-2, -1), value=diagonal, shape=ctx.in_shapes[0])

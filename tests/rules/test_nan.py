@@ -32,7 +32,7 @@ def symmetric(n: int, at: tuple[int, int]) -> Any:
 )
 @pytest.mark.parametrize("n", [3, 17, 25])
 def test_no_eigenvalue_of_nan_is_a_number(fn: Callable[..., Any], n: int) -> None:
-    # 26 is where LAPACK begins to make numbers of NaN.
+    # LAPACK makes numbers of NaN at 2 rows, and from 26 on.
     bucketed = BucketedExec(fn, dynamic_axes="n, n", fallback=Fallback.ERROR).with_pow2(min=32)
     for at in ((n - 1, 0), (0, 0), (n // 2, n // 2)):
         x = symmetric(n, at)
@@ -49,6 +49,27 @@ def test_the_eigenvalue_of_a_single_row_is_itself(fn: Callable[..., Any], value:
         if dtype == np.float32 or fn is jnp.linalg.eigvalsh:
             x = np.full((1, 1), value, dtype)
             np.testing.assert_array_equal(bucketed(x), jax.jit(fn)(x))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+@pytest.mark.parametrize("n", [2, 27])
+def test_no_eigenvalue_of_infinity_is_a_number(value: float, n: int) -> None:
+    bucketed = BucketedExec(jnp.linalg.eigvalsh, dynamic_axes="b, n, n", fallback=Fallback.ERROR)
+    x = np.stack([np.eye(n, dtype=np.float32)] * 2)
+    x[0, -1, -1] = value
+    found = np.asarray(bucketed.with_pow2(min=32)(x))
+    np.testing.assert_array_equal(found, jax.jit(jnp.linalg.eigvalsh)(x))
+    assert np.isnan(found[0]).all()
+
+
+def test_a_matrix_of_no_rows_has_no_eigenvalues() -> None:
+    def values(x: Any) -> Any:
+        return jnp.linalg.eigvalsh(x[1:, 1:])
+
+    bucketed = BucketedExec(values, dynamic_axes="n, n", fallback=Fallback.ERROR).with_pow2()
+    for n in (1, 2, 5):
+        x = symmetric(n, (0, 0))
+        np.testing.assert_allclose(bucketed(x), jax.jit(values)(x), rtol=1e-4, atol=1e-5)
 
 
 def test_nan_in_the_other_triangle_is_not_read() -> None:
