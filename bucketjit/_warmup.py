@@ -132,6 +132,9 @@ def report_of(
         left_out: Likewise.
     """
     reports = [one.report for one in warmed]
+    orders = {o.key: o for one in warmed for o in one.orders}
+    # Before it is asked whether the cache was cleared: else a clear could pass for a full cache.
+    evicted = tuple(FrozenDict(o.sizes) for key, o in orders.items() if key not in engine.cache)
     return WarmupReport(
         compiled=tuple(b for r in reports for b in r.compiled),
         present=tuple(b for r in reports for b in r.present),
@@ -139,9 +142,7 @@ def report_of(
         exact=tuple(b for r in reports for b in r.exact),
         left=tuple(b for r in reports for b in r.left),
         seconds=sum((r.seconds for r in reports), 0.0),
-        evicted=tuple(
-            FrozenDict(o.sizes) for one in warmed for o in one.orders if o.key not in engine.cache
-        ),
+        evicted=evicted,
         stale=tuple(dict.fromkeys(stale)),
         loaded=sum(r.loaded for r in reports),
         left_out=left_out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import io
 import logging
@@ -288,6 +289,17 @@ def test_a_manifest_tells_what_its_later_signatures_have_driven_out() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(1)
     report = executor.warmup(written.manifest(), progress=False)
     assert len(report.compiled) == 2 and len(report.evicted) == 1 and not report.cleared
+
+
+def test_what_two_signatures_of_a_manifest_need_is_driven_out_once() -> None:
+    written = BucketedExec(lambda x: x * 2).with_pow2()
+    for dtype in (np.float32, np.int32):
+        written(np.ones(3, dtype))
+    first, other = written.manifest().signatures
+    manifest = dataclasses.replace(written.manifest(), signatures=(first, first, other))
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(1)
+    report = executor.warmup(manifest, progress=False)
+    assert (len(report.compiled), len(report.present), len(report.evicted)) == (2, 1, 1)
 
 
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:

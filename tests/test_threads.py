@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import types
+import unittest.mock
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, FallbackWarning, _jax
+from bucketjit._config import Background
+from bucketjit._workers import Workers
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 WORKERS = 12
@@ -259,3 +262,18 @@ def test_modules_that_are_imported_while_they_are_looked_through() -> None:
         for name in added:
             del sys.modules[name]
     assert added
+
+
+def test_dropping_what_waits_leaves_the_mark_that_ends_threads() -> None:
+    workers = Workers(Background(workers=1, queue=4, process=False))
+    jobs = workers._jobs
+    waiting = jobs.waiting
+
+    def stopped_meanwhile() -> Any:
+        jobs.waiting = waiting
+        jobs.stop()
+        return waiting.get_nowait()
+
+    jobs.waiting = unittest.mock.Mock(get_nowait=stopped_meanwhile)
+    workers.drop()
+    assert waiting.get_nowait() is None

@@ -156,7 +156,8 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
     size: what treats such vectors each in its own way gets other numbers than without padding.
 
     Of a matrix that is not finite, all are NaN. (LAPACK on CPU makes some numbers of NaN all the
-    same, which ones depends on their places and on the size.) A single row is left as it is.
+    same, which ones depends on their places and on the size.) A single row is its own eigenvalue,
+    and its eigenvector is 1, whatever it holds.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
