@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bucketjit import strategies
+from bucketjit._config import is_int_from
 from bucketjit._errors import SpecError
 from bucketjit.strategies.listing import MOST_LISTED
 
@@ -107,10 +108,7 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
         found = [int(n) for n in values]
     except (TypeError, ValueError):
         found = []
-    wrong = not found or any(
-        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in values
-    )
-    if wrong:
+    if not found or not all(is_int_from(n, 0) for n in values):
         raise SpecError(
             f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "
             "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
