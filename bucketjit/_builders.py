@@ -220,7 +220,10 @@ class Builders:
         Args:
             callback: Called as ``callback(event)`` with an `Event`, in the thread in which it
                 happens. An `Exception` that it raises is logged, and the call goes on. Several
-                are called in the order in which they were added.
+                are called in the order in which they were added. Of a compile, or a file that
+                was loaded, they are told when the executable is there for all who ask: they may
+                call the executor, or warm it up. They may not wait for what compiles in the
+                background, where they may be called themselves.
 
         Returns:
             A new executor.

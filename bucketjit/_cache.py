@@ -238,7 +238,9 @@ class ExecutableCache(Generic[K, V]):
                 return 0
             return math.inf if self._maxsize is None else self._maxsize - len(self._slots)
 
-    def get_or_compile(self, key: K, compile: Callable[[], V]) -> V:
+    def get_or_compile(
+        self, key: K, compile: Callable[[], V], stored: Callable[[], None] | None = None
+    ) -> V:
         """Return the entry of a key, compiled if there is none yet.
 
         If another thread is compiling the key, wait for it and take its entry, or raise its
@@ -249,6 +251,8 @@ class ExecutableCache(Generic[K, V]):
         Args:
             key: The key to look up.
             compile: Makes the entry; called in this thread, at most once, without the lock.
+            stored: Called then, when the entry is there for all who ask, before others leave for
+                it.
 
         Returns:
             The entry.
@@ -293,7 +297,7 @@ class ExecutableCache(Generic[K, V]):
                     else:
                         self._hits += 1
                 return flight.future.result()
-            return self._compile(key, own, compile)
+            return self._compile(key, own, compile, stored)
         except BaseException:
             if own is not None:  # those who wait for what an interrupt has ended ask again
                 self._forget(key, own)
@@ -315,7 +319,13 @@ class ExecutableCache(Generic[K, V]):
             "the very key that is being compiled"
         )
 
-    def _compile(self, key: K, flight: _Flight[V], compile: Callable[[], V]) -> V:
+    def _compile(
+        self,
+        key: K,
+        flight: _Flight[V],
+        compile: Callable[[], V],
+        stored: Callable[[], None] | None,
+    ) -> V:
         """Compile, store, and tell those who wait."""
         try:
             entry = compile()
@@ -335,6 +345,8 @@ class ExecutableCache(Generic[K, V]):
                     self._slots[key] = slot
                     del self._flights[key]
             flight.future.set_result(entry)
+            if stored is not None:
+                stored()
         finally:
             self._tell_evicted(evicted)
         return entry

@@ -80,7 +80,9 @@ class Derivatives:
         call = self._engine.resolve(signed)
         refusal = self._refusal(signed, call)
         if call.program is None or refusal is not None:
-            raise refusal or MaskingError("it has no open axes", "name them in dynamic_axes")
+            if refusal is not None:
+                raise refusal.without_frames()
+            raise MaskingError("it has no open axes", "name them in dynamic_axes")
         made = self._function(signed, call, call.program).at(path)
         return self._engines.get(made.execute, self._engine)
 

@@ -29,7 +29,7 @@ same situation, so code that already handles ``TypeError`` or ``ValueError`` kee
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Self
 
 
 class BucketJitError(Exception):
@@ -135,6 +135,15 @@ class MaskingError(BucketJitError):
         self.is_defect = is_defect
         self.in_bucket = in_bucket or is_defect
         super().__init__(f"{reason} ({remedy})" if remedy else reason)
+
+    def without_frames(self) -> Self:
+        """The same, to be kept: an error that was raised holds the arguments of its call.
+
+        Each raise adds to what it holds, so what is kept is not raised itself.
+        """
+        kept = type(self).__new__(type(self), *self.args)
+        kept.__dict__.update(self.__dict__)
+        return kept
 
 
 class FallbackError(MaskingError):

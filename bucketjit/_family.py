@@ -301,7 +301,7 @@ class Family:
                 return self._settle(tokens, shapes, call)
         if pinned is not None:
             return self._settle(pinned[0], shapes, pinned[1])
-        self._refusal = refusal
+        self._refusal = refusal and refusal.without_frames()
         tokens = self._with_axes(shapes, {})
         return self._settle(tokens, shapes, Call(tokens, {}, None, refusal))
 
@@ -436,7 +436,7 @@ class Family:
         else:
             why = "it cannot be traced" if call.refusal is None else call.refusal.reason
             self._reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
-            self._refusal = call.refusal
+            self._refusal = call.refusal and call.refusal.without_frames()
             self._closed.update(opened)
 
     def _variable_that_moved(self, before: int, now: int, shapes: Shapes) -> str | None:
@@ -564,7 +564,7 @@ class Family:
         """Do not try to trace this again: the exact run has succeeded."""
         if call.refusal is not None:
             refusals = self._at(call.tokens, shapes).refusals
-            refusals[tuple(call.sizes.values())] = call.refusal
+            refusals[tuple(call.sizes.values())] = call.refusal.without_frames()
             if len(refusals) > _REFUSALS_KEPT:
                 del refusals[next(iter(refusals))]
 

@@ -19,7 +19,7 @@ class Refusals:
 
     def note(self, key: tuple[Program, Hashable], refusal: MaskingError) -> None:
         """Take note that a program cannot be masked in a bucket, or not at all."""
-        self._found[key if refusal.in_bucket else key[0]] = refusal
+        self._found[key if refusal.in_bucket else key[0]] = refusal.without_frames()
 
     def of_program(self, program: Program) -> MaskingError | None:
         """Why it cannot be masked in any bucket."""

@@ -236,10 +236,10 @@ class Splitter:
             try:
                 shown = split_axes(program, variable)
             except MaskingError as refusal:
-                shown = refusal
+                shown = refusal.without_frames()
             self._shown[program, variable] = shown
         if isinstance(shown, MaskingError):
-            raise shown
+            raise shown.without_frames()
         return shown
 
     def _sizes(self, program: Program, call: Call, variable: str, largest: int) -> tuple[int, ...]:

@@ -202,16 +202,23 @@ class Supply:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         source: Source = "cache"
         began = False
+        told: list[Event] = []
+
+        def tell() -> None:
+            while told:  # a listener may ask for the same executable, which is there by now
+                self._tell(told.pop(0))
 
         def build() -> Executable:
             nonlocal source, began
             began = True
             entry = self._load(order)
             source = "file"
-            if entry is None:
+            if entry is not None:
+                told.append(_event("load", self._name, order, entry))
+            else:
                 if not may_compile:
                     raise CompileBudgetError(self._refusal(order))
-                entry = self._build(order, self._spend(order, is_asked_for), compile)
+                entry = self._build(order, self._spend(order, is_asked_for), compile, told)
                 source = "compile"
             if first_run and order.program is not None:
                 run_first(entry, order.program)
@@ -221,10 +228,12 @@ class Supply:
 
         while True:
             try:
-                return Supplied(self._cache.get_or_compile(order.key, build), source)
+                return Supplied(self._cache.get_or_compile(order.key, build, tell), source)
             except CompileBudgetError:
                 if began or not is_asked_for:
                     raise
+            finally:
+                tell()  # of what was made, and could not be run
             # That was meant for another thread, which may not compile what this one may.
 
     def evicted(self, key: Hashable, entry: Executable, why: str) -> None:
@@ -285,7 +294,6 @@ class Supply:
         loaded = None if order.kept is None else order.kept.load()
         if loaded is not None:
             self._compiled(loaded)
-            self._tell(_event("load", self._name, order, loaded))
         return loaded
 
     @property
@@ -303,7 +311,9 @@ class Supply:
             self._tell(Event("process", self._name, order.sizes, detail=why))
         return _jax.compile_here(lowered)
 
-    def _build(self, order: Order, spent: _Spent, compile: Compile) -> Executable:
+    def _build(
+        self, order: Order, spent: _Spent, compile: Compile, told: list[Event]
+    ) -> Executable:
         if compile is _jax.compile_here and self._asks:
             pool().start()  # what compiles here can stand in for others, which come next
         began = time.perf_counter()
@@ -320,7 +330,7 @@ class Supply:
             self._longest = max(self._longest, built.compile_seconds)
         try:
             self._compiled(built)
-            self._tell(_event("compile", self._name, order, built))
+            told.append(_event("compile", self._name, order, built))
             if order.kept is not None:
                 order.kept.save(built)
         finally:

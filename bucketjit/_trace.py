@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
@@ -206,6 +206,12 @@ class TraceRefused(MaskingError):
     def __init__(self, reason: str, remedy: str, cause: BaseException | None = None) -> None:
         super().__init__(reason, remedy)
         self.cause = cause
+
+    def without_frames(self) -> Self:
+        """The same, without its cause."""
+        kept = super().without_frames()
+        kept.cause = None
+        return kept
 
 
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")

@@ -6,21 +6,31 @@ to it, and the garbage collector has to see all of the way.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Manifest, metrics, strategies
+from bucketjit import (
+    BucketedExec,
+    Fallback,
+    FallbackError,
+    Manifest,
+    SplitError,
+    metrics,
+    strategies,
+)
 from tests.comparison import ramp
 
 Method = Callable[[Any], Any]
@@ -175,3 +185,57 @@ def test_nothing_outlives_its_last_reference(
         gc.collect()  # a thread may be about to let go of what it did
         time.sleep(0.01)
     assert alive() is None
+
+
+class Refused(NamedTuple):
+    """A function that is refused somehow, in every bucket."""
+
+    fn: Callable[[Any], Any]
+    ask: Callable[[BucketedExec, Any], Any]
+    fallback: Fallback = Fallback.EXACT
+
+
+REFUSED = {
+    "split": Refused(jnp.mean, lambda e, x: e(x)),
+    "split, explained": Refused(jnp.mean, lambda e, x: e.explain(x)),
+    "exact": Refused(lambda x: sum(x[i] for i in range(x.shape[0])).sum(), lambda e, x: e(x)),
+    "masking": Refused(lambda x: jnp.linalg.eigh(x @ x.T)[1], lambda e, x: e(x)),
+    "error": Refused(lambda x: jnp.linalg.eigh(x @ x.T)[1], lambda e, x: e(x), Fallback.ERROR),
+    "gradient": Refused(
+        lambda x: jnp.linalg.eigh(x @ x.T)[1].sum(), lambda e, x: jax.grad(e)(x), Fallback.ERROR
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_lets_go_of_its_arguments(name: str) -> None:
+    refused = REFUSED[name]
+    executor = BucketedExec(refused.fn, fallback=refused.fallback)
+    if name.startswith("split"):
+        executor = executor.with_pow2(max=4, overflow="split")
+    else:
+        executor = executor.with_pow2()
+    given = []
+    for n in (5, 6, 7, 5, 6):
+        x = jnp.asarray(ramp(n, 3))
+        given.append(weakref.ref(x))
+        with contextlib.suppress(SplitError, FallbackError):
+            refused.ask(executor, x)
+        del x
+    gc.collect()
+    assert not [ref for ref in given if ref() is not None]
+
+
+def test_no_refusal_is_slower_than_the_one_before() -> None:
+    executor = BucketedExec(jnp.mean).with_pow2(max=4, overflow="split")
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(SplitError) as raised:
+            executor(ramp(5))
+        error: BaseException | None = raised.value
+        lengths.append(0)
+        while error is not None:
+            lengths[-1] += len(list(traceback.walk_tb(error.__traceback__)))
+            error = error.__cause__ or error.__context__
+    assert lengths[1] == lengths[2]

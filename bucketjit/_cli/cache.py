@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if not found:
         raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(Decimal(found[1]) * _UNITS[found[2]])
 
 
 def _run(options: argparse.Namespace) -> None:

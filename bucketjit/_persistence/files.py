@@ -13,6 +13,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -104,7 +105,7 @@ def unpack(data: bytes) -> tuple[Header, bytes]:
     inflate = zlib.decompressobj()
     try:
         payload = inflate.decompress(compressed, header.nbytes + 1)
-    except zlib.error as error:
+    except (zlib.error, OverflowError) as error:
         raise Damaged(f"its executable cannot be unpacked: {error}") from None
     if len(payload) != header.nbytes or not inflate.eof:
         raise Damaged(f"its executable has not the {header.nbytes} bytes that its header says")
@@ -119,6 +120,8 @@ def _checked(data: bytes) -> tuple[Header, bytes]:
     digest, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
     if hashlib.sha256(body).digest() != digest:
         raise Damaged("its digest does not match: it is cut short or was changed")
+    if len(body) < 4:
+        raise Damaged("it has no header")
     (length,) = struct.unpack_from("<I", body)
     return parse_header(body[4 : 4 + length]), body[4 + length :]
 
@@ -131,7 +134,7 @@ def parse_header(text: bytes) -> Header:
     """
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Damaged("its header is not JSON") from None
     if not isinstance(values, dict) or values.keys() != _TYPES.keys():
         raise Damaged("its header has other fields")
@@ -141,8 +144,11 @@ def parse_header(text: bytes) -> Header:
             raise Damaged(f"its header has {name} {value!r}")
     whole = [*values["sizes"].values(), *values["kept"], values["nbytes"]]
     texts = [*values["parts"].values(), *values["environment"].values()]
-    if not all(type(n) is int and n >= 0 for n in whole) or not all(
-        isinstance(t, str) for t in texts
+    times = values["seconds"], values["created"]
+    if not (
+        all(type(n) is int and n >= 0 for n in whole)
+        and all(isinstance(t, str) for t in texts)
+        and all(map(math.isfinite, times))
     ):
         raise Damaged("its header has values of other types")
     return Header(**{**values, "kept": tuple(values["kept"])})

@@ -177,6 +177,8 @@ def _integers(name: str, values: Any) -> Ints:
         values = list(values)
         if any(isinstance(n, bool | np.bool_) for n in values):
             raise TypeError(f"{name} must be a flat iterable of ints, not of bool")
+        # NumPy makes floats of its own ints where some are signed and some are not.
+        values = [int(n) if isinstance(n, np.integer) else n for n in values]
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different length

@@ -15,6 +15,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext
+from bucketjit.rules._cpu_extrema import keeping_nan
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 
 
@@ -34,18 +35,18 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
     For complex numbers ``max(nan, x)`` is ``x``: nothing is neutral next to a NaN, so there the
     fold skips padding.
     """
-    plain = reduction(identity)
 
     def rule(ctx: RuleContext, operand: Any) -> Any:
-        """Padding holds the lowest (highest) value, or is skipped."""
+        """Padding holds the lowest (highest) value, or is skipped. NaN is kept."""
+        start, axes = identity(operand.dtype), ctx.params["axes"]
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
-            return plain(ctx, operand)
-        start = identity(operand.dtype)
+            filled = ctx.fill(operand, axes=axes, value=start)
+            return keeping_nan(ctx.bind, ctx.bind, choose is lax.max, filled)
 
         def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
             return [choose(a[0], b[0])]
 
-        return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
+        return _fold_real(ctx, [operand], [start], axes, fold)[0]
 
     return rule
 
@@ -89,7 +90,12 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     identity = _known_monoid(inner)
     if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
-        folded = list(ctx.bind(filled, *starts))
+        choose = _CHOICES.get(identity)
+        if choose is None:
+            folded = list(ctx.bind(filled, *starts))
+        else:
+            fold = functools.partial(lax.reduce, computation=choose, dimensions=tuple(axes))
+            folded = [keeping_nan(fold, fold, choose is lax.max, filled, *starts)]
     else:
         folded = _fold_real(
             ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
@@ -153,6 +159,8 @@ _MONOIDS: dict[str, Identity] = {
     "or": zero,
     "xor": zero,
 }
+
+_CHOICES: dict[Identity, Callable[[Any, Any], Any]] = {lowest: lax.max, highest: lax.min}
 
 
 def _known_monoid(inner: Any) -> Identity | None:

@@ -97,6 +97,11 @@ def test_prune_leaves_what_is_not_to_be_trusted(directory, run):
     assert not writable.exists()
 
 
+def test_prune_to_more_than_a_float_holds(directory, run):
+    code, out, _ = run("prune", directory, "--max-size", "9" * 400)
+    assert code == 0 and out.startswith("removed 0 of 2")
+
+
 def test_prune_by_age(directory, run):
     assert run("prune", directory, "--older-than", 4)[0] == 0
     assert buckets(directory) == [4, 8]

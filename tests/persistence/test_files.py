@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
 import struct
 import subprocess
@@ -93,6 +94,9 @@ GOOD = dataclasses.asdict(HEADER)
         ({**GOOD, "environment": {"jax": 1}}, "other types"),
         ({**GOOD, "nbytes": len(PAYLOAD) - 1}, "bytes that its header says"),
         ({**GOOD, "nbytes": len(PAYLOAD) + 1}, "bytes that its header says"),
+        ({**GOOD, "nbytes": 10**30}, "cannot be unpacked"),
+        ({**GOOD, "created": math.inf}, "other types"),
+        ({**GOOD, "seconds": math.nan}, "other types"),
     ],
 )
 def test_a_header_that_is_none_is_refused_with_the_right_digest_too(header, message):
@@ -106,6 +110,10 @@ def test_a_payload_that_is_none_is_refused_with_the_right_digest_too():
         files.unpack(sealed(struct.pack("<I", len(text)) + text + b"nonsense"))
     with pytest.raises(Damaged, match="not JSON"):
         files.unpack(sealed(struct.pack("<I", 2) + b"{'" + zlib.compress(b"")))
+    with pytest.raises(Damaged, match="not JSON"):
+        files.unpack(sealed(struct.pack("<I", 100_000) + b"[" * 100_000))
+    with pytest.raises(Damaged, match="no header"):
+        files.unpack(sealed(b""))
 
 
 def test_a_bomb_is_not_unpacked():

@@ -20,6 +20,15 @@ def test_any_iterable_and_counts(sizes):
     assert seen.counts.tolist() == [1, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [[3, np.uint64(9)], [np.int64(3), np.uint64(9)], {3: 1, np.uint64(9): 1}],
+    ids=["int", "signed", "counts"],
+)
+def test_ints_of_several_types(sizes):
+    assert histogram(sizes).sizes.tolist() == [3, 9]  # np.asarray makes floats of them
+
+
 def test_counts_may_be_any_numbers():
     assert histogram({4: 0.5, 8: Fraction(1, 4), 9: 0}).counts.tolist() == [0.5, 0.25]
 
