@@ -23,6 +23,12 @@ from bucketjit import _jax
 _FEWEST = 1024
 
 
+def may_lose_nan(filled: Any) -> bool:
+    """Whether XLA's CPU backend may lose a NaN of this operand, which is not complex."""
+    is_float = jnp.issubdtype(filled.dtype, np.floating) and filled.dtype.itemsize > 1
+    return bool(is_float and filled.size >= _FEWEST)
+
+
 def keeping_nan(
     fold: Callable[..., Any],
     fold_of_ints: Callable[..., Any],
@@ -39,9 +45,6 @@ def keeping_nan(
         filled: The operand, filled; not complex.
         *starts: What the folds take beside it.
     """
-    is_float = jnp.issubdtype(filled.dtype, np.floating) and filled.dtype.itemsize > 1
-    if not is_float or filled.size < _FEWEST:
-        return fold(filled, *starts)
 
     def by_bits(*values: Any) -> Any:
         ordered = fold_of_ints(*(_to_ints(x, nan_is_most) for x in values))

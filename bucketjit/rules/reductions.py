@@ -15,7 +15,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext
-from bucketjit.rules._cpu_extrema import keeping_nan
+from bucketjit.rules._cpu_extrema import keeping_nan, may_lose_nan
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 
 
@@ -41,7 +41,9 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
         start, axes = identity(operand.dtype), ctx.params["axes"]
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
             filled = ctx.fill(operand, axes=axes, value=start)
-            return keeping_nan(ctx.bind, ctx.bind, choose is lax.max, filled)
+            if may_lose_nan(filled) and ctx.shows_loss_of_nan():
+                return keeping_nan(ctx.bind, ctx.bind, choose is lax.max, filled)
+            return ctx.bind(filled)
 
         def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
             return [choose(a[0], b[0])]
@@ -91,7 +93,7 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
         choose = _CHOICES.get(identity)
-        if choose is None:
+        if choose is None or not may_lose_nan(filled):
             folded = list(ctx.bind(filled, *starts))
         else:
             fold = functools.partial(lax.reduce, computation=choose, dimensions=tuple(axes))

@@ -20,7 +20,7 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
 from bucketjit._rule import Rule, RuleContext
-from bucketjit.rules._cpu_extrema import keeping_nan
+from bucketjit.rules._cpu_extrema import keeping_nan, may_lose_nan
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 from bucketjit.rules._regions import INT32_MAX
 from bucketjit.rules._sliding import Slide, fit, zeros
@@ -172,7 +172,7 @@ def extremum(identity: Identity, nan_is_most: bool) -> Rule:
             return zeros(ctx)[0]
         (laid,), params = _lay_out(ctx, slides, [operand], [identity(operand.dtype)])
         fold = functools.partial(ctx.bind, **params)
-        if not _apart({**ctx.params, **params}, laid.shape):
+        if not (may_lose_nan(laid) and _apart({**ctx.params, **params}, laid.shape)):
             return fit(ctx, fold(laid))
         return fit(ctx, keeping_nan(fold, fold, nan_is_most, laid))
 
