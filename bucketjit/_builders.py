@@ -383,6 +383,9 @@ class Builders:
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
 
+        What was traced is no executable: a program for each signature (and static argument) stays,
+        with the arrays that the function closed over, until `BucketedExec.cache_clear`.
+
         Args:
             maxsize: How many; None for no bound, but see `with_maxsize`.
             max_bytes: How many bytes they may take together, by XLA's own memory analysis and
