@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from bucketjit import _jax
 from bucketjit._apart.pool import Ended
+from bucketjit._axes import Tokens
 from bucketjit._config import Background
 from bucketjit._engine import Engine
 from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_line
@@ -37,13 +38,16 @@ class _Kind:
     """Calls of one program.
 
     Attributes:
-        signed, call: The latest of them that was new.
+        signed: The latest of them that was new.
+        tokens: Its axes.
+        latest: Its sizes.
         config: The configuration of JAX in force then.
-        sizes: Their sizes, in the order of those of ``call``.
+        sizes: Those of all, in the order of those of ``latest``.
     """
 
     signed: Signed
-    call: Call
+    tokens: Tokens
+    latest: Mapping[str, int]
     config: _jax.ThreadConfig
     sizes: dict[tuple[int, ...], None]
 
@@ -70,7 +74,7 @@ class Adapting:
         self._planned = frozenset[str]() if plan is None else frozenset(plan.dims)
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
-        self._kinds: dict[Program, _Kind] = {}
+        self._kinds: weakref.WeakKeyDictionary[Program, _Kind] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self.workers = Workers(Background(1, 1))
 
@@ -84,7 +88,12 @@ class Adapting:
         like, config = without_values(signed), _jax.ThreadConfig()
         with self._lock:
             _put(sizes, tuple(call.sizes.values()), None, _MOST_SIZES)
-            _put(self._kinds, call.program, _Kind(like, call, config, sizes), _MOST_KINDS)
+            _put(
+                self._kinds,
+                call.program,
+                _Kind(like, call.tokens, call.sizes, config, sizes),
+                _MOST_KINDS,
+            )
 
     def note(self, sizes: Mapping[str, int]) -> None:
         """Count a call, and look for a better plan once in a while."""
@@ -172,7 +181,7 @@ class Adapting:
         """The programs of which a strategy chooses buckets, and of which variables."""
         found = []
         for program, kind in list(self._kinds.items()):
-            own = [variable for variable in kind.call.sizes if self._of(variable) is strategy]
+            own = [variable for variable in kind.latest if self._of(variable) is strategy]
             if own:
                 found.append((program, kind, own))
         return found
@@ -185,7 +194,7 @@ class _Used(NamedTuple):
         engine: Serves them.
         kind: Those of the program.
         own: The variables.
-        sizes: Their sizes, of all variables, in the order of those of ``kind.call``.
+        sizes: Their sizes, of all variables, in the order of those of ``kind.latest``.
         calls: How many there were, about.
         made: Buckets of the variables that the cache holds.
     """
@@ -200,7 +209,7 @@ class _Used(NamedTuple):
     @property
     def sizes_of_own(self) -> dict[str, int]:
         """Sizes of the variables in the latest call."""
-        return {variable: self.kind.call.sizes[variable] for variable in self.own}
+        return {variable: self.kind.latest[variable] for variable in self.own}
 
     def buckets_of(self, plan: Any) -> dict[tuple[tuple[str, int], ...], dict[str, int]]:
         """The buckets of a plan for the sizes, each with some of the sizes that go there.
@@ -209,7 +218,7 @@ class _Used(NamedTuple):
         """
         found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
         for sizes in self.sizes:
-            named = dict(zip(self.kind.call.sizes, sizes, strict=True))
+            named = dict(zip(self.kind.latest, sizes, strict=True))
             with contextlib.suppress(BucketOverflowError):
                 found.setdefault(tuple((v, plan.bucket(named[v])) for v in self.own), named)
         return found
@@ -245,7 +254,7 @@ def _in_use(engine: Engine, strategy: Any) -> list[_Used]:
     for relative, program, kind, own in _programs(engine, strategy):
         groups: dict[Others, list[tuple[int, ...]]] = {}
         for sizes in list(kind.sizes):
-            named = dict(zip(kind.call.sizes, sizes, strict=True))
+            named = dict(zip(kind.latest, sizes, strict=True))
             with contextlib.suppress(BucketOverflowError), relative.lock:
                 chosen = relative.chosen(program, named)
                 groups.setdefault(_others(chosen, kind, own), []).append(sizes)
@@ -260,7 +269,7 @@ def _in_use(engine: Engine, strategy: Any) -> list[_Used]:
     return sorted(found, key=lambda used: -used.calls)
 
 
-def _put(into: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
+def _put(into: MutableMapping[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
     """Put something last; what was put longest ago goes beyond so many."""
     into.pop(key, None)
     into[key] = value
@@ -269,7 +278,7 @@ def _put(into: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
 
 
 def _others(bucket: Mapping[str, int], kind: _Kind, own: Collection[str]) -> Others:
-    return tuple((v, bucket[v]) for v in kind.call.sizes if v not in own)
+    return tuple((v, bucket[v]) for v in kind.latest if v not in own)
 
 
 def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]]:
@@ -306,8 +315,7 @@ def _compile(
     epoch: object,
 ) -> None:
     """Compile what a plan has for some sizes, of which it pads some variables to a bucket."""
-    signed, call = kind.signed, kind.call
-    at = at_sizes(signed, call.tokens, {**sizes, **bucket})
+    at = at_sizes(kind.signed, kind.tokens, {**sizes, **bucket})
     wanted = engine.resolve(at)
     if wanted.program is None:
         return

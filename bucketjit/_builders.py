@@ -383,8 +383,8 @@ class Builders:
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
 
-        What was traced is no executable: a program for each signature (and static argument) stays,
-        with the arrays that the function closed over, until `BucketedExec.cache_clear`.
+        With the last executable of a program goes what was traced, and the arrays that the function
+        closed over, unless it was differentiated; a later call of its signature traces again.
 
         Args:
             maxsize: How many; None for no bound, but see `with_maxsize`.

@@ -111,15 +111,15 @@ class Engine:
         self.cache: ExecutableCache[Any, Executable]
         self.supply: Supply
         self.counters: Counters
+        self.relatives: weakref.WeakKeyDictionary[Engine, None]
         if kin is None:
             self.counters = Counters()
-            self.cache, self.supply = _stock(config, self.name, self.counters)
+            self.relatives = weakref.WeakKeyDictionary()
+            self.cache, self.supply = _stock(config, self.name, self.counters, self.relatives)
             self.preloading = Preloading(self.cache)
         else:
-            self.preloading = kin.preloading
+            self.preloading, self.relatives = kin.preloading, kin.relatives
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
-        self.relatives: weakref.WeakKeyDictionary[Engine, None]
-        self.relatives = weakref.WeakKeyDictionary() if kin is None else kin.relatives
         self.relatives[self] = None
         self.orders = Orders(config, self.name, self.cache, self.preloading)
         self.routes = Routes()
@@ -129,8 +129,10 @@ class Engine:
         self.watcher: Watcher | None = None
         self.preparer: Preparer | None = None
         self.splitter = Splitter(config, self.lock)
-        self._cut: dict[Program, dict[Any, dict[str, int]]] = {}
-        self._found: dict[tuple[Program, tuple[int, ...]], dict[str, int]] = {}
+        self._cut: weakref.WeakKeyDictionary[Program, dict[Any, dict[str, int]]]
+        self._cut = weakref.WeakKeyDictionary()
+        self._found: weakref.WeakKeyDictionary[Program, dict[Any, dict[str, int]]]
+        self._found = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""
@@ -293,7 +295,7 @@ class Engine:
         if not program.found:
             return bucket
         # Nothing bounds these over the bucket, so room is made for the largest seen in it.
-        largest = self._found.setdefault((program, tuple(bucket.values())), {})
+        largest = self._found.setdefault(program, {}).setdefault(tuple(bucket.values()), {})
         there = program.found_sizes(bucket) or {}
         for name, size in zip(program.found, call.leaks.sizes, strict=True):
             known = max(there.get(name, 0), largest.get(name, 0))
@@ -528,7 +530,10 @@ class Engine:
 
 
 def _stock(
-    config: Config, name: str, counters: Counters
+    config: Config,
+    name: str,
+    counters: Counters,
+    relatives: weakref.WeakKeyDictionary[Engine, None],
 ) -> tuple[ExecutableCache[Any, Executable], Supply]:
     """A cache, and what fills it."""
 
@@ -546,6 +551,9 @@ def _stock(
     supplies: list[weakref.ref[Supply]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
+        if isinstance(key[0], Program):
+            for engine in list(relatives):
+                engine.signer.release(key[0])
         supply = supplies[0]()
         if supply is not None:
             supply.evicted(key, entry, why)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _SHOWN = 8  # arguments, or reasons, in one line of a log
 _MAX_REFUSALS = 4
 _REFUSALS_KEPT = 4096
 _MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
+_LOOKED_THROUGH = 64  # sets of static sizes, at which those without a program are first looked for
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,41 @@ def variables_in(tokens: Tokens) -> tuple[str, ...]:
 
 @dataclass
 class _Traced:
-    """What is known for one set of static sizes: programs, and by size why there is none."""
+    """What is known for one set of static sizes: programs, and by size why there is none.
 
-    programs: list[Program] = field(default_factory=list)
-    tracer: Tracer | None = None
+    Attributes:
+        tracer: Gives what traces at concrete sizes; None if nothing does, or its programs are gone.
+        refusals: Why there is no program, by sizes.
+        is_traced_again: Whether there was a program before those that are there.
+    """
+
+    tracer: Callable[[], Tracer | None] = lambda: None
     refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
+    is_traced_again: bool = False
+    _programs: list[weakref.ref[Program]] = field(default_factory=list)
+
+    def programs(self) -> list[Program]:
+        """Those that somebody holds."""
+        return [program for ref in self._programs if (program := ref()) is not None]
+
+    def add(self, program: Program) -> None:
+        """Take note of one."""
+        there = [ref for ref in self._programs if ref() is not None]
+        self.is_traced_again |= len(there) < len(self._programs)
+        self._programs = [*there, weakref.ref(program)]
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
         """Why a call is not traced again: it was refused, or so was every one of several."""
-        if not self.programs and len(self.refusals) >= _MAX_REFUSALS:
+        if not self.programs() and len(self.refusals) >= _MAX_REFUSALS:
             return next(iter(self.refusals.values()))
         return self.refusals.get(tuple(sizes.values()))
 
 
 class Family:
     """The programs of one signature.
+
+    A program is kept from when it is traced. Once one of its executables has had to leave the cache
+    (`release`) it is kept for as long as others hold it, as the keys of its executables do.
 
     Args:
         fn: The function with its static arguments bound.
@@ -131,12 +153,15 @@ class Family:
         self._declared = _names_in(specs)
         self._tokens: Tokens | None = None
         self._traced: dict[Any, _Traced] = {}
+        self._look_through_at = _LOOKED_THROUGH
+        self._kept: set[Program] = set()
         self._last: Shapes = ()
         self._closed: set[tuple[int, int]] = set()
         self._refusal: TraceRefused | None = None
         self._reasons = [why]  # for what is learnt next
         self._news: list[str] = []
-        self._told: dict[Program, tuple[Tokens, Shapes]] = {}
+        self._told: weakref.WeakKeyDictionary[Program, tuple[Tokens, Shapes]]
+        self._told = weakref.WeakKeyDictionary()
         self._open_leaves: tuple[Tokens, list[int]] = ((), [])
 
     @contextmanager
@@ -148,7 +173,8 @@ class Family:
             yield
         finally:
             self._tokens, self._last, self._closed, self._refusal = state
-            self._reasons, self._news, self._told = told
+            self._reasons, self._news = told[:2]
+            self._told = weakref.WeakKeyDictionary(told[2])
 
     @property
     def tokens(self) -> Tokens | None:
@@ -189,6 +215,10 @@ class Family:
             self._note(call, shapes)
         return call
 
+    def release(self, program: Program) -> None:
+        """Keep a program no longer than others hold it, until it serves another call."""
+        self._kept.discard(program)
+
     def take_news(self) -> list[str]:
         """What was learnt since this was asked last, in words, one line each."""
         if not self._news:
@@ -219,9 +249,11 @@ class Family:
             sizes = ", ".join(f"{v} = {n}" for v, n in call.sizes.items())
             broken = {str(g): None for p in alike for g in p.guards if not g.holds(call.sizes)}
             return f"re-signed: {sizes} breaks the guard {' and '.join(broken) or 'of the traces'}"
+        if self._at(call.tokens, shapes).is_traced_again:
+            return "traced before, but dropped with the last of its executables"
         if not self._told:
             return "new"
-        _, before = next(reversed(self._told.values()))
+        _, before = list(self._told.values())[-1]
         changed = [
             f"axis {axis} of {path} is {now}, not {old}"
             for path, row, olds, news in zip(self.paths, call.tokens, before, shapes, strict=True)
@@ -248,7 +280,7 @@ class Family:
         return [
             (self._inputs(key), program)
             for key, traced in list(self._traced.items())
-            for program in list(traced.programs)
+            for program in traced.programs()
         ]
 
     def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
@@ -308,7 +340,7 @@ class Family:
     def _settle(self, tokens: Tokens, shapes: Shapes, call: Call) -> Call:
         self._tokens, self._last = tokens, tuple(shapes)
         if call.program is not None:
-            self._at(tokens, shapes).programs.append(call.program)
+            self._add(call.program, self._at(tokens, shapes))
         return call
 
     def _anonymous_axes(self, shapes: Shapes) -> list[tuple[int, int]]:
@@ -467,7 +499,22 @@ class Family:
         return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
 
     def _at(self, tokens: Tokens, shapes: Shapes) -> _Traced:
-        return self._traced.setdefault(self._static_key(tokens, shapes), _Traced())
+        key = self._static_key(tokens, shapes)
+        known = self._traced.get(key)
+        if known is None:
+            if len(self._traced) >= self._look_through_at:
+                self._forget_what_is_gone()
+            known = self._traced[key] = _Traced()
+        return known
+
+    def _forget_what_is_gone(self) -> None:
+        """Static sizes that vary have programs of their own, of which few may be there."""
+        self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
+        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
+
+    def _add(self, program: Program, to: _Traced) -> None:
+        self._kept.add(program)
+        to.add(program)
 
     def _leaves(self, tokens: Tokens, shapes: Shapes) -> list[Leaf]:
         return [
@@ -521,14 +568,14 @@ class Family:
     ) -> Call:
         """Concrete traces in place of a symbolic one."""
         traced = self._at(tokens, shapes)
-        known = [p.pairing.samples[0] for p in traced.programs if p.pairing]
-        if traced.tracer is None:
-            traced.tracer = Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
+        known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
+        tracer = traced.tracer() or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
+        traced.tracer = lambda: tracer
         try:
-            traced.tracer.at(sizes)  # what it raises by itself, the exact run raises too
+            tracer.at(sizes)  # what it raises by itself, the exact run raises too
             if len(known) >= _MAX_PAIRED:
                 return Call(tokens, sizes, None, refusal)
-            program = pair(traced.tracer, sizes, self._constraints(tokens), known)
+            program = pair(tracer, sizes, self._constraints(tokens), known)
         except TraceRefused as second:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
@@ -537,6 +584,7 @@ class Family:
         leaks = program.leaks(sizes)
         if leaks is None:  # it is not traced the same way twice
             return Call(tokens, sizes, None, refusal)
+        traced.tracer = weakref.ref(tracer)  # which the program holds
         return Call(tokens, sizes, program, leaks=leaks)
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Call:
@@ -550,14 +598,15 @@ class Family:
         if min(sizes.values()) < 1:
             return Call(tokens, sizes, None)
         known = self._at(tokens, shapes)
-        for program in known.programs:
+        for program in known.programs():
             if (leaks := program.leaks(sizes)) is not None:
+                self._kept.add(program)
                 return Call(tokens, sizes, program, leaks=leaks)
         if (refusal := known.refusal(sizes)) is not None:
             return Call(tokens, sizes, None, refusal)
         call = self._attempt(tokens, shapes)
         if call.program is not None:
-            known.programs.append(call.program)
+            self._add(call.program, known)
         return call
 
     def remember_refusal(self, call: Call, shapes: Shapes) -> None:

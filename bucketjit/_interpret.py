@@ -17,7 +17,6 @@ from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line
 from bucketjit._folding import folded
 from bucketjit._known import KnownPadding
-from bucketjit._nan_paths import NanPaths
 from bucketjit._opaque import looked_inside
 from bucketjit._rule import RuleContext, RuleTable, running_rows
 from bucketjit._signs import hidden_signs
@@ -104,23 +103,16 @@ class _Walk:
             return atom.val if _jax.is_literal(atom) else env[atom]
 
         ever_read = _jax.variables_read(jaxpr)
-        nan_paths = functools.cache(lambda: NanPaths(jaxpr))
         scope_of = _jax.EquationScopes()
         for eqn in jaxpr.eqns:
             with scope_of(eqn):
-                outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read, nan_paths)
+                outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if self._after is not None:
                     outs = self._after(eqn, outs, self._sizes)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(
-        self,
-        eqn: Any,
-        operands: list[Any],
-        ever_read: Set[Any],
-        nan_paths: Callable[[], NanPaths],
-    ) -> list[Any]:
+    def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):
             return folded(eqn, operands) or _jax.bind_equation(eqn, operands)
         name = eqn.primitive.name
@@ -134,7 +126,7 @@ class _Walk:
         try:
             ctx = RuleContext(
                 *(eqn, self._sizes, self.run, operands, ever_read),
-                *(self._known, self._stand_ins, self._hidden, nan_paths),
+                *(self._known, self._stand_ins, self._hidden),
             )
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]

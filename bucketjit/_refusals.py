@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 
 from bucketjit._errors import MaskingError
@@ -15,19 +16,25 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, MaskingError] = {}
+        # By the padded sizes of a bucket; None stands for all buckets.
+        self._found: weakref.WeakKeyDictionary[Program, dict[Hashable, MaskingError]]
+        self._found = weakref.WeakKeyDictionary()
 
     def note(self, key: tuple[Program, Hashable], refusal: MaskingError) -> None:
         """Take note that a program cannot be masked in a bucket, or not at all."""
-        self._found[key if refusal.in_bucket else key[0]] = refusal.without_frames()
+        program, bucket = key
+        at = bucket if refusal.in_bucket else None
+        self._found.setdefault(program, {})[at] = refusal.without_frames()
 
     def of_program(self, program: Program) -> MaskingError | None:
         """Why it cannot be masked in any bucket."""
-        return self._found.get(program)
+        return self._found.get(program, {}).get(None)
 
     def of(self, key: tuple[Program, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket."""
-        return self._found.get(key[0]) or self._found.get(key)
+        program, bucket = key
+        found = self._found.get(program, {})
+        return found.get(None) or found.get(bucket)
 
     def clear(self) -> None:
         """Forget all of it."""

@@ -36,6 +36,7 @@ from bucketjit._stats import Line
 
 _MEMO_LIMIT = 16384
 _MAX_ROUTES = 64
+_LOOKED_THROUGH = 32  # plans, at which those without an executable are first looked for
 _ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
 
 Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; None: look closer
@@ -116,12 +117,13 @@ class Route:
         following: The route to try where this one has no way; None if it is the last.
     """
 
-    __slots__ = ("following", "key", "layout", "plans")
+    __slots__ = ("_look_through_at", "following", "key", "layout", "plans")
 
     def __init__(self, layout: Layout, following: Route | None) -> None:
         self.layout = layout
         self.following = following
         self.plans: dict[Hashable, Way] = {}
+        self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
         readers += [(where, _read_static) for where in layout.statics]
         self.key: Callable[[Sequence[Any], Mapping[str, Any]], Hashable]
@@ -132,13 +134,7 @@ class Route:
 
     def ways(self) -> list[Way]:
         """All there are."""
-        found = []
-        for plan in list(self.plans.values()):
-            following: Way | None = plan
-            while following is not None:
-                found.append(following)
-                following = following.following
-        return found
+        return [way for first in list(self.plans.values()) for way in _chain(first)]
 
     def remember(self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Way) -> Sequence[Way]:
         """Serve calls like this one by a plan. Returns the plans that had to give way."""
@@ -146,18 +142,36 @@ class Route:
         if len(self.plans) >= _MEMO_LIMIT:
             gone += self.ways()
             self.plans.clear()
+        if len(self.plans) >= self._look_through_at:
+            gone += self._without_executable()
         key = self.key(args, kwargs)
         kept: list[Way] = []
-        old = self.plans.get(key)
-        while old is not None:
+        for old in _chain(self.plans.get(key)):
             stays = old.is_alive and old.slots != plan.slots
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
-            old = old.following
         plan.following = None
         for other in reversed(kept):
             other.following, plan.following = plan.following, other
         self.plans[key] = plan
         return gone
+
+    def _without_executable(self) -> list[Way]:
+        """Let go of the plans whose executables have all left the cache. Returns them."""
+        gone: list[Way] = []
+        for key, first in list(self.plans.items()):
+            ways = list(_chain(first))
+            if not any(way.is_alive for way in ways):
+                del self.plans[key]
+                gone += ways
+        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self.plans))
+        return gone
+
+
+def _chain(way: Way | None) -> Iterator[Way]:
+    """A way, and those to try where it refuses a call."""
+    while way is not None:
+        yield way
+        way = way.following
 
 
 def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]:

@@ -23,7 +23,6 @@ from bucketjit import _jax
 from bucketjit._dims import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._errors import MaskingError
 from bucketjit._known import KnownPadding
-from bucketjit._nan_paths import NanPaths
 from bucketjit._size_params import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._stand_ins import StandIns
 
@@ -62,7 +61,6 @@ class RuleContext:
         known: KnownPadding,
         stand_ins: StandIns,
         hidden_signs: Callable[[], Mapping[int, Any]] = dict,
-        nan_paths: Callable[[], NanPaths] | None = None,
     ) -> None:
         self.eqn = eqn
         self.primitive = eqn.primitive
@@ -80,16 +78,11 @@ class RuleContext:
         self._known = known
         self._stand_ins = stand_ins
         self._hidden_signs = hidden_signs
-        self._nan_paths = nan_paths
         self._as_it_stands: Any = None
 
     def signs_are_hidden(self) -> bool:
         """Whether no result of the program depends on the signs of this equation's vectors."""
         return self._hidden_signs().get(id(self.eqn)) is self.eqn
-
-    def shows_loss_of_nan(self) -> bool:
-        """Whether results may be others if this ``reduce_max`` or ``reduce_min`` loses a NaN."""
-        return self._nan_paths is None or self._nan_paths().show(self.eqn)
 
     def is_read(self, output: int) -> bool:
         """Whether anything in the program reads this output."""

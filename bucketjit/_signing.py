@@ -25,6 +25,7 @@ from bucketjit._family import Family, is_default_name
 from bucketjit._padded import Padded
 from bucketjit._resign import Key, nearest, why_new
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
+from bucketjit._trace import Program
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Signer:
         """The families so far."""
         with self._lock:
             return list(self._families.values())
+
+    def release(self, program: Program) -> None:
+        """Keep a program no longer than others hold it; see `Family.release`."""
+        for family in self.families():
+            family.release(program)
 
     def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signed:
         """Flatten a call and find its family.

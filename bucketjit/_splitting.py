@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from bucketjit._trace import Program
 _ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
 Serve = Callable[[Signed, Given | None], Any]
 FindWay = Callable[[Signed, Given], Way | None]
+_Shown = tuple[int | None, ...] | MaskingError  # axes of outputs, or why there are none
 
 
 class Splitting(NamedTuple):
@@ -119,7 +121,8 @@ class Splitter:
     def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
         self._config = config
         self._lock = lock
-        self._shown: dict[tuple[Program, str], tuple[int | None, ...] | MaskingError] = {}
+        self._shown: weakref.WeakKeyDictionary[Program, dict[str, _Shown]]
+        self._shown = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
         """Forget what was found out of programs."""
@@ -231,13 +234,14 @@ class Splitter:
         return join([results[i] for i in range(len(ends))]), shorter
 
     def _axes(self, program: Program, variable: str) -> tuple[int | None, ...]:
-        shown = self._shown.get((program, variable))
+        known = self._shown.setdefault(program, {})
+        shown = known.get(variable)
         if shown is None:
             try:
                 shown = split_axes(program, variable)
             except MaskingError as refusal:
                 shown = refusal.without_frames()
-            self._shown[program, variable] = shown
+            known[variable] = shown
         if isinstance(shown, MaskingError):
             raise shown.without_frames()
         return shown

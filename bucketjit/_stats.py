@@ -109,7 +109,7 @@ class Stats:
         dimension_waste: Padding among all padded sizes of each dimension variable, 0 to 1.
         flop_waste: ``padding_waste`` where each call weighs as much as the floating point
             operations of its executable: about the share of them that is spent on padding.
-        programs: The programs traced so far.
+        programs: The programs traced so far, without those that went with their executables.
         size_counts: Calls by logical size, of each dimension variable. Beyond 4096 sizes of one
             variable they are rounded up, to a multiple of 2, of 4 and so on.
         history: How the counters grew, in at most 257 moments.

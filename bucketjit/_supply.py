@@ -70,6 +70,11 @@ class Order(NamedTuple):
     kept: Kept | None = None
     program: Program | None = None
 
+    @property
+    def mark(self) -> Hashable:
+        """Stands for the key where something is remembered of it."""
+        return _mark(self.key)
+
 
 class Supplied(NamedTuple):
     """An executable, where this call has it from, and whether it is a stand-in."""
@@ -223,7 +228,7 @@ class Supply:
             if first_run and order.program is not None:
                 run_first(entry, order.program)
             with self._lock:
-                self._stand_ins.pop(order.key, None)
+                self._stand_ins.pop(order.mark, None)
             return entry
 
         while True:
@@ -236,14 +241,15 @@ class Supply:
                 tell()  # of what was made, and could not be run
             # That was meant for another thread, which may not compile what this one may.
 
-    def evicted(self, key: Hashable, entry: Executable, why: str) -> None:
+    def evicted(self, key: tuple[Any, ...], entry: Executable, why: str) -> None:
         """Take note of an executable that has left the cache, and why."""
         if why is not CLEARED:  # else nobody can ask for it again: its program has gone too
+            mark = _mark(key)
             with self._lock:
-                before = self._ghosts.pop(key, None)
+                before = self._ghosts.pop(mark, None)
                 most = _MOST_PATIENT * self._hysteresis
                 wanted = self._hysteresis if before is None else min(2 * before.wanted, most)
-                self._ghosts[key] = _Ghost(wanted)
+                self._ghosts[mark] = _Ghost(wanted)
                 while len(self._ghosts) > _GHOSTS:
                     self._ghosts.popitem(last=False)
         self._tell(Event("evict", self._name, entry.sizes, detail=why))
@@ -341,8 +347,8 @@ class Supply:
 
     def _stand_in(self, order: Order) -> Executable | None:
         """A stored executable to serve the call by, if that is better than to compile now."""
-        kept_out = self._keeps_out(order.key)
-        if not kept_out and (self.workers is None or self.workers.failed(order.key)):
+        kept_out = self._keeps_out(order.mark)
+        if not kept_out and (self.workers is None or self.workers.failed(order.mark)):
             return None  # after a failure, whoever compiles it now gets the error
         key = order.stand_in()
         entry = None if key is None else self._cache.get(key)
@@ -356,8 +362,8 @@ class Supply:
     def _tell_stand_in(self, order: Order, entry: Executable) -> None:
         """Tell what serves a bucket in its place, once for as long as it does."""
         with self._lock:
-            is_known = self._stand_ins.get(order.key) == entry.sizes
-            self._stand_ins[order.key] = entry.sizes
+            is_known = self._stand_ins.get(order.mark) == entry.sizes
+            self._stand_ins[order.mark] = entry.sizes
             if len(self._stand_ins) > _TOLD:
                 self._stand_ins.popitem(last=False)
         if is_known:
@@ -365,13 +371,13 @@ class Supply:
         detail = f"served by {shown(entry.sizes)}"
         self._tell(Event("stand-in", self._name, order.sizes, detail=detail))
 
-    def _keeps_out(self, key: Hashable) -> bool:
+    def _keeps_out(self, mark: Hashable) -> bool:
         """Whether an executable that was evicted is not worth another one's place yet."""
         if not self._hysteresis or not self._cache.is_full:
             return False
         obtainable = self.workers is not None or self.affordable()
         with self._lock:
-            ghost = self._ghosts.get(key)
+            ghost = self._ghosts.get(mark)
             if ghost is None:
                 return False
             ghost.asked += 1
@@ -383,8 +389,8 @@ class Supply:
         affordable = self.affordable()
         with self._lock:
             if affordable:
-                self._beyond_budget.discard(order.key)
-            elif order.key in self._beyond_budget:
+                self._beyond_budget.discard(order.mark)
+            elif order.mark in self._beyond_budget:
                 return
 
         epoch, alive = self.epoch, weakref.ref(self)
@@ -394,7 +400,7 @@ class Supply:
             if supply is not None:  # else nobody asks for it any more
                 supply._prepare_later(order, epoch)
 
-        self.workers.submit(order.key, work)
+        self.workers.submit(order.mark, work)
 
     def _prepare_later(self, order: Order, epoch: object) -> None:
         """See `_compile_later`."""
@@ -405,7 +411,7 @@ class Supply:
         except CompileBudgetError as error:  # no failure: what stands in goes on
             self._tell_refusal(order, str(error))
             with self._lock:
-                self._beyond_budget.add(order.key)
+                self._beyond_budget.add(order.mark)
         except Ended:  # at exit
             raise
         except BaseException as error:
@@ -526,6 +532,12 @@ class CompileGuard:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _mark(key: tuple[Any, ...]) -> Hashable:
+    """A key that does not keep the program, or the signature, whose executable it is of."""
+    owner, *sizes = key
+    return weakref.ref(owner), *sizes
 
 
 def _kind(exact: bool) -> str:

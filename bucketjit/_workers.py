@@ -25,8 +25,8 @@ _TURN = 0.0005
 class _Jobs:
     """What waits for a thread: all that threads, and the end of the process, know of an executor.
 
-    No executor is kept by a job that is done. A key may hold a program that knows the function it
-    was traced from, and so an executor that this function knows.
+    No executor is kept by a job that is done, whose work may hold a program that knows the function
+    it was traced from, and so an executor that this function knows.
 
     Locks and queues that callers take are those of C: a `Condition` and a `Queue` are entered by
     Python code, which an interrupt may leave with the lock held.

@@ -15,7 +15,6 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
 from bucketjit._rule import Rule, RuleContext
-from bucketjit.rules._cpu_extrema import keeping_nan, may_lose_nan
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 
 
@@ -35,20 +34,18 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
     For complex numbers ``max(nan, x)`` is ``x``: nothing is neutral next to a NaN, so there the
     fold skips padding.
     """
+    plain = reduction(identity)
 
     def rule(ctx: RuleContext, operand: Any) -> Any:
-        """Padding holds the lowest (highest) value, or is skipped. NaN is kept."""
-        start, axes = identity(operand.dtype), ctx.params["axes"]
+        """Padding holds the lowest (highest) value, or is skipped."""
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
-            filled = ctx.fill(operand, axes=axes, value=start)
-            if may_lose_nan(filled) and ctx.shows_loss_of_nan():
-                return keeping_nan(ctx.bind, ctx.bind, choose is lax.max, filled)
-            return ctx.bind(filled)
+            return plain(ctx, operand)
+        start = identity(operand.dtype)
 
         def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
             return [choose(a[0], b[0])]
 
-        return _fold_real(ctx, [operand], [start], axes, fold)[0]
+        return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
 
     return rule
 
@@ -92,12 +89,7 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     identity = _known_monoid(inner)
     if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
-        choose = _CHOICES.get(identity)
-        if choose is None or not may_lose_nan(filled):
-            folded = list(ctx.bind(filled, *starts))
-        else:
-            fold = functools.partial(lax.reduce, computation=choose, dimensions=tuple(axes))
-            folded = [keeping_nan(fold, fold, choose is lax.max, filled, *starts)]
+        folded = list(ctx.bind(filled, *starts))
     else:
         folded = _fold_real(
             ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
@@ -161,8 +153,6 @@ _MONOIDS: dict[str, Identity] = {
     "or": zero,
     "xor": zero,
 }
-
-_CHOICES: dict[Identity, Callable[[Any, Any], Any]] = {lowest: lax.max, highest: lax.min}
 
 
 def _known_monoid(inner: Any) -> Identity | None:

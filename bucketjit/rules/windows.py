@@ -7,9 +7,8 @@ whether it is real, and the reducer passes over what is not, as XLA does with pa
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +19,6 @@ from jax import lax
 from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
 from bucketjit._rule import Rule, RuleContext
-from bucketjit.rules._cpu_extrema import keeping_nan, may_lose_nan
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 from bucketjit.rules._regions import INT32_MAX
 from bucketjit.rules._sliding import Slide, fit, zeros
@@ -162,37 +160,6 @@ def reduction(identity: Identity) -> Rule:
     return rule
 
 
-def extremum(identity: Identity, nan_is_most: bool) -> Rule:
-    """The rule of a maximum or minimum of windows."""
-
-    def rule(ctx: RuleContext, operand: Any) -> Any:
-        """Padding that a window reads holds the neutral element. NaN is kept."""
-        slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
-        if 0 in ctx.padded_shape(ctx.out_shapes[0]):
-            return zeros(ctx)[0]
-        (laid,), params = _lay_out(ctx, slides, [operand], [identity(operand.dtype)])
-        fold = functools.partial(ctx.bind, **params)
-        if not (may_lose_nan(laid) and _apart({**ctx.params, **params}, laid.shape)):
-            return fit(ctx, fold(laid))
-        return fit(ctx, keeping_nan(fold, fold, nan_is_most, laid))
-
-    return rule
-
-
-def _apart(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
-    """Whether no two windows share a position: XLA folds those as it does a whole array."""
-    return all(
-        window <= stride or low + size + high < window + stride
-        for size, window, stride, (low, high) in zip(
-            shape,
-            params["window_dimensions"],
-            params["window_strides"],
-            params["padding"],
-            strict=True,
-        )
-    )
-
-
 _MONOIDS: dict[str, Identity] = {
     "add": zero,
     "mul": one,
@@ -311,8 +278,8 @@ def select_and_scatter(ctx: RuleContext, operand: Any, source: Any, init: Any) -
 _RULES: dict[str, Rule] = {
     "reduce_window": reduce_window,
     "reduce_window_sum": reduction(zero),
-    "reduce_window_max": extremum(lowest, nan_is_most=True),
-    "reduce_window_min": extremum(highest, nan_is_most=False),
+    "reduce_window_max": reduction(lowest),
+    "reduce_window_min": reduction(highest),
     "select_and_gather_add": select_and_gather_add,
     "select_and_scatter_add": select_and_scatter_add,
     "select_and_scatter": select_and_scatter,

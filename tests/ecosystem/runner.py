@@ -96,8 +96,8 @@ def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance
 
 def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> Outcome:
     stats = executor.stats()
-    families = executor._engine.signer._families.values()
-    programs = [p for f in families for t in f._traced.values() for p in t.programs]
+    families = executor._engine.signer.families()
+    programs = [program for family in families for _, program in family.programs()]
     if stats.fallback_calls:
         reasons = "; ".join(stats.fallback_reasons)
         return Outcome("exact", reasons, problem, stats.compiles, stats.fallback_calls)

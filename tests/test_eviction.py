@@ -1,0 +1,180 @@
+"""What goes with the last executable of a program: what was traced, and the arrays it closed over.
+
+Arrays that a function makes while it is traced are held by its programs alone, so they tell.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Event, Overflow, strategies
+from tests.comparison import ramp
+
+
+class Traced:
+    """A function of a static argument that closes over an array of its own in each trace."""
+
+    def __init__(self, paired: bool = False) -> None:
+        self.paired = paired
+        self.arrays: list[weakref.ref[np.ndarray]] = []
+
+    def __call__(self, x: Any, k: int) -> Any:
+        table = np.full(x.shape[1], k, np.float32)
+        self.arrays.append(weakref.ref(table))
+        y = x * table
+        return y / math.sqrt(x.shape[0]) if self.paired else y
+
+    @property
+    def alive(self) -> list[bool]:
+        """Whether the array of each trace is there."""
+        gc.collect()
+        return [ref() is not None for ref in self.arrays]
+
+
+def executor_of(fn: Any, maxsize: int = 2, **kwargs: Any) -> BucketedExec:
+    executor = BucketedExec(fn, dynamic_axes=("b, _", None), static_argnums=1, **kwargs)
+    return executor.with_pow2().with_maxsize(maxsize)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_what_was_traced_goes_with_the_last_executable(paired: bool) -> None:
+    fn = Traced(paired)
+    executor = executor_of(fn)
+    executor(ramp(3, 2), 1)
+    first = len(fn.arrays)
+    executor(ramp(3, 2), 2)
+    assert any(fn.alive[:first])
+    executor(ramp(3, 2), 3)  # drives the first one out
+    assert not any(fn.alive[:first]) and any(fn.alive[first:])
+    assert len(executor.stats().programs) == 2
+    seen: list[Event] = []
+    again = executor.with_on_event(seen.append)
+    for k in (1, 2, 3, 1):
+        want = ramp(3, 2) * k / (math.sqrt(3) if paired else 1)
+        np.testing.assert_allclose(again(ramp(3, 2), k), want, rtol=1e-6)
+        gc.collect()  # concrete traces are in circles
+    signatures = [event.detail for event in seen if event.kind == "signature"]
+    assert len(signatures) == 4
+    assert signatures[3].startswith("traced before, but dropped with the last of its executables;")
+
+
+def test_it_stays_as_long_as_one_executable_does() -> None:
+    fn = Traced()
+    executor = executor_of(fn)
+    for n in (3, 5, 9, 17, 33, 3, 5):
+        executor(ramp(n, 2), 1)
+    assert executor.stats().evictions == 5 and len(fn.arrays) == 1
+
+
+def test_of_what_was_only_explained_or_is_refused_nothing_goes() -> None:
+    fn = Traced()
+    executor = executor_of(fn)
+    executor.explain(ramp(3, 2), 1)
+    executor(ramp(3, 2), 1)
+    assert len(fn.arrays) == 1
+
+    traces = []
+
+    def vectors(x: Any, k: int) -> Any:
+        traces.append(k)
+        return jnp.linalg.eigh(x @ x.T)[1] * k
+
+    executor = executor_of(vectors, maxsize=1)
+    with pytest.warns(match="exact shape"):
+        for n in (3, 4, 3, 4):
+            executor(ramp(n, 2), 1)
+    assert len(executor.stats().programs) == 1 and executor.stats().evictions == 3
+
+
+def test_static_sizes_that_vary_leave_nothing() -> None:
+    fn = Traced()
+    executor = executor_of(fn)
+    sizes = range(1, 101)
+    for size in sizes:
+        executor(ramp(3, size), 1)
+    (family,) = executor._engine.signer.families()
+    assert sum(fn.alive) == 2 and len(executor.stats().programs) == 2
+    assert len(family._traced) < len(sizes) and len(family._told) == 2
+
+
+def test_ways_to_serve_calls_go_too() -> None:
+    executor = executor_of(Traced())
+    gc.collect()
+    before = len(jax.live_arrays())
+    for k in range(100):
+        executor(np.ones((3, 2), np.float32), k)
+    gc.collect()
+    assert len(jax.live_arrays()) - before < 50  # each way has one, the sizes on the device
+    assert executor.stats().calls == 100
+    assert sum(executor.stats().size_counts["b"].values()) == 100
+
+
+def _adaptive(executor: BucketedExec) -> BucketedExec:
+    return executor.with_strategy(strategies.Adaptive(strategies.Pow2(), k=4))
+
+
+def _split(executor: BucketedExec) -> BucketedExec:
+    return executor.with_pow2(max=2, overflow=Overflow.SPLIT)
+
+
+CONFIGURED: dict[str, Callable[[BucketedExec], BucketedExec]] = {
+    "background": lambda e: e.with_background_compile(process=False),
+    "adaptive": _adaptive,
+    "split": _split,
+    "hysteresis": lambda e: e.with_cache(2, hysteresis=4),
+    "bytes": lambda e: e.with_cache(None, max_bytes=1),
+    "ahead": lambda e: e.with_buckets([4, 8]).with_ahead_compile().with_maxsize(2),
+    "budget": lambda e: e.with_compile_budget(1000),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_nothing_else_keeps_it(name: str) -> None:
+    fn = Traced()
+    executor = CONFIGURED[name](executor_of(fn))
+    for k in range(5):
+        for n in (3, 4):
+            np.testing.assert_array_equal(executor(ramp(n, 2), k), ramp(n, 2) * k)
+        executor.wait_for_compiles(60)
+    assert sum(fn.alive) <= 2
+
+
+def test_of_a_derivative_it_is_its_own() -> None:
+    fn = Traced()
+    executor = executor_of(fn)
+
+    def loss(x: Any, k: int) -> Any:
+        return executor(x, k).sum()
+
+    for _ in range(2):
+        for k in range(1, 5):
+            np.testing.assert_allclose(jax.grad(loss)(ramp(3, 2), k), np.full((3, 2), k))
+
+
+def test_threads_that_drive_each_other_out_get_their_results() -> None:
+    executor = executor_of(Traced(), maxsize=2)
+    start = threading.Barrier(8)
+
+    def calls(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        start.wait(60)
+        for _ in range(12):
+            n, k = int(rng.integers(1, 9)), int(rng.integers(1, 5))
+            np.testing.assert_array_equal(executor(ramp(n, 2), k), ramp(n, 2) * k)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(calls, range(8)))
+    stats = executor.stats()
+    assert stats.calls == 96 and len(stats.programs) <= 8
+    assert executor.cache_size() <= 2
