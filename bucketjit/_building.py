@@ -26,6 +26,7 @@ from bucketjit._executable import (
 from bucketjit._family import Call
 from bucketjit._interpret import interpret
 from bucketjit._lowered_types import Expected, abstract, to_donate
+from bucketjit._patches import forgetful_jax
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
 from bucketjit._single_threaded import SingleThreaded, lent_types
@@ -179,7 +180,8 @@ def build_masked(made: Masked, compile: Compile) -> Executable:
     """
     began = time.perf_counter()
     try:
-        lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
+        with forgetful_jax():  # it may fail
+            lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
         compiled = compile(lowered)
     except Exception as error:
         if not _jax.is_defect_of_xla(error):
@@ -317,7 +319,8 @@ def build_exact(
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
-    lowered = made.function.lower(*made.args, **made.kwargs)
+    with forgetful_jax():  # it may fail
+        lowered = made.function.lower(*made.args, **made.kwargs)
     compiled = compile(lowered)
     seconds = time.perf_counter() - began
     tree = jax.tree_util.tree_structure(lowered.out_info)

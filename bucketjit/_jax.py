@@ -21,9 +21,10 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any, NoReturn, TypeVar, cast
 
 import jax
@@ -1471,6 +1472,27 @@ def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
     return original, [module for module, _ in _holding("associative_scan", original)]
 
 
+def weak_finalizers() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)`` for what lets go of a trace's constants, with their tracers.
+
+    JAX has ``weakref.finalize`` hold the trace as long as the tracer of a constant is there, which
+    the trace holds in turn: one that fails, by a decision about sizes, say, would stay for ever,
+    and the arrays that the function closed over with it (``partial_eval.finalize``, since 0.8).
+    """
+
+    def finalize(tracer: Any, method: Any, *args: Any) -> Any:
+        weak = weakref.WeakMethod(method)
+
+        def called(*args: Any) -> None:
+            alive = weak()
+            if alive is not None:
+                alive(*args)
+
+        return weakref.finalize(tracer, called, *args)
+
+    return _partial_eval, "finalize", finalize
+
+
 # --- executables in files -------------------------------------------------------------------
 
 
@@ -1856,15 +1878,28 @@ def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
     jax.block_until_ready(executable.unsafe_call(*args))
 
 
-# For executables of which several run at the same time: of XLA's CPU backend's library YNN only the
-# reductions. Its matrix products took up to 1.3 times as long for two executables side by side
-# (transformers, jaxlib 0.10 and 0.12). Without its reductions XLA compiles kernels for them, which
-# takes 1.1 to 1.5 times as long, and they run no faster. The option is experimental: whoever uses
-# it goes on without where `refused_option` names it.
-SIDE_BY_SIDE: Mapping[str, Any] = MappingProxyType(
-    {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-)
 _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option ([^\s,]+)")
+
+
+def library_options(side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
+    """Options of XLA: what its CPU backend leaves to its library YNN.
+
+    That is as a rule folds, matrix products and convolutions, each of them a kernel. The option is
+    experimental: whoever uses it goes on without where `refused_option` names it.
+
+    Args:
+        side_by_side: Several executables run at the same time. Of the library, matrix products took
+            up to 1.3 times as long for two side by side (transformers, jaxlib 0.10 and 0.12).
+        without_folds: The library gets folds of the program wrong; see `bucketjit._nan_paths` and
+            `bucketjit._constant_sides`. XLA compiles kernels for them then, which takes 1.1 to 1.5
+            times as long.
+    """
+    folds = () if without_folds else ("REDUCE",)
+    others = () if side_by_side else ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION")
+    if folds and others:
+        return {}
+    kinds = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in (*folds, *others))
+    return {"xla_cpu_experimental_ynn_fusion_type": kinds}
 
 
 def is_defect_of_xla(error: Exception) -> bool:

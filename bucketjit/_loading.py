@@ -22,6 +22,7 @@ from bucketjit._errors import in_one_line
 from bucketjit._events import Event
 from bucketjit._executable import Executable, Origin, SignatureChanged
 from bucketjit._lowered_types import Expected, without_values
+from bucketjit._patches import forgetful_jax
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
@@ -434,7 +435,8 @@ class StoredExact(Stored):
 
     def _trace(self) -> None:
         if self._traced is None:
-            self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
+            with forgetful_jax():  # it may fail
+                self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
     def _digests(self) -> Mapping[str, str]:
         return self._shelf.digests(*_jax.open_jaxpr(self._traced.jaxpr))

@@ -1,10 +1,15 @@
-"""Whether a program's results show that a maximum or minimum has lost a NaN.
+"""Whether XLA's CPU backend may drop a NaN that a program would show.
 
-A softmax subtracts the maximum of a row, and divides by the sum of what it makes of it. Where the
-row holds a NaN, that sum is NaN, whatever the maximum was, and so is all that is divided by it: the
-maximum may be computed in a way that loses the NaN, which is faster (`rules._cpu_extrema`). This
-pass follows what is computed of the maximum, row by row, until it has met such a sum everywhere.
-What it does not know shows the loss.
+Its library YNN takes `max(nan, x)` for ``x`` where it folds 4,096 elements or more: in their
+maximum and minimum, and in what is computed of each element on the way into a sum (``relu``), in
+``jax.jit`` too (jaxlib 0.10.2 and 0.12). Padding would take a call of 3,000 elements to a bucket
+where that is so, and its NaN with it. So a program that chooses between floats is compiled without
+these folds of the library (`_jax.library_options`).
+
+But for a softmax, which is faster with them. It subtracts the maximum of a row, and divides by the
+sum of what it makes of it. Where the row holds a NaN, that sum is NaN, whatever the maximum was,
+and so is all that is divided by it. This pass follows what is computed of a maximum, row by row,
+until it has met such a sum everywhere. What it does not know shows the loss.
 """
 
 from __future__ import annotations
@@ -20,8 +25,15 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._elementwise import ELEMENTWISE
 
+_EXTREMA = ("reduce_max", "reduce_min")
+_CHOICES = frozenset(
+    (
+        *("max", "min", "cummax", "cummin", "pmax", "pmin"),
+        *("reduce_window_max", "reduce_window_min", "scatter-max", "scatter-min"),
+    )
+)
 _ELEMENTWISE = frozenset(ELEMENTWISE)
-# NaN where an operand is. (A product is, too, where XLA does not make a choice of it.)
+# NaN where an operand is. (Of a product with truth values XLA makes a choice: `is_no_truth`.)
 _STRICT = frozenset(
     (
         *("add", "add_any", "sub", "div", "neg", "abs", "square", "sqrt", "rsqrt"),
@@ -29,14 +41,45 @@ _STRICT = frozenset(
         *("copy", "stop_gradient", "convert_element_type", "integer_pow"),
     )
 )
-# What XLA does not take for truth values as numbers.
-_NUMBERS = frozenset(("exp", "exp2", "log", "logistic", "tanh", "dot_general", "reduce_sum"))
-_ARITHMETIC = frozenset(("add", "add_any", "sub", "mul", "div", "neg", "integer_pow"))
+_NO_TRUTH = frozenset(("exp", "exp2", "logistic", "tanh", "sin", "cos"))
 _MOVES = frozenset(("broadcast_in_dim", "squeeze", "transpose", "copy", "stop_gradient"))
 _MOST_EQUATIONS = 64  # to follow from one extremum
 _DEPTH = 8  # of what is looked at to know an operand
 
 Labels = tuple[int | None, ...]
+
+
+def may_lose_nan(jaxpr: Any) -> bool:
+    """Whether results may be others if what chooses between floats loses a NaN.
+
+    Args:
+        jaxpr: An open jaxpr without dead code.
+    """
+    # What an extremum is of must hold no choice, which XLA may make anew in each fold that reads
+    # it, so one that shows is enough, at whatever depth.
+    choices, extrema = set(), []
+    for at, eqn in enumerate(jaxpr.eqns):
+        if any(map(may_lose_nan, _jax.bodies(eqn))):
+            return True
+        if _is_of_floats(eqn):
+            name = _jax.name_of(eqn)
+            if name in _CHOICES:
+                choices.add(at)
+            elif name in _EXTREMA:
+                extrema.append(eqn)
+    if choices and not extrema:
+        return True
+    paths = _NanPaths(jaxpr)
+    for eqn in extrema:
+        hidden = paths.hidden_choices(eqn)
+        if hidden is None:
+            return True
+        choices -= hidden
+    return bool(choices)
+
+
+def _is_of_floats(eqn: Any) -> bool:
+    return any(jnp.issubdtype(getattr(v.aval, "dtype", bool), np.floating) for v in eqn.outvars)
 
 
 class Kind(enum.Enum):
@@ -73,7 +116,7 @@ class Fact(NamedTuple):
 _SAME, _LOST = Fact(), Fact(Kind.LOST)
 
 
-class NanPaths:
+class _NanPaths:
     """The equations of one program that are read by others, and what is found out of them.
 
     Args:
@@ -91,14 +134,19 @@ class NanPaths:
                 if not _jax.is_literal(v):
                     self._readers.setdefault(v, []).append(i)
 
-    def show(self, eqn: Any) -> bool:
-        """Whether results may show that a ``reduce_max`` or ``reduce_min`` has lost a NaN."""
+    def hidden_choices(self, eqn: Any) -> set[int] | None:
+        """Where the loss of a NaN by a ``reduce_max`` or ``reduce_min`` does not show, what has it.
+
+        Returns:
+            The choices among what the extremum makes, by position: no other NaN gets there. None
+            if the loss may show.
+        """
         (operand,), (out,) = eqn.invars, eqn.outvars
         if _jax.is_literal(operand) or self._made_by.get(out) is None:
-            return True
+            return None
         rank, axes = len(operand.aval.shape), set(eqn.params["axes"])
         rows = tuple(i for i in range(rank) if i not in axes)
-        return _Following(self, operand, axes, out, rows).shows()
+        return _Following(self, operand, axes, out, rows).choices()
 
     def reads(self, var: Any) -> Sequence[int]:
         """The equations that read a variable, by position."""
@@ -117,25 +165,29 @@ class NanPaths:
         at = self._made_by.get(var)
         return None if at is None else self._equations[at]
 
-    def may_be_truth(self, atom: Any, depth: int = _DEPTH) -> bool:
-        """Whether XLA may know a factor as truth values: of a product it makes a choice then."""
+    def is_no_truth(self, atom: Any) -> bool:
+        """Whether XLA cannot know an operand as truth values that were converted to floats."""
         if _jax.is_literal(atom):
-            return False
+            return True
         eqn = self.maker(atom)
+        while (
+            eqn is not None and _jax.name_of(eqn) in _MOVES and not _jax.is_literal(eqn.invars[0])
+        ):
+            eqn = self.maker(eqn.invars[0])
         if eqn is None:  # an argument; whoever calls the program may have made it of anything
-            return True
-        if _jax.name_of(eqn) in _NUMBERS:
             return False
-        if depth == 0 or not _moves(eqn) and _jax.name_of(eqn) not in _ARITHMETIC:
-            return True
-        return any(self.may_be_truth(v, depth - 1) for v in eqn.invars)
+        if _jax.name_of(eqn) == "dot_general":  # a product by itself, of one element each
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            sizes = [eqn.invars[0].aval.shape[a] for a in contracted]
+            return any(isinstance(size, int) and size > 1 for size in sizes)
+        return _jax.name_of(eqn) in _NO_TRUTH
 
 
 class _Following:
     """What is computed of one extremum."""
 
     def __init__(
-        self, paths: NanPaths, operand: Any, axes: set[int], out: Any, rows: Labels
+        self, paths: _NanPaths, operand: Any, axes: set[int], out: Any, rows: Labels
     ) -> None:
         self._paths = paths
         self._axes = axes
@@ -146,12 +198,14 @@ class _Following:
         }
         self._start = out
 
-    def shows(self) -> bool:
+    def choices(self) -> set[int] | None:
+        """See `_NanPaths.hidden_choices`."""
         if self._paths.is_result(self._start):
-            return True
+            return None
         waiting = list(self._paths.reads(self._start))
         heapq.heapify(waiting)
         done: set[int] = set()
+        found: set[int] = set()
         while waiting:  # in the order of the program, so what an equation reads is known
             at = heapq.heappop(waiting)
             if at in done:
@@ -160,17 +214,19 @@ class _Following:
             eqn = self._paths.equation(at)
             fact = self._after(eqn, _DEPTH)
             if fact.kind is Kind.LOST or len(done) > _MOST_EQUATIONS:
-                return True
+                return None
             (out,) = eqn.outvars
             if fact.kind is not Kind.OTHER:
                 self._known[out] = fact
                 continue
             if self._paths.is_result(out):
-                return True
+                return None
+            if all(_jax.is_literal(v) or v in self._others for v in eqn.invars):
+                found.add(at)
             self._others[out] = fact
             for reader in self._paths.reads(out):
                 heapq.heappush(waiting, reader)
-        return False
+        return found
 
     def _of(self, atom: Any, depth: int) -> Fact:
         """What is known of an operand; to know less of what is the same is never wrong."""
@@ -208,12 +264,16 @@ class _Following:
         return len(labels) == self._rank and set(labels) == set(range(self._rank))
 
     def _elementwise(self, eqn: Any, name: str, facts: Sequence[Fact], unknown: Fact) -> Fact:
-        labels = _together([f.labels for f in facts if f.labels is not None])
+        rank = len(eqn.outvars[0].aval.shape)
+        labels = _together([f.labels for f in facts if f.labels is not None], rank)
         if labels is None:
             return unknown
         strict = name in _STRICT and _stays_float(eqn)
         if name == "mul":
-            strict = not any(map(self._paths.may_be_truth, eqn.invars))
+            strict = all(
+                fact.kind is Kind.NAN or fact.marked or self._paths.is_no_truth(v)
+                for v, fact in zip(eqn.invars, facts, strict=True)
+            )
         marked = strict and self._is_whole(labels) and any(f.marked for f in facts)
         if strict and any(f.kind is Kind.NAN for f in facts):
             return Fact(Kind.NAN, labels, marked)
@@ -232,11 +292,6 @@ class _Following:
         return Fact(Kind.OTHER, labels) if unknown is _LOST else _SAME
 
 
-def _moves(eqn: Any) -> bool:
-    name = _jax.name_of(eqn)
-    return name in _MOVES or name == "convert_element_type" and _stays_float(eqn)
-
-
 def _stays_float(eqn: Any) -> bool:
     """Whether no NaN is lost by way of another dtype."""
     if _jax.name_of(eqn) == "integer_pow":
@@ -245,9 +300,14 @@ def _stays_float(eqn: Any) -> bool:
     return all(jnp.issubdtype(d, np.floating) and d.itemsize > 1 for d in dtypes)
 
 
-def _together(every: Sequence[Labels]) -> Labels | None:
-    """The labels of what is computed position by position; None if they do not agree."""
-    if not every or len(set(map(len, every))) != 1:
+def _together(every: Sequence[Labels], rank: int) -> Labels | None:
+    """The labels of what is computed position by position; None if they do not agree.
+
+    Args:
+        every: Those of the operands that have any.
+        rank: Of the result; operands of no axes go with others.
+    """
+    if not every or any(len(labels) != rank for labels in every):
         return None
     found: list[int | None] = []
     for labels in zip(*every, strict=True):
@@ -255,7 +315,8 @@ def _together(every: Sequence[Labels]) -> Labels | None:
         if len(named) > 1:
             return None
         found.append(named.pop() if named else None)
-    return tuple(found)
+    kept = [label for label in found if label is not None]
+    return tuple(found) if len(kept) == len(set(kept)) else None  # not row by row with itself
 
 
 def _moved(eqn: Any, name: str, labels: Labels) -> Labels | None:

@@ -67,7 +67,7 @@ class Orders:
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(tell, listeners=config.listeners)
         self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
-        self._hints: Mapping[str, Any] = _jax.SIDE_BY_SIDE if config.chunks else {}
+        self._has_library = True  # as far as is known; see `_built`
 
     @staticmethod
     def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
@@ -94,7 +94,8 @@ class Orders:
 
         def made() -> Masked:
             given = (known, call, bucket, pads, self.rules, check)
-            return masked_function(*given, self._options, self._config.chunks)
+            options = self._options(bool(self._config.chunks), program.avoids_library_folds)
+            return masked_function(*given, options, self._config.chunks)
 
         def build(compile: Compile) -> Executable:
             return self._built(lambda: build_masked(made(), compile))
@@ -112,14 +113,16 @@ class Orders:
         """What to ask for to run a call at its exact shape."""
         shown = sizes or _unnamed_sizes(signed)
         known = without_values(signed)
-        check, options = self._config.check, self._config.compiler_options
+        check = self._config.check
 
         @functools.cache
         def made() -> Exact:
+            # What masked runs are compared with is right at every size, as they are.
+            options = self._options(False, check is not Check.OFF)
             return exact_function(known, check, options)
 
         def build(compile: Compile) -> Executable:
-            return self._built(lambda: build_exact(known, shown, made(), compile))
+            return self._built(lambda: build_exact(known, shown, made(), compile), made.cache_clear)
 
         kept = None
         if check is Check.OFF:
@@ -136,14 +139,21 @@ class Orders:
         ]
         return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
-    @property
-    def _options(self) -> Mapping[str, Any]:
-        """Options of XLA for executables of buckets; the user's go before ours."""
-        return {**self._hints, **self._config.compiler_options}
+    def _options(self, side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
+        """Options of XLA; the user's go before ours, see `_jax.library_options`."""
+        ours = _jax.library_options(side_by_side, without_folds) if self._has_library else {}
+        return {**ours, **self._config.compiler_options}
 
-    def _built(self, build: Callable[[], Executable]) -> Executable:
-        """Compile; an option of ours that this XLA does not take is given up."""
-        hints = self._hints
+    def _built(
+        self, build: Callable[[], Executable], forget: Callable[[], None] = lambda: None
+    ) -> Executable:
+        """Compile; an option of ours that this XLA does not take is given up.
+
+        Args:
+            build: Compiles.
+            forget: Has it ask for the options again.
+        """
+        had_library = self._has_library
         try:
             return build()
         except jax.errors.JaxRuntimeError as error:
@@ -153,9 +163,10 @@ class Orders:
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
-            if refused not in hints:
+            if not had_library or refused not in _jax.library_options(True, True):
                 raise
-        self._hints = {}
+        self._has_library = False
+        forget()
         return build()
 
 

@@ -34,6 +34,7 @@ from bucketjit._errors import in_one_line
 from bucketjit._fit import fit
 from bucketjit._guards import Guard, decide_even, parse_constraint
 from bucketjit._hosts import Hosts
+from bucketjit._patches import forgetful_jax
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
 from bucketjit._trace import (
     Leaf,
@@ -115,7 +116,9 @@ class Tracer:
             outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
             return outs
 
-        closed = _jax.without_hi_primitives(jax.make_jaxpr(flat)(*arrays))
+        with forgetful_jax():  # it may fail
+            closed = jax.make_jaxpr(flat)(*arrays)
+        closed = _jax.without_hi_primitives(closed)
         jaxpr, consts = _jax.open_jaxpr(closed)
         refuse_tracers(consts)
         jaxpr = _jax.without_dead_code(jaxpr)

@@ -7,7 +7,7 @@ threads that it is there while some thread traces.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,31 +15,39 @@ from bucketjit import _jax
 from bucketjit._associative import associative_scan_of
 
 _ABSENT = object()
-_lock = threading.Lock()
-_active = 0
-_originals: list[tuple[Any, Any, Any]] = []
+_Replacement = tuple[Any, Any, Any]  # owner (a module, or a table), name, and what is there then
 
 
-@contextmanager
-def lenient_jax() -> Iterator[None]:
-    """While active, JAX traces more programs with symbolic sizes. Nests, in any threads."""
-    global _active
-    with _lock:
-        if _active == 0:
-            for owner, name, replacement in _replacements():
-                names = _names_of(owner)
-                _originals.append((owner, name, names.get(name, _ABSENT)))
-                _set(owner, name, replacement)
-        _active += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _active -= 1
-            if _active == 0:
-                while _originals:
-                    owner, name, original = _originals.pop()
-                    _set(owner, name, original)
+class _Replacing:
+    """Replaces functions while it is active. Nests, in any threads.
+
+    Args:
+        find: Gives the replacements.
+    """
+
+    def __init__(self, find: Callable[[], Sequence[_Replacement]]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._active = 0
+        self._originals: list[_Replacement] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._active == 0:
+                for owner, name, replacement in self._find():
+                    names = _names_of(owner)
+                    self._originals.append((owner, name, names.get(name, _ABSENT)))
+                    _set(owner, name, replacement)
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active -= 1
+                if self._active == 0:
+                    while self._originals:
+                        _set(*self._originals.pop())
 
 
 def _names_of(owner: Any) -> Any:
@@ -55,8 +63,7 @@ def _set(owner: Any, name: Any, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _replacements() -> list[tuple[Any, Any, Any]]:
-    """``(owner, name, replacement)`` of each function, in a module or a table, that is replaced."""
+def _for_symbolic_sizes() -> list[_Replacement]:
     scan, modules = _jax.associative_scans()
     open_scan = associative_scan_of(scan)
     return [
@@ -74,3 +81,10 @@ def _replacements() -> list[tuple[Any, Any, Any]]:
         _jax.fft_lengths(),
         *_jax.real_fft_transposes(),
     ]
+
+
+lenient_jax = _Replacing(_for_symbolic_sizes)
+"""While active, JAX traces more programs with symbolic sizes."""
+
+forgetful_jax = _Replacing(lambda: [_jax.weak_finalizers()])
+"""While active, JAX lets go of traces that fail."""

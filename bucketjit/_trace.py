@@ -8,6 +8,7 @@ guard: the program serves every call whose sizes agree with it, others get their
 from __future__ import annotations
 
 import decimal
+import functools
 import numbers
 import operator
 import re
@@ -22,6 +23,7 @@ from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit import _jax
 from bucketjit._closures import holds_a_size
+from bucketjit._constant_sides import has_constant_sides
 from bucketjit._dims import (
     Dim,
     Shape,
@@ -41,7 +43,8 @@ from bucketjit._guards import (
     pinned,
     without_implied,
 )
-from bucketjit._patches import lenient_jax
+from bucketjit._nan_paths import may_lose_nan
+from bucketjit._patches import forgetful_jax, lenient_jax
 from bucketjit._size_numbers import refuse_decisions
 from bucketjit._unmerge import keep_apart
 
@@ -146,6 +149,11 @@ class Program:
     found: tuple[str, ...] = ()
     leak_shapes: tuple[Shape, ...] = ()
     pairing: Pairing | None = None
+
+    @functools.cached_property
+    def avoids_library_folds(self) -> bool:
+        """Whether XLA's library gets it wrong; see `_nan_paths` and `_constant_sides`."""
+        return may_lose_nan(self.jaxpr) or has_constant_sides(self.jaxpr, self.consts)
 
     @property
     def open_outs(self) -> tuple[int, ...]:
@@ -279,7 +287,7 @@ class _Tracing:
             return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
 
         watched = _jax.watch_equalities(self.unequal, self.used_as_key, self.raised.append)
-        with watched, lenient_jax():
+        with watched, lenient_jax(), forgetful_jax():
             return jax.make_jaxpr(flat)(*arrays)
 
 

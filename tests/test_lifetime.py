@@ -7,6 +7,7 @@ to it, and the garbage collector has to see all of the way.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import time
@@ -239,3 +240,49 @@ def test_no_refusal_is_slower_than_the_one_before() -> None:
             lengths[-1] += len(list(traceback.walk_tb(error.__traceback__)))
             error = error.__cause__ or error.__context__
     assert lengths[1] == lengths[2]
+
+
+def _guarded(w: Any) -> Method:
+    return lambda x: x @ w * (2 if x.shape[0] > 4 else 1)
+
+
+def _in_a_loop(w: Any) -> Method:
+    def step(total: Any, row: Any) -> Any:
+        return total + row @ w, (row @ w) / math.sqrt(row.shape[0])
+
+    return lambda x: jax.lax.scan(step, jnp.zeros(3), x)
+
+
+CLOSED_OVER: dict[str, Callable[[Any], Method]] = {
+    "symbolic": lambda w: lambda x: x @ w,
+    "guarded": _guarded,
+    "paired": lambda w: lambda x: x @ w / math.sqrt(x.shape[0]),
+    "in a loop": _in_a_loop,
+    "exact": lambda w: lambda x: sum(x[i] @ w for i in range(x.shape[0])),
+    "refused": lambda w: lambda x: jnp.linalg.eigh((x @ w) @ x.T)[1],
+    "fails": lambda w: lambda x: (x @ w).reshape(7, 11),
+}
+
+
+def _total(fn: Method, x: Any) -> Any:
+    return sum(y.sum() for y in jax.tree_util.tree_leaves(fn(x)))
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.parametrize("derive", [False, True])
+@pytest.mark.parametrize("name", CLOSED_OVER)
+def test_what_a_function_closes_over_goes_with_its_executor(name: str, derive: bool) -> None:
+    """Traces that fail, as those that meet a guard, keep it in JAX itself."""
+    w = jnp.asarray(ramp(3, 3))
+    alive = weakref.ref(w)
+    fn = CLOSED_OVER[name](w)
+    executor = BucketedExec(fn).with_pow2()
+    use = jax.grad(functools.partial(_total, executor)) if derive else executor
+    for n in (3, 5, 9):
+        with contextlib.suppress(TypeError):
+            executor.explain(ramp(n, 3))
+        with contextlib.suppress(TypeError):
+            use(ramp(n, 3))
+    del w, fn, executor, use
+    gc.collect()
+    assert alive() is None
