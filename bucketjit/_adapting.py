@@ -160,7 +160,7 @@ class Adapting:
             return False
         engine = self._engine()
         if engine is not None and strategy.adopt(proposal):
-            for relative in list(engine.relatives):
+            for relative in engine.relatives:
                 relative.forget_routes()
             detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
             engine.tell(Event("plan", engine.name, here, 0, detail))
@@ -180,7 +180,9 @@ class Adapting:
     def kinds_of(self, strategy: Any) -> list[tuple[Program, _Kind, list[str]]]:
         """The programs of which a strategy chooses buckets, and of which variables."""
         found = []
-        for program, kind in list(self._kinds.items()):
+        with self._lock:
+            kinds = list(self._kinds.items())
+        for program, kind in kinds:
             own = [variable for variable in kind.latest if self._of(variable) is strategy]
             if own:
                 found.append((program, kind, own))
@@ -230,7 +232,7 @@ class _Used(NamedTuple):
 
 def _programs(engine: Engine, strategy: Any) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
     """Of which programs a strategy chooses buckets, and which variables; derivatives included."""
-    for relative in list(engine.relatives):
+    for relative in engine.relatives:
         if isinstance(relative.watcher, Adapting):
             for program, kind, own in relative.watcher.kinds_of(strategy):
                 yield relative, program, kind, own

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from bucketjit import _jax, strategies
@@ -81,6 +81,25 @@ _NOT_AS_TRACED = MaskingError(
 )
 
 
+class Relatives:
+    """Engines that share cache and counters. It keeps none of them."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Engine, None] = weakref.WeakKeyDictionary()
+
+    def __iter__(self) -> Iterator[Engine]:
+        """Those that are there now, whatever other threads add meanwhile."""
+        return iter([e for alive in self._known.keyrefs() if (e := alive()) is not None])
+
+    def add(self, engine: Engine) -> None:
+        """Count an engine among them."""
+        self._known[engine] = None
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._known.clear()
+
+
 class Engine:
     """Serves the calls of one configuration.
 
@@ -111,16 +130,16 @@ class Engine:
         self.cache: ExecutableCache[Any, Executable]
         self.supply: Supply
         self.counters: Counters
-        self.relatives: weakref.WeakKeyDictionary[Engine, None]
+        self.relatives: Relatives
         if kin is None:
             self.counters = Counters()
-            self.relatives = weakref.WeakKeyDictionary()
+            self.relatives = Relatives()
             self.cache, self.supply = _stock(config, self.name, self.counters, self.relatives)
             self.preloading = Preloading(self.cache)
         else:
             self.preloading, self.relatives = kin.preloading, kin.relatives
             self.cache, self.supply, self.counters = kin.cache, kin.supply, kin.counters
-        self.relatives[self] = None
+        self.relatives.add(self)
         self.orders = Orders(config, self.name, self.cache, self.preloading)
         self.routes = Routes()
         self.chunk_routes = Routes()
@@ -145,7 +164,7 @@ class Engine:
             self.chunk_routes.clear()
             self.refusals.clear()
             self.relatives.clear()
-            self.relatives[self] = None
+            self.relatives.add(self)
             self.splitter.clear()
             self._cut.clear()
             self._found.clear()
@@ -533,7 +552,7 @@ def _stock(
     config: Config,
     name: str,
     counters: Counters,
-    relatives: weakref.WeakKeyDictionary[Engine, None],
+    relatives: Relatives,
 ) -> tuple[ExecutableCache[Any, Executable], Supply]:
     """A cache, and what fills it."""
 
@@ -552,7 +571,7 @@ def _stock(
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
         if isinstance(key[0], Program):
-            for engine in list(relatives):
+            for engine in relatives:
                 engine.signer.release(key[0])
         supply = supplies[0]()
         if supply is not None:

@@ -431,7 +431,7 @@ class BucketedExec(Builders, Views):
         check_seconds("wait_for_compiles: timeout", timeout)
         engine = self._engine
         deadline = None if timeout is None else time.monotonic() + timeout
-        watchers = [relative.watcher for relative in list(engine.relatives)]
+        watchers = [relative.watcher for relative in engine.relatives]
         for workers in (
             *(watcher.workers for watcher in watchers if isinstance(watcher, Adapting)),
             engine.supply.workers,

@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -1462,6 +1463,16 @@ def open_index_types() -> list[tuple[Any, str, Any]]:
     return [(_lax_utils, name, make(f)) for name, make, f in found if f is not None]
 
 
+def repeats_by_size(error: BaseException) -> bool:
+    """Whether an error comes of ``[x] * n`` with a symbolic size, as in ``for row in array``.
+
+    JAX raises something else about it (``shape_poly._DimExpr.__rmul__``, 0.10 and 0.12).
+    """
+    by_size = _shape_poly._DimExpr.__rmul__.__code__
+    found = (frame.f_code is by_size for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, TypeError | AttributeError) and any(found)
+
+
 def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
     """``lax.associative_scan`` and the modules that hold it under its name.
 
@@ -1477,7 +1488,7 @@ def weak_finalizers() -> tuple[Any, str, Any]:
 
     JAX has ``weakref.finalize`` hold the trace as long as the tracer of a constant is there, which
     the trace holds in turn: one that fails, by a decision about sizes, say, would stay for ever,
-    and the arrays that the function closed over with it (``partial_eval.finalize``, since 0.8).
+    and the arrays that the function closed over with it (``partial_eval.finalize``, 0.10 and 0.12).
     """
 
     def finalize(tracer: Any, method: Any, *args: Any) -> Any:

@@ -67,8 +67,8 @@ def may_lose_nan(jaxpr: Any) -> bool:
                 choices.add(at)
             elif name in _EXTREMA:
                 extrema.append(eqn)
-    if choices and not extrema:
-        return True
+    if not extrema:
+        return bool(choices)
     paths = _NanPaths(jaxpr)
     for eqn in extrema:
         hidden = paths.hidden_choices(eqn)

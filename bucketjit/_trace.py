@@ -386,8 +386,11 @@ def _refusal(error: Exception) -> TraceRefused:
         message = f"size {found[1]!r} is used as a Python int"
     elif "cannot be interpreted as an integer" in message and "_DimExpr" in message:
         message = "a symbolic size is used as a Python int"
+    told = f"{type(error).__name__}: {message}"
+    if _jax.repeats_by_size(error):
+        told = "a list is repeated by a size, as where Python iterates over an axis of that size"
     return TraceRefused(
-        f"cannot trace with symbolic sizes: {type(error).__name__}: {message}",
+        f"cannot trace with symbolic sizes: {told}",
         "leave that axis static, or compute on the size with jax.numpy",
         error,
     )

@@ -559,3 +559,18 @@ def test_shapes_that_agree_at_some_sizes() -> None:
     for b, s in ((3, 6), (4, 8), (2, 9), (1, 5)):
         assert_like_jit(executor, blocks, ramp(b, s))
     assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jnp.stack([row * 2 for row in x]),
+        lambda x: sum(i * row for i, row in enumerate(x)),
+        lambda x: jnp.stack([x[0]] * x.shape[0]),
+    ],
+)
+def test_a_loop_of_python_over_an_open_axis_is_told_as_one(fn: Any) -> None:
+    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    with pytest.warns(FallbackWarning, match=r"used as a Python int|a list is repeated by a size"):
+        executor(np.ones((3, 2), np.float32))
+    executor(np.ones((5, 2), np.float32))

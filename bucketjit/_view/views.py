@@ -107,10 +107,7 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     """The programs of an executor, those of its derivatives last."""
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
-    for alive in engine.relatives.keyrefs():
-        relative = alive()
-        if relative is None:
-            continue
+    for relative in engine.relatives:
         for family in relative.signer.families():
             for inputs, program in family.programs():
                 refusal = relative.refusals.of_program(program)
