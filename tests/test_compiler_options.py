@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Fallback, SpecError, _jax
+from bucketjit import BucketedExec, Check, Fallback, SpecError, _jax
 from tests.comparison import ramp
 
 NO_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}  # seen in what is compiled
@@ -137,16 +137,46 @@ def test_chunks_leave_reductions_to_the_library() -> None:
     assert " dot(" in text  # by itself, in no fusion of the library
 
 
-def test_an_option_of_ours_that_xla_does_not_take_is_given_up(monkeypatch) -> None:
-    monkeypatch.setattr(_jax, "SIDE_BY_SIDE", {"xla_no_such": 1})
-    executor = BucketedExec(layer, dynamic_axes="b, s, _").with_fitted_plan(
+def relu(x: Any) -> Any:
+    return jax.nn.relu(x @ WEIGHTS).mean()
+
+
+@on_cpu
+@pytest.mark.parametrize("check", [Check.OFF, Check.EXACT, Check.POISON])
+def test_folds_that_lose_nan_are_left_out_of_the_library(check: Check) -> None:
+    executor = BucketedExec(relu, dynamic_axes="b, _", check=check).with_pow2(min=256)
+    for n in (200, 3, 256):
+        x = ramp(n, 64)
+        x[2, 1] = np.nan
+        assert np.isnan(executor(x))
+    assert not any("reduce_sum" in line for text in texts(executor) for line in folds_in(text))
+
+
+def folds_in(text: str) -> list[str]:
+    """The lines that hand something to XLA's library."""
+    return [line for line in text.splitlines() if "__ynn_fusion" in line]
+
+
+@on_cpu
+def test_what_the_user_says_goes_before_that() -> None:
+    asked = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+    executor = BucketedExec(relu, dynamic_axes="b, _", compiler_options=asked).with_pow2()
+    executor(ramp(200, 64))
+    assert calls_the_library(executor) == [True]
+
+
+@pytest.mark.parametrize("check", [Check.OFF, Check.EXACT])
+def test_an_option_of_ours_that_xla_does_not_take_is_given_up(check: Check, monkeypatch) -> None:
+    monkeypatch.setattr(_jax, "library_options", lambda *_: {"xla_no_such": 1})
+    executor = BucketedExec(layer, dynamic_axes="b, s, _", check=check).with_fitted_plan(
         {"b": [3, 4], "s": [2, 8]}, k=2, split="b"
     )
     for b, s in ((3, 2), (2, 8), (1, 7)):
         x = ramp(b, s, 64)
         np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
     executor.wait_for_compiles()
-    assert executor.stats().compiles == 2
+    assert executor.stats().compiles >= 2
+    assert sum(not bucket.exact for bucket in executor.stats().buckets) == 2
 
 
 @pytest.mark.parametrize("bucketed", [True, False])
