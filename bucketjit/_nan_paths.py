@@ -42,6 +42,7 @@ _STRICT = frozenset(
     )
 )
 _NO_TRUTH = frozenset(("exp", "exp2", "logistic", "tanh", "sin", "cos"))
+_READ_SIGNS = frozenset(("top_k", "approx_top_k", "bitcast_convert_type"))
 _MOVES = frozenset(("broadcast_in_dim", "squeeze", "transpose", "copy", "stop_gradient"))
 _MOST_EQUATIONS = 64  # to follow from one extremum
 _DEPTH = 8  # of what is looked at to know an operand
@@ -57,11 +58,15 @@ def may_lose_nan(jaxpr: Any) -> bool:
     """
     # What an extremum is of must hold no choice, which XLA may make anew in each fold that reads
     # it, so one that shows is enough, at whatever depth.
+    return _shows(jaxpr) or _reads_signs(jaxpr)
+
+
+def _shows(jaxpr: Any) -> bool:
     choices, extrema = set(), []
     for at, eqn in enumerate(jaxpr.eqns):
-        if any(map(may_lose_nan, _jax.bodies(eqn))):
+        if any(map(_shows, _jax.bodies(eqn))):
             return True
-        if _is_of_floats(eqn):
+        if _is_of_floats(eqn.outvars):
             name = _jax.name_of(eqn)
             if name in _CHOICES:
                 choices.add(at)
@@ -78,8 +83,16 @@ def may_lose_nan(jaxpr: Any) -> bool:
     return bool(choices)
 
 
-def _is_of_floats(eqn: Any) -> bool:
-    return any(jnp.issubdtype(getattr(v.aval, "dtype", bool), np.floating) for v in eqn.outvars)
+def _reads_signs(jaxpr: Any) -> bool:
+    """Whether it matters which NaN it is that an extremum makes: of which sign, say."""
+    equations = list(_jax.all_equations(jaxpr))
+    return any(_jax.name_of(e) in _EXTREMA and _is_of_floats(e.outvars) for e in equations) and any(
+        _jax.name_of(e) in _READ_SIGNS and _is_of_floats(e.invars) for e in equations
+    )
+
+
+def _is_of_floats(atoms: Sequence[Any]) -> bool:
+    return any(jnp.issubdtype(getattr(v.aval, "dtype", bool), np.floating) for v in atoms)
 
 
 class Kind(enum.Enum):

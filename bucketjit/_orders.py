@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from bucketjit._errors import SpecError, first_line
 from bucketjit._events import tell
 from bucketjit._executable import Executable
 from bucketjit._family import Call
+from bucketjit._library_folds import has_wrong_folds
 from bucketjit._loading import Shelf, StoredExact, StoredMasked
 from bucketjit._lowered_types import padded_leaf_shapes, without_values
 from bucketjit._preloading import Preloading
@@ -68,6 +70,7 @@ class Orders:
         told = functools.partial(tell, listeners=config.listeners)
         self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
         self._has_library = True  # as far as is known; see `_built`
+        self._has_wrong_folds: weakref.WeakSet[Program] = weakref.WeakSet()  # as XLA compiled it
 
     @staticmethod
     def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
@@ -94,11 +97,21 @@ class Orders:
 
         def made() -> Masked:
             given = (known, call, bucket, pads, self.rules, check)
-            options = self._options(bool(self._config.chunks), program.avoids_library_folds)
+            without_folds = program.avoids_library_folds or program in self._has_wrong_folds
+            options = self._options(bool(self._config.chunks), without_folds)
             return masked_function(*given, options, self._config.chunks)
 
-        def build(compile: Compile) -> Executable:
+        def build_once(compile: Compile) -> Executable:
             return self._built(lambda: build_masked(made(), compile))
+
+        def build(compile: Compile) -> Executable:
+            built = build_once(compile)
+            if not self._is_wrong(built):
+                return built
+            self._has_wrong_folds.add(program)
+            again = build_once(compile)
+            again.compile_seconds += built.compile_seconds
+            return again
 
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
@@ -138,6 +151,13 @@ class Orders:
             if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
         ]
         return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+    def _is_wrong(self, built: Executable) -> bool:
+        """Whether XLA's library has folds that it gets wrong, and the user has not asked for it."""
+        ours = _jax.library_options(True, True)
+        if not self._has_library or not ours.keys().isdisjoint(self._config.compiler_options):
+            return False
+        return has_wrong_folds(built.compiled.as_text() or "")
 
     def _options(self, side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
         """Options of XLA; the user's go before ours, see `_jax.library_options`."""

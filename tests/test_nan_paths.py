@@ -82,6 +82,8 @@ SHOWN: dict[str, Function] = {
     "a loss": lambda x: (0.5 * jnp.minimum(jnp.abs(x), 1) ** 2).mean(),
     "chosen among sums": lambda x: jnp.maximum(sums(x)[:, None], x[0]),
     "chosen so far": lambda x: jax.lax.cummax(x, axis=1).sum(0),
+    "the sign of NaN, sorted": lambda x: jax.lax.top_k(jax.nn.log_softmax(x, -1).reshape(-1), 4),
+    "the sign of NaN": lambda x: jnp.signbit(jax.nn.log_softmax(x, -1)),
     "in a loop": lambda x: jax.lax.fori_loop(
         0, 2, lambda _, y: y + jax.nn.relu(x).sum(0), jnp.zeros(x.shape[1])
     ),
