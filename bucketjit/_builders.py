@@ -384,7 +384,8 @@ class Builders:
         """Bound the executables that are kept, by number and by bytes.
 
         With the last executable of a program goes what was traced, and the arrays that the function
-        closed over, unless it was differentiated; a later call of its signature traces again.
+        closed over, unless it was differentiated or cannot be masked; a later call of its signature
+        traces again.
 
         Args:
             maxsize: How many; None for no bound, but see `with_maxsize`.

@@ -612,10 +612,12 @@ class Family:
     def remember_refusal(self, call: Call, shapes: Shapes) -> None:
         """Do not try to trace this again: the exact run has succeeded."""
         if call.refusal is not None:
-            refusals = self._at(call.tokens, shapes).refusals
-            refusals[tuple(call.sizes.values())] = call.refusal.without_frames()
-            if len(refusals) > _REFUSALS_KEPT:
-                del refusals[next(iter(refusals))]
+            known = self._at(call.tokens, shapes)
+            known.refusals[tuple(call.sizes.values())] = call.refusal.without_frames()
+            if len(known.refusals) > _REFUSALS_KEPT:
+                del known.refusals[next(iter(known.refusals))]
+            if not known.programs():
+                known.tracer = lambda: None  # it holds traces, of no use any more
 
     def _check_constraints(self, sizes: Mapping[str, int]) -> None:
         for text in self.constraints:
