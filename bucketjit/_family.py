@@ -616,7 +616,7 @@ class Family:
             known.refusals[tuple(call.sizes.values())] = call.refusal.without_frames()
             if len(known.refusals) > _REFUSALS_KEPT:
                 del known.refusals[next(iter(known.refusals))]
-            if not known.programs():
+            if not known.programs() and len(known.refusals) >= _MAX_REFUSALS:
                 known.tracer = lambda: None  # it holds traces, of no use any more
 
     def _check_constraints(self, sizes: Mapping[str, int]) -> None:

@@ -126,7 +126,8 @@ def _has_own_sides(
 def _axes_of(made: _Instruction, found: dict[str, _Instruction], varies: dict[str, Axes]) -> Axes:
     """The axes along which what an instruction makes is known to vary, in memory at least."""
     every = Axes(range(made.rank))
-    if made.opcode in ("parameter", "dot", "reduce"):
+    # XLA writes an array of one number as a broadcast; any other is in memory.
+    if made.opcode in ("parameter", "constant", "dot", "reduce"):
         return every
     if made.opcode == "broadcast":
         to = made.axes("dimensions")
@@ -136,4 +137,4 @@ def _axes_of(made: _Instruction, found: dict[str, _Instruction], varies: dict[st
     if made.opcode in _MOVES:
         (name,) = made.operands
         return every if len(varies[name]) == found[name].rank else Axes()
-    return Axes()  # iota, constants
+    return Axes()  # iota
