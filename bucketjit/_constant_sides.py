@@ -5,6 +5,9 @@ a side of the product is a broadcast (``x @ jnp.ones((256, 256))``), that yields
 never computed, of 4,096 elements or more (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). To a bucket
 of 16 rows, where that is so, padding would take a call of 10. Such programs are compiled without
 these folds of the library (`_jax.library_options`).
+
+What is not known here, such as a matrix that is made in a loop, is found in the compiled program,
+and compiled twice; see `bucketjit._library_folds`.
 """
 
 from __future__ import annotations

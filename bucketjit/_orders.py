@@ -97,8 +97,7 @@ class Orders:
 
         def made() -> Masked:
             given = (known, call, bucket, pads, self.rules, check)
-            without_folds = program.avoids_library_folds or program in self._has_wrong_folds
-            options = self._options(bool(self._config.chunks), without_folds)
+            options = self._options(bool(self._config.chunks), self._without_folds(program))
             return masked_function(*given, options, self._config.chunks)
 
         def build_once(compile: Compile) -> Executable:
@@ -106,7 +105,7 @@ class Orders:
 
         def build(compile: Compile) -> Executable:
             built = build_once(compile)
-            if not self._is_wrong(built):
+            if self._without_folds(program) or not self._is_wrong(built):
                 return built
             self._has_wrong_folds.add(program)
             again = build_once(compile)
@@ -151,6 +150,10 @@ class Orders:
             if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
         ]
         return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+    def _without_folds(self, program: Program) -> bool:
+        """Whether XLA's library is known to get folds of a program wrong."""
+        return program.avoids_library_folds or program in self._has_wrong_folds
 
     def _is_wrong(self, built: Executable) -> bool:
         """Whether XLA's library has folds that it gets wrong, and the user has not asked for it."""

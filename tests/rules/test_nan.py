@@ -94,9 +94,11 @@ def test_zeros_and_infinities_are_ordered_as_numbers() -> None:
         return x.max(), x.min()
 
     bucketed = BucketedExec(ends).with_pow2(min=4096)
-    for values in ([-np.inf], [-0.0], [1e-45, -1e-45], [np.inf, -np.inf, 3], [-2, -1]):
+    for values in ([-np.inf], [-0.0], [np.inf, -np.inf, 3], [-2, -1]):
         x = np.array(values, np.float32)
-        np.testing.assert_array_equal(bucketed(x), jax.jit(ends)(x))
+        np.testing.assert_array_equal(bucketed(x), (x.max(), x.min()))
+    x = np.array([1e-45, -1e-45], np.float32)  # which XLA takes for 0
+    np.testing.assert_array_equal(bucketed(x), jax.jit(ends)(x))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -2.5])
