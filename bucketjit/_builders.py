@@ -332,8 +332,8 @@ class Builders:
 
         Raises:
             SpecError: ``sizes`` is no dict of a variable to sizes, or they are not as many of each;
-                or ``split`` is malformed or has a variable without sizes. (Calls of a program that
-                cannot be split raise `SplitError`.)
+                ``split`` is malformed or has a variable without sizes; or ``ahead`` is no bool.
+                (Calls of a program that cannot be split raise `SplitError`.)
             TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.Joint.fit` takes it.
 
         Examples:
@@ -359,6 +359,8 @@ class Builders:
             >>> [dict(bucket.sizes) for bucket in by_rows.stats().buckets]
             [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
         """
+        if not isinstance(ahead, bool):
+            raise SpecError(f"ahead must be True or False, got {ahead!r}")
         log = chunked_log(sizes, split)
         planned = self.with_background_compile(process=False)._with(chunked=log.together)
         if ahead:

@@ -107,7 +107,10 @@ def masked_function(
         after = poison_equations(vector[len(variables)]) if poisoned else None
         padding = 0 if check is not Check.POISON else None  # what `pad` writes
         try:
-            outs = interpret(program.jaxpr, program.consts, arrays, at, rules(), after, padding)
+            outs = interpret(
+                *(program.jaxpr, program.consts, arrays, at, rules(), after, padding),
+                once=program.compared,
+            )
         except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
             raise
         except Exception as error:

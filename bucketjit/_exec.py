@@ -17,7 +17,7 @@ from bucketjit._ahead import ahead
 from bucketjit._builders import Builders
 from bucketjit._cache import CacheInfo
 from bucketjit._check import Check
-from bucketjit._config import CompileBudget, Config, Fallback, checked_options
+from bucketjit._config import CompileBudget, Config, Fallback, checked_options, is_int_from
 from bucketjit._derivatives import Derivatives
 from bucketjit._engine import Engine
 from bucketjit._errors import SpecError
@@ -258,7 +258,8 @@ class BucketedExec(Builders, Views):
             How many executables that was.
 
         Raises:
-            SpecError: ``pinned`` is no bool, or no executable has a dimension of that name.
+            SpecError: ``pinned`` is no bool, a size is no int, or no executable has a dimension
+                of that name.
 
         Examples:
             >>> import numpy as np
@@ -276,6 +277,9 @@ class BucketedExec(Builders, Views):
             raise SpecError(
                 f"pin: pinned is True or False, got {pinned!r}; sizes go by name: pin(batch=8)"
             )
+        for variable, size in sizes.items():
+            if not is_int_from(size, 0):
+                raise SpecError(f"pin: {variable} must be a padded size, an int, got {size!r}")
         cache = self._engine.cache
         entries = cache.items()
         known = {variable for _, entry in entries for variable in entry.sizes}
@@ -335,7 +339,7 @@ class BucketedExec(Builders, Views):
 
         Raises:
             SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack;
-                ``workers`` or ``time_budget`` is out of range.
+                ``workers`` or ``time_budget`` is out of range, or a flag is no bool.
             ArgumentError: What the call would raise.
 
         Examples:
@@ -348,7 +352,7 @@ class BucketedExec(Builders, Views):
             >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
             ({'n': 4}, {'n': 8})
         """
-        check_options(workers, time_budget)
+        check_options(workers, time_budget, progress=progress, first_run=first_run)
         how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
         if len(args) == 1 and isinstance(args[0], Manifest):
             if sizes is not None or kwargs:

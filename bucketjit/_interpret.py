@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from bucketjit import _jax
+from bucketjit._compared import compared
 from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line
 from bucketjit._folding import folded
 from bucketjit._known import KnownPadding
 from bucketjit._opaque import looked_inside
-from bucketjit._rule import RuleContext, RuleTable, running_rows
+from bucketjit._rule import RuleContext, RuleTable, computed_once, running_rows
 from bucketjit._signs import hidden_signs
 from bucketjit._stand_ins import StandIns
 
@@ -31,6 +32,7 @@ def interpret(
     rules: RuleTable,
     after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None = None,
     padding: Any = None,
+    once: Set[Any] | None = None,
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
@@ -43,6 +45,7 @@ def interpret(
         after: Sees each equation with its padded outputs and returns the outputs to go on
             with; used to poison padding at every step.
         padding: What the padding of the arguments holds, or None if that is not known.
+        once: What `compared` finds in the program, if that is known.
 
     Returns:
         The outputs at padded sizes; the first logical positions of each symbolic axis are the
@@ -58,7 +61,9 @@ def interpret(
             if any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
-    return _Walk(sizes, rules, after, known, StandIns(), hidden).run(jaxpr, consts, args)
+    once = compared(jaxpr) if once is None else once
+    walk = _Walk(sizes, rules, after, known, StandIns(), hidden, once)
+    return walk.run(jaxpr, consts, args)
 
 
 _SCALARS = (bool, int, float, complex)
@@ -73,8 +78,10 @@ class _Walk:
         known: KnownPadding,
         stand_ins: StandIns,
         hidden: Callable[[], Mapping[int, Any]],
+        once: Set[Any],
     ) -> None:
         self._hidden = hidden
+        self._once = once
         self._after = after
         self._known = known
         self._stand_ins = stand_ins
@@ -93,7 +100,13 @@ class _Walk:
             sizes_there = self._sizes.extended(sizes)
             # What is padding is another matter there, so nothing that is filled stands in.
             walk = _Walk(
-                *(sizes_there, self._rules, self._after), *(self._known, StandIns(), self._hidden)
+                sizes_there,
+                self._rules,
+                self._after,
+                self._known,
+                StandIns(),
+                self._hidden,
+                self._once,
             )
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -109,8 +122,20 @@ class _Walk:
                 outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if self._after is not None:
                     outs = self._after(eqn, outs, self._sizes)
+                if not self._once.isdisjoint(eqn.outvars):
+                    outs = self._computed_once(eqn, outs)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
+
+    def _computed_once(self, eqn: Any, outs: Sequence[Any]) -> list[Any]:
+        """The results of an equation, those kept in memory that have to be."""
+        size = next(iter(self._sizes.values.values()), None)
+        if size is None:
+            return list(outs)
+        return [
+            computed_once(x, size) if v in self._once and isinstance(x, jax.Array) else x
+            for v, x in zip(eqn.outvars, outs, strict=True)
+        ]
 
     def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):

@@ -285,6 +285,22 @@ def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, boo
     return in_every_row(jnp.all(condition) if batched[0] else condition), False
 
 
+def computed_once(array: Any, size: Any) -> Any:
+    """The same array, which XLA's CPU backend keeps in memory; see `bucketjit._compared`.
+
+    What a conditional makes it fuses with nothing that reads it.
+
+    Args:
+        array: Any array of numbers.
+        size: A run-time int32 scalar that is not negative, which XLA does not know.
+    """
+
+    def kept(array: Any) -> Any:
+        return lax.cond(in_every_row(size >= 0), lambda array: array, lax.neg, array)
+
+    return _jax.by_platform(array, cpu=kept, default=lax.optimization_barrier)
+
+
 def select(mask: Any, array: Any, value: Any) -> Any:
     """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
     if _is_key(array):

@@ -12,7 +12,7 @@ import functools
 import numbers
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -23,6 +23,7 @@ from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit import _jax
 from bucketjit._closures import holds_a_size
+from bucketjit._compared import compared
 from bucketjit._constant_sides import has_constant_sides
 from bucketjit._dims import (
     Dim,
@@ -154,6 +155,11 @@ class Program:
     def avoids_library_folds(self) -> bool:
         """Whether XLA's library gets it wrong; see `_nan_paths` and `_constant_sides`."""
         return may_lose_nan(self.jaxpr) or has_constant_sides(self.jaxpr, self.consts)
+
+    @functools.cached_property
+    def compared(self) -> Set[Any]:
+        """The values that must be computed once; see `_compared`."""
+        return compared(self.jaxpr)
 
     @property
     def open_outs(self) -> tuple[int, ...]:

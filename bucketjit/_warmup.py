@@ -150,7 +150,7 @@ def report_of(
     )
 
 
-def check_options(workers: Any, time_budget: Any) -> None:
+def check_options(workers: Any, time_budget: Any, **flags: Any) -> None:
     """Hold options of a warm-up to what they may be.
 
     Raises:
@@ -159,6 +159,9 @@ def check_options(workers: Any, time_budget: Any) -> None:
     if workers is not None and not is_positive_int(workers):
         raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
     check_seconds("warmup: time_budget", time_budget)
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise SpecError(f"warmup: {name} must be True or False, got {flag!r}")
 
 
 def check_seconds(what: str, given: Any) -> None:

@@ -450,3 +450,8 @@ def test_contexts_of_jax_hold_in_its_threads(executor: BucketedExec) -> None:
 def test_malformed_workers(workers: Any) -> None:
     with pytest.raises(SpecError, match="workers must be a positive int or None"):
         BucketedExec(rows).with_ahead_compile(workers)
+
+
+def test_a_malformed_flag() -> None:
+    with pytest.raises(SpecError, match="ahead must be True or False, got 'no'"):
+        BucketedExec(rows).with_fitted_plan({"n": [3]}, ahead="no")  # type: ignore[arg-type]

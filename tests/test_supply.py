@@ -210,12 +210,15 @@ def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
         ({"time_budget": -1}, "time_budget must be seconds"),
         ({"time_budget": float("nan")}, "time_budget must be seconds"),
         ({"sizes": {"batch": range(10**9)}}, "1000000000 combinations of sizes"),
+        ({"first_run": "no"}, "first_run must be True or False, got 'no'"),
     ],
 )
 def test_what_a_warm_up_does_not_take(options: dict[str, Any], why: str) -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     with pytest.raises(SpecError, match=why):
         executor.warmup(ramp(1), progress=False, **options)
+    with pytest.raises(SpecError, match="progress must be True or False, got 'off'"):
+        executor.warmup(ramp(1), progress="off")  # type: ignore[arg-type]
     assert executor.warmup(ramp(3), progress=False).compiled == ({"batch": 4},)
 
 
@@ -1368,6 +1371,8 @@ def test_pinned_executables_stay() -> None:
     assert executor.cache_size() == 2
     with pytest.raises(SpecError, match=r"pin\(batch=8\)"):
         executor.pin("batch")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="batch must be a padded size, an int, got 'a'"):
+        executor.pin(batch="a")  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="no executable has a dimension 'btach', they have batch"):
         executor.pin(btach=4)
 

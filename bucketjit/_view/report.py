@@ -95,9 +95,14 @@ def rendered(table: Table) -> Iterator[RenderableType]:
             overflow="fold",  # an ellipsis would lose something
         )
     for row in table.rows:
-        grid.add_row(*map(Text, row))
-    yield Text(table.title, style="bold")
+        grid.add_row(*(Text(_printable(cell)) for cell in row))
+    yield Text(_printable(table.title), style="bold")
     yield grid
+
+
+def _printable(text: str) -> str:
+    """A text without what tells a terminal anything but where a line ends."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def as_html(title: str, tables: Sequence[Table]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,8 +95,11 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
         folded = _fold_real(
             ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
         )
-    if any(arrays[0].shape[a] == 0 for a in axes):
+    padded = math.prod(arrays[0].shape[a] for a in axes)
+    if padded == 0:
         return folded
+    if padded == 1:  # then nothing was folded, and of nothing at all the start value is left
+        folded = [jnp.broadcast_to(start, x.shape) for start, x in zip(starts, folded, strict=True)]
     lengths = [ctx.logical(ctx.in_shapes[0][a]) for a in axes]
     single = functools.reduce(operator.and_, [jnp.asarray(n) == 1 for n in lengths])
     return [lax.select_n(single, x, _front(y, axes)) for x, y in zip(folded, arrays, strict=True)]

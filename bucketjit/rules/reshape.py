@@ -45,7 +45,7 @@ def _regroup(ctx: RuleContext, array: Any, axis: int, old: Shape, new: Shape) ->
     head, tail = array.shape[:axis], array.shape[axis + len(old) :]
     flat = lax.reshape(array, (*head, math.prod(ctx.padded_shape(old)), *tail))
     target = ctx.padded_shape(new)
-    if not any(map(is_symbolic, (*old[1:], *new[1:]))):
+    if flat.shape[axis] == 0 or not any(map(is_symbolic, (*old[1:], *new[1:]))):
         return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
     if max(flat.shape[axis], math.prod(target)) > INT32_MAX:
         ctx.refuse("it has more positions than int32 holds in this bucket", in_bucket=True)

@@ -339,6 +339,21 @@ CASES = [
         grad=True,
     ),
     Case(
+        "reduce_of_nothing",  # in a bucket of one element, at even sizes
+        lambda x: [
+            _fold(x[: x.shape[0] % 2], start, fn, 0)
+            for start, fn in ((5, lax.add), (-3, lax.max), (-3, _absolute_max))
+        ],
+        ("s, 2",),
+        ("reduce",),
+    ),
+    Case(
+        "reduce_the_rest",
+        lambda x: _fold(x[x.shape[0] // 2 * 2 :], -3, _absolute_max, 0),
+        ("s",),
+        ("reduce",),
+    ),
+    Case(
         "segment_reductions",
         lambda x, i: [
             jax.ops.segment_sum(x, i, 4),

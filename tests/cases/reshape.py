@@ -56,6 +56,7 @@ MERGES = [
     moves("merge", lambda x: x.reshape(-1, 3), ("b, s, 3",), RESHAPE, grad=True),
     moves("merge_all", jnp.ravel, (Arg("b, s, 2", "bfloat16"),), RESHAPE, rtol=1e-2),
     moves("merge_three", lambda x: x.reshape(-1), (Arg("b, t, s", "uint8"),), RESHAPE),
+    moves("merge_nothing", lambda x: x[: x.shape[0] % 2].reshape(-1), ("b, s",), sizes=EVEN[1:2]),
     moves("merge_static_outer", lambda x: x.reshape(-1), (Arg("4, b", "complex64"),), RESHAPE),
     moves("merge_inner", lambda x: x.reshape(x.shape[0], -1), ("b, 3, s",), RESHAPE, grad=True),
     moves("merge_keys", lambda k: k.reshape(-1), (Arg("b, s", "key"),), RESHAPE),

@@ -29,6 +29,16 @@ def rows(out):
     return [line.split() for line in out.splitlines()]
 
 
+def test_tells_a_terminal_nothing(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    stats = json.loads(json.dumps(stats))
+    stats["programs"][0]["inputs"] = ["\x1b[31mred\x1b]0;title\x07", "next"]
+    code, out, _ = report(stats, tmp_path, capsys)
+    assert code == 0
+    assert "\\x1b[31mred" in out
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
 def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
     pytest.importorskip("rich")
     code, out, error = report(stats, tmp_path, capsys)
