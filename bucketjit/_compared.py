@@ -12,7 +12,7 @@ kept (`bucketjit._rule.computed_once`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -69,18 +69,25 @@ class _Facts(NamedTuple):
     nearly: _Values = frozenset()
 
 
-def compared(jaxpr: Any) -> Set[Any]:
+def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
     """The variables, of all programs inside this one too, that must be computed once.
 
     Args:
         jaxpr: An open jaxpr.
+
+    Returns:
+        A key for each: variables with the same one are always equal, and of one program.
     """
     names = {_jax.name_of(eqn) for eqn in _jax.all_equations(jaxpr)}
     if names.isdisjoint(_READ_SIGNS) or names.isdisjoint({*_CHOICES, *_COMPARISONS}):
-        return frozenset()
+        return {}
     work = _Following()
     work.program(jaxpr, work.unknown(jaxpr.invars))
-    return {var for number in work.found for var in work.variables.get(number, ())}
+    return {
+        var: (program, *numbers)
+        for var, (program, *numbers) in work.numbers.items()
+        if not work.found.isdisjoint(numbers)
+    }
 
 
 class _Following:
@@ -88,12 +95,12 @@ class _Following:
 
     Attributes:
         found: The values that must be computed once.
-        variables: The variables of each value.
+        numbers: Of each variable which program it is of, and its value in each call of that.
     """
 
     def __init__(self) -> None:
         self.found: _Values = frozenset()
-        self.variables: dict[int, list[Any]] = {}
+        self.numbers: dict[Any, list[int]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count()
 
@@ -111,6 +118,8 @@ class _Following:
         for eqn in jaxpr.eqns:
             outs = self._equation(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
+            for var, fact in zip(eqn.outvars, outs, strict=True):
+                self.numbers.setdefault(var, [id(jaxpr)]).append(fact.number)
         return [read(v) for v in jaxpr.outvars]
 
     def _literal(self, atom: Any) -> _Facts:
@@ -139,7 +148,7 @@ class _Following:
             nearly |= _all(f.nearly for f in ins)
         if name in _READ_SIGNS:
             self.found |= _all(f.nearly for f in ins)
-        if name in _COMPARISONS:
+        if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y``: is it NaN
             self.found |= near | (ins[0].own & ins[1].own)
         if name == "concatenate":  # the same number, made by two loops of one kernel
             self.found |= _twice(f.own for f in ins)
@@ -149,7 +158,6 @@ class _Following:
             if not bodies and not eqn.effects:
                 params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
                 number = self._number(name, params, i, *(f.number for f in ins))
-            self.variables.setdefault(number, []).append(out)
             facts.append(_Facts(number, _own(out, number, name, ins), chosen, nearly))
         return facts
 

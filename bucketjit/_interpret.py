@@ -6,7 +6,7 @@ The table of rules is an argument: the engine knows no primitive by itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ def interpret(
     rules: RuleTable,
     after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None = None,
     padding: Any = None,
-    once: Set[Any] | None = None,
+    once: Mapping[Any, Hashable] | None = None,
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
@@ -78,7 +78,7 @@ class _Walk:
         known: KnownPadding,
         stand_ins: StandIns,
         hidden: Callable[[], Mapping[int, Any]],
-        once: Set[Any],
+        once: Mapping[Any, Hashable],
     ) -> None:
         self._hidden = hidden
         self._once = once
@@ -117,25 +117,35 @@ class _Walk:
 
         ever_read = _jax.variables_read(jaxpr)
         scope_of = _jax.EquationScopes()
+        kept: dict[Hashable, Any] = {}
         for eqn in jaxpr.eqns:
             with scope_of(eqn):
                 outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if self._after is not None:
                     outs = self._after(eqn, outs, self._sizes)
-                if not self._once.isdisjoint(eqn.outvars):
-                    outs = self._computed_once(eqn, outs)
+                if any(v in self._once for v in eqn.outvars):
+                    outs = self._computed_once(eqn, outs, kept)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _computed_once(self, eqn: Any, outs: Sequence[Any]) -> list[Any]:
-        """The results of an equation, those kept in memory that have to be."""
+    def _computed_once(self, eqn: Any, outs: Sequence[Any], kept: dict[Hashable, Any]) -> list[Any]:
+        """The results of an equation, those that have to be in memory: one of all that are equal.
+
+        Args:
+            eqn: The equation.
+            outs: Its results.
+            kept: What is in memory already.
+        """
+        found = list(outs)
         size = next(iter(self._sizes.values.values()), None)
-        if size is None:
-            return list(outs)
-        return [
-            computed_once(x, size) if v in self._once and isinstance(x, jax.Array) else x
-            for v, x in zip(eqn.outvars, outs, strict=True)
-        ]
+        for i, (var, value) in enumerate(zip(eqn.outvars, outs, strict=True)):
+            key = self._once.get(var)
+            if key is None or size is None or not isinstance(value, jax.Array):
+                continue
+            if key not in kept:
+                kept[key] = computed_once(value, size)
+            found[i] = kept[key]
+        return found
 
     def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):

@@ -12,7 +12,7 @@ import functools
 import numbers
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -157,7 +157,7 @@ class Program:
         return may_lose_nan(self.jaxpr) or has_constant_sides(self.jaxpr, self.consts)
 
     @functools.cached_property
-    def compared(self) -> Set[Any]:
+    def compared(self) -> Mapping[Any, Hashable]:
         """The values that must be computed once; see `_compared`."""
         return compared(self.jaxpr)
 

@@ -48,6 +48,24 @@ def in_segments(x: Any) -> Any:
     return jax.ops.segment_max(y, segment, num_segments=x.shape[0]).clip(-99, 99).sum()
 
 
+def in_a_branch(x: Any) -> Any:
+    def smallest(x: Any) -> Any:
+        return (centred(x) <= centred(x).min(0)).sum(0)
+
+    def largest(x: Any) -> Any:
+        return (centred(x) >= centred(x).max(0)).sum(0)
+
+    return lax.cond(x.sum() > 0, largest, smallest, x)
+
+
+def while_it_grows(x: Any) -> Any:
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        i, x = state
+        return i + 1, x + (centred(numbered(x)) >= centred(numbered(x)).max(0))
+
+    return lax.while_loop(lambda state: state[0] < 3, step, (0, x))[1]
+
+
 def in_a_loop(x: Any) -> Any:
     def step(total: Any, row: Any) -> tuple[Any, None]:
         y = (x - row) * 0.7 + x * 0.1
@@ -79,11 +97,14 @@ CHOSEN: dict[str, Function] = {
     "up to the median": lambda x: (lambda y: (y <= jnp.median(y, 0)).sum(0))(centred(x)),
     "at its position": lambda x: beside(centred(x)),
     "each twice": of_a_column(lambda y: jnp.unique(jnp.concatenate([y, y]), size=9)),
+    "the next one": of_a_column(lambda y: (jnp.sort(y[1:]) != y[:-1]).sum()),
     "with all others": of_a_column(lambda y: (y[:, None] >= y[None]).sum(1)),
     "root of the difference": lambda x: (lambda y: jnp.sqrt(y.max(0) - y))(centred(x)),
     "sign of the difference": lambda x: (lambda y: jnp.sign((y - y.max(0)) * 2))(centred(x)),
     "logarithm of the difference": lambda x: (lambda y: jnp.log(y.max(0) - y + 1e-30))(centred(x)),
     "in a loop": in_a_loop,
+    "in a branch": in_a_branch,
+    "while it grows": while_it_grows,
 }
 
 OTHERS: dict[str, Function] = {
@@ -97,6 +118,7 @@ OTHERS: dict[str, Function] = {
     "labels": lambda x: (jnp.argmax(centred(x), 1) == jnp.arange(x.shape[0])).sum(),
     "a bound": lambda x: jnp.where(centred(x) > 0.5, 1, 0).sum(),
     "largest alone": lambda x: centred(x).max(0),
+    "where it is NaN": lambda x: jnp.where(jnp.isnan(centred(x)), 0, centred(x)).sum(),
     "what a loop is given is in memory": of_a_column(lambda y: jnp.searchsorted(jnp.sort(y), y)),
 }
 
