@@ -57,7 +57,12 @@ while time.monotonic() < until:
     last = time.monotonic()
 executor.stats()
 print("waited" if executor.wait_for_compiles(20) else "still compiling")
-np.testing.assert_allclose(executor(every[64]), np.tanh(every[64]), rtol=1e-6)
+answers = []
+# In another thread: JAX, interrupted between two lines of its own, may leave its trace in this one.
+asking = threading.Thread(target=lambda: answers.append(executor(every[64])))
+asking.start()
+asking.join(20)
+np.testing.assert_allclose(answers[0], np.tanh(every[64]), rtol=1e-6)
 print(interrupts)
 sys.stdout.flush()
 os._exit(0)
