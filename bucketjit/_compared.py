@@ -43,13 +43,6 @@ _SCALES = frozenset(("add", "add_any", "sub", "mul", "div", "select_n"))
 _READ_SIGNS = frozenset(
     ("sign", "sqrt", "rsqrt", "log", "log2", "pow", "floor", "ceil", "round", *_COMPARISONS)
 )
-_CALLS = frozenset(
-    (
-        *("jit", "pjit", "call", "closed_call", "core_call", "remat2", "checkpoint"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    )
-)
-
 _Values = frozenset[int]  # each by its number
 
 
@@ -76,7 +69,7 @@ def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
         jaxpr: An open jaxpr.
 
     Returns:
-        A key for each: variables with the same one are always equal, and of one program.
+        A key for each: variables of one program with the same key are always equal.
     """
     names = {_jax.name_of(eqn) for eqn in _jax.all_equations(jaxpr)}
     if names.isdisjoint(_READ_SIGNS) or names.isdisjoint({*_CHOICES, *_COMPARISONS}):
@@ -84,8 +77,8 @@ def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
     work = _Following()
     work.program(jaxpr, work.unknown(jaxpr.invars))
     return {
-        var: (program, *numbers)
-        for var, (program, *numbers) in work.numbers.items()
+        var: tuple(numbers)
+        for var, numbers in work.numbers.items()
         if not work.found.isdisjoint(numbers)
     }
 
@@ -95,7 +88,7 @@ class _Following:
 
     Attributes:
         found: The values that must be computed once.
-        numbers: Of each variable which program it is of, and its value in each call of that.
+        numbers: Of each variable the value in each call of its program.
     """
 
     def __init__(self) -> None:
@@ -119,7 +112,7 @@ class _Following:
             outs = self._equation(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
             for var, fact in zip(eqn.outvars, outs, strict=True):
-                self.numbers.setdefault(var, [id(jaxpr)]).append(fact.number)
+                self.numbers.setdefault(var, []).append(fact.number)
         return [read(v) for v in jaxpr.outvars]
 
     def _literal(self, atom: Any) -> _Facts:
@@ -132,7 +125,7 @@ class _Following:
 
     def _equation(self, eqn: Any, ins: Sequence[_Facts]) -> Sequence[_Facts]:
         name = _jax.name_of(eqn)
-        if name in _CALLS:
+        if name in _jax.CALLS:
             inner = _jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0]
             if len(inner.invars) == len(ins):
                 return self.program(inner, ins)

@@ -542,6 +542,15 @@ def open_jaxpr(jaxpr: Jaxpr) -> tuple[Any, Sequence[Any]]:
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "callee", "call")
 
 
+# Names of the primitives that do nothing but run the program that they hold, on their operands.
+CALLS = frozenset(
+    (
+        *("jit", "pjit", "call", "closed_call", "core_call", "remat2", "checkpoint"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    )
+)
+
+
 def called_jaxpr(params: Mapping[str, Any]) -> Any:
     """The program that an equation calls; its parameter has a name of its own in each primitive."""
     return next(params[name] for name in _CALLED if name in params)

@@ -51,10 +51,6 @@ class Facts(NamedTuple):
 
 Step = Callable[[Any, Sequence[Facts]], "frozenset[Factor] | None"]
 
-_CALLS = {
-    *("jit", "pjit", "call", "closed_call", "core_call", "remat2", "checkpoint"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-}
 _ELEMENTWISE = {"mul", "div", "add", "add_any", "sub", "select_n"}
 _SAME_DIAGONAL = {"convert_element_type", "copy", "neg", "transpose"}
 _SAME_ZERO = {*_SAME_DIAGONAL, "broadcast_in_dim", "reshape"}
@@ -116,7 +112,7 @@ class _Following:
         if name in ("eigh", "svd"):
             self._show_all(ins)
             return self._factorised(eqn)
-        inner = _jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0] if name in _CALLS else None
+        inner = _jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0] if name in _jax.CALLS else None
         if inner is not None and len(inner.invars) == len(ins):
             return self.program(inner, ins)
         signs = None
