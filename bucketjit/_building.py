@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from bucketjit import _jax
 from bucketjit._check import Check, poison_equations
@@ -26,6 +27,7 @@ from bucketjit._executable import (
 from bucketjit._family import Call
 from bucketjit._interpret import interpret
 from bucketjit._lowered_types import Expected, abstract, to_donate
+from bucketjit._padding import plain
 from bucketjit._patches import forgetful_jax
 from bucketjit._rule import RuleTable, select
 from bucketjit._signing import Signed
@@ -303,6 +305,23 @@ def result_types(signed: Signed) -> Any:
     """
     made = exact_function(signed, Check.OFF, {})
     return made.function.eval_shape(*made.args, **made.kwargs)
+
+
+def one_by_one(signed: Signed) -> Any:
+    """The results of the function itself, each operation run by itself.
+
+    XLA may round a value otherwise wherever it is read, and be wrong about what is decided by it;
+    see `bucketjit._compared`. This is not.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments, or where nothing is compiled.
+    """
+    args, kwargs = signed.tree.unflatten(
+        shape[0] if t.dtype is None else jnp.asarray(plain(x))
+        for x, shape, t in zip(signed.leaves, signed.shapes, signed.family.types, strict=True)
+    )
+    with jax.disable_jit():
+        return jax.tree_util.tree_map(jnp.asarray, signed.family.fn(*args, **kwargs))
 
 
 def build_exact(

@@ -36,7 +36,9 @@ class Check(enum.Enum):
         OFF: Nothing.
         POISON: Every masked call runs twice, with two poisons in all padding; the results must
             be the same.
-        EXACT: The first call of each bucket also runs unpadded; the results must agree.
+        EXACT: The first call of each bucket also runs unpadded; the results must agree. Where
+            they do not, and those of one operation at a time agree with the bucket, ``jax.jit``
+            is the one that is wrong: that is logged, and not raised.
         EXACT_ALWAYS: Every masked call also runs unpadded.
     """
 

@@ -116,7 +116,8 @@ class _Following:
         return [read(v) for v in jaxpr.outvars]
 
     def _literal(self, atom: Any) -> _Facts:
-        return _Facts(self._number("literal", str(atom.aval), str(atom.val)))
+        bits = np.asarray(atom.val).tobytes()
+        return _Facts(self._number("literal", str(atom.aval), bits))
 
     def _number(self, *key: Hashable) -> int:
         if key not in self._numbers:
@@ -149,10 +150,20 @@ class _Following:
         for i, out in enumerate(eqn.outvars):
             number = next(self._count)
             if not bodies and not eqn.effects:
-                params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
-                number = self._number(name, params, i, *(f.number for f in ins))
+                key = (name, _params(eqn), str(out.aval), i, *(f.number for f in ins))
+                number = self._number(*key)
             facts.append(_Facts(number, _own(out, number, name, ins), chosen, nearly))
         return facts
+
+
+def _params(eqn: Any) -> Hashable:
+    """Parameters, equal only if they mean the same; text, as 0.0 and -0.0 are the same number."""
+    params = tuple(sorted(eqn.params.items()))
+    try:
+        hash(params)
+    except TypeError:  # an array, whose text may leave something out
+        return object()
+    return params, str(params)
 
 
 def _near(ins: Sequence[_Facts]) -> _Values:

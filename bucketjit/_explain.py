@@ -163,7 +163,9 @@ def masked_equations(
 
     def run(values: Any, leaks: Any, arrays: Any) -> Any:
         at = BucketSizes(bucket, program.lower, values, leaks)
-        return interpret(program.jaxpr, program.consts, arrays, at, watched, None, 0)
+        return interpret(
+            *(program.jaxpr, program.consts, arrays, at, watched, None, 0), once=program.compared
+        )
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     leaks = [

@@ -163,6 +163,22 @@ def test_poison_does_not_reach_them() -> None:
     np.testing.assert_allclose(checked.with_pow2()(x), fn(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gradient of a maximum, normalised", "at its position"])
+def test_a_check_does_not_blame_a_bucket_for_what_jit_gets_wrong(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fn = CHOSEN[name]
+    x = np.random.default_rng(0).standard_normal((5, WIDTH)).astype(np.float32)
+    with jax.disable_jit():
+        want = fn(jnp.asarray(x))
+    wrong = not np.allclose(jax.jit(fn)(x), want, rtol=2e-3, atol=2e-3)
+    for check in (Check.EXACT, Check.EXACT_ALWAYS):
+        checked = BucketedExec(fn, dynamic_axes="b, _", fallback=Fallback.ERROR, check=check)
+        caplog.clear()
+        np.testing.assert_allclose(checked.with_pow2()(x), want, rtol=2e-3, atol=2e-3)
+        assert any("one operation at a time" in r.getMessage() for r in caplog.records) == wrong
+
+
 def test_nan_and_infinity_pass() -> None:
     def fn(x: Any) -> Any:
         y = centred(x)
