@@ -12,7 +12,8 @@ kept (`bucketjit._rule.computed_once`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -27,23 +28,42 @@ _CHOICES = frozenset(
         *("reduce_max", "reduce_min", "argmax", "argmin", "cummax", "cummin", "reduce"),
         *("sort", "top_k", "approx_top_k", "reduce_window_max", "reduce_window_min"),
         *("reduce_window", "scatter-max", "scatter-min", "select_and_gather_add"),
+        *("max", "min", "clamp"),
     )
 )
-# What they make are the same numbers, up to their sign: of which operands, all if it is None.
-_MOVES: dict[str, Sequence[int] | None] = {
-    **dict.fromkeys(("broadcast_in_dim", "reshape", "transpose", "squeeze", "rev", "copy"), (0,)),
-    **dict.fromkeys(("stop_gradient", "convert_element_type", "neg", "abs"), (0,)),
-    **dict.fromkeys(("slice", "dynamic_slice", "gather"), (0,)),
-    **dict.fromkeys(("concatenate", "pad", "dynamic_update_slice"), None),
-}
-_COMPUTED = frozenset(ELEMENTWISE) - _MOVES.keys() | {"reduce_sum", "reduce_prod"}
-# Of a difference they keep whether it is 0, or its sign.
-_SCALES = frozenset(("add", "add_any", "sub", "mul", "div", "select_n"))
+# What they make are the numbers of their first operand, up to the sign.
+_MOVES = frozenset(
+    (
+        *("broadcast_in_dim", "reshape", "transpose", "squeeze", "rev", "copy", "stop_gradient"),
+        *("convert_element_type", "reduce_precision", "neg", "abs", "real", "imag"),
+        *("slice", "dynamic_slice", "gather", "split", "unstack"),
+        *("sharding_constraint", "reshard", "pvary", "reduce_max", "reduce_min"),
+        *("cummax", "cummin", "top_k", "approx_top_k", "reduce_window_max", "reduce_window_min"),
+    )
+)
+_MOVES_OF_EACH = frozenset(("sort", "optimization_barrier", "device_put"))
+# What they make are numbers of several operands, or for some positions others.
+_MIXTURES = frozenset(
+    (
+        *("concatenate", "stack", "pad", "dynamic_update_slice", "select_n", "max", "min", "clamp"),
+        *("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"),
+        *("reduce", "reduce_window", "select_and_gather_add"),
+    )
+)
+_COMPUTED = frozenset((*ELEMENTWISE, "reduce_sum", "reduce_prod")) - _MOVES - _MIXTURES
+_DIFFERENCES = frozenset(("sub", "add", "add_any", "div"))  # ``y + -m``; ``y / m`` is 1 there
+_KEEP_DIFFERENCES = frozenset(ELEMENTWISE) | _MOVES | _MOVES_OF_EACH | _MIXTURES
 # They take a difference of nearly 0 for another than one of 0, or one below 0 for none.
 _READ_SIGNS = frozenset(
-    ("sign", "sqrt", "rsqrt", "log", "log2", "pow", "floor", "ceil", "round", *_COMPARISONS)
+    (
+        *("sign", "sqrt", "rsqrt", "cbrt", "log", "log2", "log1p", "pow", "floor", "ceil", "round"),
+        *("asin", "acos", "acosh", "atanh", *_COMPARISONS),
+    )
 )
+# The same operands need not make the same result.
+_ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *_jax.CALLBACKS))
 _Values = frozenset[int]  # each by its number
+_NONE: _Values = frozenset()
 
 
 class _Facts(NamedTuple):
@@ -51,15 +71,15 @@ class _Facts(NamedTuple):
 
     Attributes:
         number: Values of one number are computed in the same way, and XLA makes one of them.
-        own: The computed values that its numbers are those of.
-        chosen: The computed values among which something was chosen on the way to it.
-        nearly: The computed values that it is the difference of, from what was chosen among them.
+        source: The value whose numbers its own are: one that is computed, or mixed from several.
+        chosen: The sources among which something was chosen on the way to it.
+        nearly: The values that it is the difference of, from what was chosen among them.
     """
 
     number: int
-    own: _Values = frozenset()
-    chosen: _Values = frozenset()
-    nearly: _Values = frozenset()
+    source: int | None = None
+    chosen: _Values = _NONE
+    nearly: _Values = _NONE
 
 
 def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
@@ -72,14 +92,16 @@ def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
         A key for each: variables of one program with the same key are always equal.
     """
     names = {_jax.name_of(eqn) for eqn in _jax.all_equations(jaxpr)}
-    if names.isdisjoint(_READ_SIGNS) or names.isdisjoint({*_CHOICES, *_COMPARISONS}):
+    reads = _READ_SIGNS | {"convert_element_type", "rem", "div"}
+    if names.isdisjoint(reads) or names.isdisjoint(_CHOICES | _COMPARISONS):
         return {}
     work = _Following()
     work.program(jaxpr, work.unknown(jaxpr.invars))
+    found = work.to_keep()
     return {
         var: tuple(numbers)
         for var, numbers in work.numbers.items()
-        if not work.found.isdisjoint(numbers)
+        if not found.isdisjoint(numbers)
     }
 
 
@@ -87,21 +109,50 @@ class _Following:
     """What was found out so far.
 
     Attributes:
-        found: The values that must be computed once.
         numbers: Of each variable the value in each call of its program.
     """
 
     def __init__(self) -> None:
-        self.found: _Values = frozenset()
-        self.numbers: dict[Any, list[int]] = {}
+        self.numbers: dict[Any, list[int]] = defaultdict(list)
+        self._found: set[int] = set()
         self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count()
+        # Of each source, itself and what it is mixed from; the other way round; and what it is
+        # mixed from in more than one way.
+        self._made_of: dict[int, _Values] = {}
+        self._made_from: dict[int, set[int]] = defaultdict(set)
+        self._twice: dict[int, _Values] = {}
+        # Loops make values of their own of what the program around them makes too.
+        self._loop = 0
+
+    def to_keep(self) -> _Values:
+        """The values that must be computed once.
+
+        What is in a mixture twice, in ``concatenate([y, y])`` say, is made by two loops of one
+        kernel.
+        """
+        parts = _all(self._made_of[n] for n in self._found)
+        return _all(self._twice.get(n, _NONE) for n in parts) | self._found
 
     def unknown(self, variables: Sequence[Any]) -> list[_Facts]:
         """Facts of values of which nothing is known."""
         return [_Facts(next(self._count)) for _ in variables]
 
-    def program(self, jaxpr: Any, facts: Sequence[_Facts]) -> list[_Facts]:
+    def program(self, jaxpr: Any, facts: Sequence[_Facts], is_call: bool = False) -> list[_Facts]:
+        """Follow a program.
+
+        Args:
+            jaxpr: An open jaxpr.
+            facts: What is known of its arguments.
+            is_call: It is part of the program around it. Then what it makes and does not read is
+                for that to keep: `jax.numpy.where` is one and the same program in all its calls.
+
+        Returns:
+            What is known of its results.
+        """
+        kept_here = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+        if is_call:
+            kept_here &= {v for eqn in jaxpr.eqns for v in eqn.invars if not _jax.is_literal(v)}
         env: dict[Any, _Facts] = dict(zip(jaxpr.invars, facts, strict=True))
         env.update(zip(jaxpr.constvars, self.unknown(jaxpr.constvars), strict=True))
 
@@ -112,8 +163,11 @@ class _Following:
             outs = self._equation(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
             for var, fact in zip(eqn.outvars, outs, strict=True):
-                self.numbers.setdefault(var, []).append(fact.number)
+                if var in kept_here:
+                    self.numbers[var].append(fact.number)
         return [read(v) for v in jaxpr.outvars]
+
+    # --- numbers and sources ---
 
     def _literal(self, atom: Any) -> _Facts:
         bits = np.asarray(atom.val).tobytes()
@@ -124,36 +178,189 @@ class _Following:
             self._numbers[key] = next(self._count)
         return self._numbers[key]
 
+    def _is_made(self, number: int, parts: _Values = _NONE) -> int:
+        """Note a source; see `_made_of`."""
+        if number not in self._made_of:
+            self._made_of[number] = parts | {number}
+            for part in self._made_of[number]:
+                self._made_from[part].add(number)
+        return number
+
+    def _is_mixture(self, number: int, sources: Iterable[int]) -> int:
+        """Note a source that one kernel makes of others."""
+        if number in self._made_of:
+            return number
+        parts, twice = _NONE, _NONE
+        for source in sources:
+            twice |= parts & self._made_of[source]
+            parts |= self._made_of[source]
+        if twice:
+            self._twice[number] = self._latest(twice)
+        return self._is_made(number, parts)
+
+    def _shared(self, one: int | None, other: int | None) -> _Values:
+        """The latest of what two sources are both made of."""
+        if one is None or other is None:
+            return _NONE
+        return self._latest(self._made_of[one] & self._made_of[other])
+
+    def _latest(self, parts: _Values) -> _Values:
+        """Those that no other is made of."""
+        found = set()
+        while parts:
+            latest = max(parts)  # what is mixed is younger than its parts
+            found.add(latest)
+            parts -= self._made_of[latest]
+        return frozenset(found)
+
+    def _near(self, one: _Facts, other: _Facts) -> _Values:
+        """What is at two operands, by itself and by what was chosen among it."""
+        return self._among(one, other) | self._among(other, one)
+
+    def _among(self, value: _Facts, other: _Facts) -> _Values:
+        if value.source is None or not other.chosen:
+            return _NONE
+        related = _all(self._made_from[n] for n in self._made_of[value.source])
+        return _all(self._shared(value.source, n) for n in other.chosen & related)
+
+    # --- equations ---
+
     def _equation(self, eqn: Any, ins: Sequence[_Facts]) -> Sequence[_Facts]:
         name = _jax.name_of(eqn)
         if name in _jax.CALLS:
             inner = _jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0]
             if len(inner.invars) == len(ins):
-                return self.program(inner, ins)
+                return self.program(inner, ins, is_call=True)
+        chosen = _all(f.chosen for f in ins)
         bodies = list(_jax.bodies(eqn))
+        if bodies or name in _CHOICES:  # a loop may choose, one element after the other
+            chosen |= {f.source for f in ins if f.source is not None}
+        if name in _LOOPS:
+            return [self._from_loop(f, chosen) for f in self._inside(_LOOPS[name], eqn, ins)]
         for body in bodies:
             self.program(body, self.unknown(body.invars))
-        chosen = _all(f.chosen for f in ins)
-        if bodies or name in _CHOICES:  # a loop may choose, one element after the other
-            chosen |= _all(f.own for f in ins)
-        near = _near(ins) if len(ins) == 2 else frozenset[int]()
-        nearly = near if name == "sub" else frozenset[int]()
-        if name in _MOVES or name in _SCALES:
-            nearly |= _all(f.nearly for f in ins)
-        if name in _READ_SIGNS:
-            self.found |= _all(f.nearly for f in ins)
-        if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y``: is it NaN
-            self.found |= near | (ins[0].own & ins[1].own)
-        if name == "concatenate":  # the same number, made by two loops of one kernel
-            self.found |= _twice(f.own for f in ins)
+        near = self._near(*ins) if len(ins) == 2 else _NONE
+        self._read(eqn, name, ins, near)
+        nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE
+        if name in _DIFFERENCES:
+            nearly |= near
         facts = []
         for i, out in enumerate(eqn.outvars):
-            number = next(self._count)
-            if not bodies and not eqn.effects:
-                key = (name, _params(eqn), str(out.aval), i, *(f.number for f in ins))
-                number = self._number(*key)
-            facts.append(_Facts(number, _own(out, number, name, ins), chosen, nearly))
+            number = self._number_of(eqn, i, ins, bool(bodies))
+            if _is_inexact(out):
+                facts.append(_Facts(number, self._source(number, name, i, ins), chosen, nearly))
+            else:
+                facts.append(_Facts(number, None, chosen))
         return facts
+
+    def _read(self, eqn: Any, name: str, ins: Sequence[_Facts], near: _Values) -> None:
+        """Note the values that decide what an equation makes, if they do by a last bit."""
+        cut_off = name == "convert_element_type" and not _is_inexact(eqn.outvars[0])
+        if name in _READ_SIGNS or cut_off:
+            self._found |= _all(f.nearly for f in ins)
+        if name == "div":
+            self._found |= ins[1].nearly
+        if name == "rem":
+            self._found |= near
+        if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y``: is it NaN
+            self._found |= near | self._shared(ins[0].source, ins[1].source)
+
+    def _number_of(self, eqn: Any, i: int, ins: Sequence[_Facts], has_bodies: bool) -> int:
+        name = _jax.name_of(eqn)  # none, where it is not JAX's: what it does is not known
+        if not name or name in _ANEW or has_bodies or eqn.effects:
+            return next(self._count)
+        operands = (f.number for f in ins)
+        return self._number(self._loop, name, _params(eqn), str(eqn.outvars[i].aval), i, *operands)
+
+    def _source(self, number: int, name: str, i: int, ins: Sequence[_Facts]) -> int | None:
+        if name in _MOVES or name in _MOVES_OF_EACH:
+            return ins[i if name in _MOVES_OF_EACH else 0].source
+        if name in _MIXTURES:
+            given = ins[1:] if name == "select_n" else ins
+            return self._is_mixture(number, [f.source for f in given if f.source is not None])
+        return self._is_made(number) if name in _COMPUTED else None
+
+    # --- loops and branches ---
+
+    def _inside(
+        self, follow: Callable[..., list[_Facts]], eqn: Any, ins: Sequence[_Facts]
+    ) -> list[_Facts]:
+        """What comes out of a loop or branch, as far as it is known around it."""
+        before, around = next(self._count), self._loop
+        self._loop = before
+        try:
+            outs = follow(self, eqn, ins)
+        finally:
+            self._loop = around
+        return [self._mixed([f], before) for f in outs]
+
+    def _from_loop(self, out: _Facts, chosen: _Values) -> _Facts:
+        return out._replace(chosen=out.chosen | chosen)
+
+    def _mixed(self, facts: Sequence[_Facts], before: int | None = None) -> _Facts:
+        """A value that is in memory, and is one of these, whichever.
+
+        Args:
+            facts: What it may be.
+            before: Leaves out what was not yet made at this number.
+        """
+        number = next(self._count)
+        sources = [f.source for f in facts if f.source is not None]
+        parts = _all(self._made_of[n] for n in sources)
+        chosen, nearly = _all(f.chosen for f in facts), _all(f.nearly for f in facts)
+        if before is not None:
+            parts, chosen, nearly = (
+                frozenset(n for n in values if n < before) for values in (parts, chosen, nearly)
+            )
+        return _Facts(number, self._is_made(number, parts) if sources else None, chosen, nearly)
+
+    def _branches(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
+        bodies = [_jax.open_jaxpr(branch)[0] for branch in eqn.params["branches"]]
+        outs = [self.program(body, ins[1:]) for body in bodies]
+        return [self._mixed(facts) for facts in zip(*outs, strict=True)]
+
+    def _scan(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
+        (body,) = _jax.bodies(eqn)
+        at, carries = _jax.scan_arity(eqn.params)
+        rows = [f._replace(number=next(self._count)) for f in ins[at + carries :]]
+        carried, outs = self._repeated(
+            ins[at : at + carries], lambda carried: self.program(body, [*ins[:at], *carried, *rows])
+        )
+        return [*carried, *outs[carries:]]
+
+    def _while(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
+        of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        condition, body = (
+            _jax.open_jaxpr(eqn.params[name])[0] for name in ("cond_jaxpr", "body_jaxpr")
+        )
+        consts, first = ins[of_condition : of_condition + of_body], ins[of_condition + of_body :]
+
+        def once(carried: Sequence[_Facts]) -> list[_Facts]:
+            self.program(condition, [*ins[:of_condition], *carried])
+            return self.program(body, [*consts, *carried])
+
+        return self._repeated(first, once)[0]
+
+    def _repeated(
+        self, first: Sequence[_Facts], once: Callable[[Sequence[_Facts]], list[_Facts]]
+    ) -> tuple[list[_Facts], list[_Facts]]:
+        """What a loop carries, and what its body makes: followed as the first and a later time."""
+        carried = [self._mixed([f]) for f in first]
+        for _ in range(2):
+            outs = once(carried)
+            carried = [self._mixed(pair) for pair in zip(first, outs, strict=False)]
+        return carried, outs
+
+
+_LOOPS: Mapping[str, Callable[..., list[_Facts]]] = {
+    "cond": _Following._branches,
+    "scan": _Following._scan,
+    "while": _Following._while,
+}
+
+
+def _is_inexact(var: Any) -> bool:
+    return jnp.issubdtype(getattr(var.aval, "dtype", np.dtype(bool)), np.inexact)
 
 
 def _params(eqn: Any) -> Hashable:
@@ -166,31 +373,5 @@ def _params(eqn: Any) -> Hashable:
     return params, str(params)
 
 
-def _near(ins: Sequence[_Facts]) -> _Values:
-    """What is at two operands, by itself and by what was chosen among it."""
-    one, other = ins
-    return (one.own & other.chosen) | (other.own & one.chosen)
-
-
-def _own(out: Any, number: int, name: str, ins: Sequence[_Facts]) -> _Values:
-    if not jnp.issubdtype(getattr(out.aval, "dtype", np.dtype(bool)), np.inexact):
-        return frozenset()
-    if name == "select_n":
-        return _all(f.own for f in ins[1:])
-    if name in _MOVES:
-        which = _MOVES[name]
-        return _all(f.own for f in (ins if which is None else [ins[i] for i in which]))
-    return frozenset((number,)) if name in _COMPUTED else frozenset()
-
-
-def _twice(sets: Iterable[_Values]) -> _Values:
-    """What is in more than one of them."""
-    seen, found = frozenset[int](), frozenset[int]()
-    for values in sets:
-        found |= seen & values
-        seen |= values
-    return found
-
-
-def _all(sets: Iterable[_Values]) -> _Values:
-    return frozenset().union(*sets)
+def _all(sets: Iterable[Iterable[int]]) -> _Values:
+    return _NONE.union(*sets)
