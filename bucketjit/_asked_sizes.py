@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,26 @@ from bucketjit._config import is_int_from
 from bucketjit._errors import SpecError
 from bucketjit.strategies.listing import MOST_LISTED
 
+_LOOKED_AT_EACH = 4096  # combinations; each takes 0.1 ms
+_MOST_SIZES = 1 << 22  # of one variable
+
+BucketOf = Callable[[str, int], Hashable]
+
 
 def combinations(
-    sizes: Any, variables: Sequence[str], own: Mapping[str, int]
+    sizes: Any, variables: Sequence[str], own: Mapping[str, int], bucket_of: BucketOf
 ) -> list[dict[str, int]]:
     """The sizes that a warm-up is for.
+
+    Too many to look at each are thinned: the smallest and the largest size in a bucket stand for
+    those between.
 
     Args:
         sizes: None; a dict of a variable to a size, to sizes, or to a strategy that has a largest
             bucket; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
         variables: The variables there are.
         own: The sizes of the example.
+        bucket_of: The bucket of a variable's size, or what else its sizes are told apart by.
 
     Raises:
         SpecError: It is none of these, or there is no such variable.
@@ -42,8 +52,13 @@ def combinations(
     if isinstance(sizes, Mapping):
         check_names(sizes, variables)
         each = {v: _sizes_of(v, given) for v, given in sizes.items()}
-        count = int(np.prod([len(s) for s in each.values()], dtype=np.int64))
-        _check_count(count)
+        if _count(each) > _LOOKED_AT_EACH:
+            each = {v: _ends(given, lambda n, v=v: bucket_of(v, n)) for v, given in each.items()}
+        if (count := _count(each)) > MOST_LISTED:
+            raise SpecError(
+                f"warmup: {count} combinations of sizes, those in one bucket not counted; give "
+                "those that occur as a list of dicts"
+            )
         return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise SpecError(
@@ -85,11 +100,18 @@ def _listed(variables: Sequence[str]) -> str:
     return ", ".join(map(repr, variables)) or "no open axis; name those that vary in dynamic_axes"
 
 
-def _check_count(count: int) -> None:
-    if count > MOST_LISTED:
-        raise SpecError(
-            f"warmup: {count} combinations of sizes; give those that occur as a list of dicts"
-        )
+def _count(each: Mapping[str, Sequence[int]]) -> int:
+    return math.prod(map(len, each.values()))
+
+
+def _ends(sizes: Sequence[int], bucket_of: Callable[[int], Hashable]) -> list[int]:
+    """The smallest and the largest size in each bucket, in the order of the buckets found."""
+    ends: dict[Hashable, tuple[int, int]] = {}
+    for n in sizes:
+        bucket = bucket_of(n)
+        low, high = ends.get(bucket, (n, n))
+        ends[bucket] = min(low, n), max(high, n)
+    return [n for pair in ends.values() for n in dict.fromkeys(pair)]
 
 
 def _is_strategy(sizes: Any) -> bool:
@@ -100,8 +122,8 @@ def _is_strategy(sizes: Any) -> bool:
 def _sizes_of(variable: str, given: Any) -> list[int]:
     if _is_strategy(given):
         given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
-    if isinstance(given, range):
-        _check_count(len(given))
+    if isinstance(given, range) and len(given) > _MOST_SIZES:
+        raise SpecError(f"warmup: {len(given)} sizes of {variable!r} are too many to look at")
     values: list[Any] = []
     try:
         values = [given] if isinstance(given, int | np.integer) else list(given)

@@ -529,9 +529,9 @@ class Builders:
         one that was traced at once.
 
         Without this method the directory ``bucketjit`` in JAX's own compilation cache
-        (``jax_compilation_cache_dir``) is used, if JAX has one, for what JAX would keep itself:
-        what took a second to compile, unless ``jax_persistent_cache_min_compile_time_secs`` says
-        otherwise.
+        (``jax_compilation_cache_dir``) is used, if JAX has one: for all buckets, or where
+        ``jax_persistent_cache_min_compile_time_secs`` is set to another time than JAX has by
+        default (1.0), for what took so long to compile.
 
         Files are found by what their executables depend on: the program, its constants, the types
         and placement of the arguments, versions, device and configuration. Damaged files are

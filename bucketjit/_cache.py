@@ -239,7 +239,11 @@ class ExecutableCache(Generic[K, V]):
             return math.inf if self._maxsize is None else self._maxsize - len(self._slots)
 
     def get_or_compile(
-        self, key: K, compile: Callable[[], V], stored: Callable[[], None] | None = None
+        self,
+        key: K,
+        compile: Callable[[], V],
+        stored: Callable[[], None] | None = None,
+        is_use: bool = True,
     ) -> V:
         """Return the entry of a key, compiled if there is none yet.
 
@@ -253,6 +257,8 @@ class ExecutableCache(Generic[K, V]):
             compile: Makes the entry; called in this thread, at most once, without the lock.
             stored: Called then, when the entry is there for all who ask, before others leave for
                 it.
+            is_use: Whether an entry that is there, or that another thread compiles meanwhile, is
+                used: it counts as a hit, and eviction takes note.
 
         Returns:
             The entry.
@@ -268,8 +274,10 @@ class ExecutableCache(Generic[K, V]):
             while True:
                 with self._lock:
                     slot = self._slots.get(key)
-                    if slot is not None and (entry := slot.use()) is not None:
-                        return entry
+                    if slot is not None:
+                        entry = slot.use() if is_use else slot.entry
+                        if entry is not None:
+                            return entry
                     flight = self._flights.get(key)
                     if flight is None:
                         own = self._flights[key] = _Flight(me)
@@ -290,12 +298,13 @@ class ExecutableCache(Generic[K, V]):
                         raise error.with_traceback(flight.traceback)
                     finally:
                         del error, flight  # the traceback holds this frame: no cycle
-                with self._lock:
-                    slot = self._slots.get(key)
-                    if slot is not None:
-                        slot.uses.add()
-                    else:
-                        self._hits += 1
+                if is_use:
+                    with self._lock:
+                        slot = self._slots.get(key)
+                        if slot is not None:
+                            slot.uses.add()
+                        else:
+                            self._hits += 1
                 return flight.future.result()
             return self._compile(key, own, compile, stored)
         except BaseException:

@@ -322,7 +322,8 @@ class BucketedExec(Builders, Views):
                 has a largest bucket (`strategies.buckets_of`; one of your own lists its buckets as
                 ``boundaries``), of which all combinations are warmed up; a list of dicts of a
                 variable to a size; a joint plan; or, of a single variable, its strategy. By default
-                the sizes of ``args``.
+                the sizes of ``args``. Of more than 4,096 combinations, the smallest and the
+                largest size in each bucket stand for those between.
             workers: Threads that compile; by default as many as there are cores, up to four.
             time_budget: Seconds after which no other compile begins.
             progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if

@@ -727,8 +727,15 @@ def source_line(eqn: Any) -> str:
 _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_party")
 
 
+_DEFINITELY_EQUAL = _core.definitely_equal.__code__
+
+
 def _caller_decides(depth: int) -> bool:
-    name = sys._getframe(depth).f_globals.get("__name__", "")
+    frame = sys._getframe(depth)
+    name = frame.f_globals.get("__name__", "")
+    if frame.f_code is _DEFINITELY_EQUAL:  # JAX means "or unknown" by it, but for one place
+        caller: Any = frame.f_back  # `jax.image.resize` leaves out what has its size
+        return caller.f_globals.get("__name__", "").startswith("jax._src.image.")
     if name.startswith("jax._src."):
         return name.split(".")[2] in _DECIDING
     return not (name == "jax" or name.startswith("jaxlib."))
@@ -1521,18 +1528,25 @@ def jaxlib_version() -> str:
     return str(jaxlib.__version__)
 
 
+_SECONDS_BY_DEFAULT = 1.0  # of ``jax_persistent_cache_min_compile_time_secs``
+
+
 def compilation_cache() -> tuple[str, float, int] | None:
     """JAX's own persistent cache, if there is one in use, in a directory of this machine.
 
-    Its directory, the fewest seconds of a compile that it keeps, and its most bytes (-1: no bound).
+    Its directory, the fewest seconds of a compile to keep, and its most bytes (-1: no bound). The
+    seconds that JAX has by default are for every function that it compiles, of which most are not
+    met again. Buckets are: unless they are set, none is too quick.
 
     Non-public: the flags are public, but not typed (``config``, since 0.4.1).
     """
     directory = _config.compilation_cache_dir.value
     if not directory or not _config.enable_compilation_cache.value or "://" in directory:
         return None
-    seconds = _config.persistent_cache_min_compile_time_secs.value
-    return directory, float(seconds), int(_config.compilation_cache_max_size.value)
+    seconds = float(_config.persistent_cache_min_compile_time_secs.value)
+    if seconds == _SECONDS_BY_DEFAULT:
+        seconds = 0.0
+    return directory, seconds, int(_config.compilation_cache_max_size.value)
 
 
 def device_name(device: jax.Device) -> str:

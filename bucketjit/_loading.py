@@ -501,7 +501,15 @@ def _kind_of(signed: Signed, device: Any) -> str:
             (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
             for kind, spec, shape in leaves
         ],
+        [(i, _static_text(x)) for i, x in sorted(signed.statics.positional.items())],
+        [(name, _static_text(x)) for name, x in sorted(signed.statics.keyword.items())],
     )
+
+
+def _static_text(value: Any) -> str:
+    """What files are told apart by; of what has no sure text, only its type."""
+    is_plain = value is None or type(value) in (bool, int, float, str)
+    return repr(value) if is_plain else type(value).__qualname__
 
 
 def _short(*values: Any) -> str:

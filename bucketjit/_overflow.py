@@ -71,6 +71,16 @@ def padded_size(config: Config, variable: str, n: int) -> int:
         raise
 
 
+def bucket_or_size(config: Config, variable: str, n: int) -> tuple[bool, int]:
+    """Whether the size of one variable, by itself, has a bucket; and that bucket, or the size."""
+    if config.plan is not None and variable in config.plan.dims:
+        return False, n
+    try:
+        return True, padded_size(config, variable, n)
+    except Exception:  # it is told of where the size is looked at
+        return False, n
+
+
 class Exactly(NamedTuple):
     """A call with variables at their exact size.
 

@@ -194,7 +194,9 @@ class Supply:
         compile = _jax.compile_here
         if beside_calls and self._asks:
             compile = functools.partial(self._compile_apart, order)
-        return self._obtain(order, first_run, compile, is_asked_for, may_compile).source
+        return self._obtain(
+            order, first_run, compile, is_asked_for, may_compile, is_call=False
+        ).source
 
     def _obtain(
         self,
@@ -203,6 +205,7 @@ class Supply:
         compile: Compile = _jax.compile_here,
         is_asked_for: bool = True,
         may_compile: bool = True,
+        is_call: bool = True,
     ) -> Supplied:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         source: Source = "cache"
@@ -233,7 +236,8 @@ class Supply:
 
         while True:
             try:
-                return Supplied(self._cache.get_or_compile(order.key, build, tell), source)
+                entry = self._cache.get_or_compile(order.key, build, tell, is_call)
+                return Supplied(entry, source)
             except CompileBudgetError:
                 if began or not is_asked_for:
                     raise

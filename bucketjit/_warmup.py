@@ -29,7 +29,7 @@ from bucketjit._errors import (
 from bucketjit._events import shown
 from bucketjit._family import Call, variables_in
 from bucketjit._lowered_types import at_sizes
-from bucketjit._overflow import exactly
+from bucketjit._overflow import bucket_or_size, exactly
 from bucketjit._progress import progress_of
 from bucketjit._signature import bind_sizes
 from bucketjit._signing import Signed
@@ -506,11 +506,12 @@ def _asked(
     """
     family, shapes = signed.family, signed.shapes
     wanted: list[dict[str, int]] | None = None
+    bucket_of = functools.partial(bucket_or_size, engine.config)
     if engine.always_exact:
         is_named = bool(family.declared_sizes(shapes)) or sizes is None
         tokens = (family.declared_tokens if is_named else family.guessed_tokens)(shapes)
         own = bind_sizes(tokens, shapes, family.paths)
-        wanted = combinations(sizes, tuple(variables_in(tokens)), own)
+        wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
         others = (one for one in wanted if any(own[v] != n for v, n in one.items()))
         other = next(others, None)
         if is_named or other is None or _takes(signed, tokens, own, other):
@@ -521,7 +522,7 @@ def _asked(
         tokens = family.guessed_tokens(shapes)
         own = bind_sizes(tokens, shapes, family.paths)
     if wanted is None:
-        wanted = combinations(sizes, tuple(variables_in(tokens)), own)
+        wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
     for one in wanted:
         check_names(one, tuple(variables_in(tokens)))
     return tokens, own, wanted

@@ -70,6 +70,21 @@ def ask(pool, cache, key, gate, threads):
     return futures
 
 
+def test_what_is_made_ready_is_no_use(pool):
+    cache = ExecutableCache(4, policy="lfu")
+    gate = Gate("A")
+    owner = pool.submit(cache.get_or_compile, "a", gate, None, False)
+    assert gate.started.wait(PATIENCE)
+    waiter = pool.submit(cache.get_or_compile, "a", never, None, False)
+    until(lambda: len(cache._waiting) == 1)
+    gate.opened.set()
+    assert owner.result(PATIENCE) == waiter.result(PATIENCE) == "A"
+    assert cache.get_or_compile("a", never, is_use=False) == "A"
+    assert cache.info().hits == cache.slot("a").hits() == 0
+    assert cache.get_or_compile("a", never) == "A"
+    assert cache.info().hits == cache.slot("a").hits() == 1
+
+
 def others_compile(pool, cache, interrupted, again):
     """Five threads wait for one that ends by an interrupt; one of them compiles for all."""
     (owner,) = ask(pool, cache, "a", interrupted, threads=1)

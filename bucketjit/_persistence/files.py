@@ -31,6 +31,7 @@ SUFFIX = ".bjx"
 _TEMPORARY = ".writing-"
 _ABANDONED = 3600.0  # seconds after which nobody goes on with a file that was begun
 _LARGEST_HEADER = 1 << 24
+_AT_FIRST = 1 << 20  # bytes that are read before a file's length is believed
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
 
 
@@ -206,6 +207,7 @@ def read(path: Path) -> bytes:
     """The contents of a file that nobody else can have written.
 
     Raises:
+        Damaged: It is longer than its header says.
         Distrusted: Somebody may have.
         OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
@@ -225,7 +227,30 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(told.st_mode):
             raise Distrusted(f"{path} is not a file")
         _check_owner(told, str(path))
-        return file.read()
+        data = file.read(_AT_FIRST)
+        if not data.startswith(MAGIC):  # that says enough
+            return data
+        if told.st_size > len(data) and told.st_size > _most_bytes(data):
+            raise Damaged("it is longer than its header says")
+        return data + file.read()
+
+
+def _most_bytes(start: bytes) -> float:
+    """How long a file may be that starts like this; what it says is not checked otherwise."""
+    at = len(MAGIC) + 32
+    if len(start) < at + 4:
+        return math.inf
+    (length,) = struct.unpack_from("<I", start, at)
+    text = start[at + 4 : at + 4 + length]
+    if length > _LARGEST_HEADER:
+        return 0
+    if len(text) < length:  # a header that is longer than what was read
+        return math.inf
+    try:
+        nbytes = parse_header(text).nbytes
+    except Damaged:
+        return 0
+    return at + 4 + length + nbytes + nbytes // 1000 + 1024  # what zlib makes of them at most
 
 
 def write(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from bucketjit._errors import PersistenceWarning, frames_inside
 from bucketjit._events import Event
@@ -63,6 +63,8 @@ class Store:
         tell: Told of events.
     """
 
+    _in_use: ClassVar[set[Path]] = set()  # files that this process has written or loaded
+
     def __init__(
         self,
         directory: Path,
@@ -98,6 +100,7 @@ class Store:
             self._warn(wanted, "unreadable", f"cannot read {path}: {error.strerror or error}")
             return None
         self.mark_used(wanted)
+        self._in_use.add(path)
         return header, raw
 
     def read(self, path: Path) -> tuple[Header, bytes]:
@@ -132,6 +135,7 @@ class Store:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
             self._write(path, files.pack(header, raw))
+            self._in_use.add(path)
             if self._max_bytes is not None and path in files.bound(self.directory, self._max_bytes):
                 why = f"its file has more than the {self._max_bytes} bytes that files may have"
                 self.refuse(wanted.name, wanted.sizes, why)
@@ -183,10 +187,15 @@ class Store:
             )
 
     def _tell_stale(self, wanted: Wanted) -> None:
-        """Tell of a file that would have done, were it not for what has changed since."""
+        """Tell of a file that would have done, were it not for what has changed since.
+
+        One that this process has a use for is that of another function of the same name.
+        """
         try:
             for path in files.others_of(self.directory, wanted.identity, wanted.key):
                 header, _ = files.unpack(files.read(path))
+                if path in self._in_use and header.environment == wanted.environment:
+                    continue
                 changes = differences(header, wanted)
                 self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
                 return

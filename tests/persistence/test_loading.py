@@ -26,6 +26,7 @@ from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _jax, 
 from bucketjit._errors import CompileBudgetError
 from bucketjit._persistence import environment, files
 from bucketjit._persistence.files import SUFFIX
+from bucketjit._persistence.store import Store
 
 
 def rows(n: int, *shape: int) -> np.ndarray:
@@ -408,10 +409,28 @@ def constants(change=None):
 def test_another_program_is_not_mistaken(kept, one, other, why):
     x = rows(3, 5000)
     assert kept.did(kept(one()), (x,)) == (1, 0)
+    Store._in_use.clear()  # as in another process
     assert kept.did(kept(other()), (x,)) == (1, 0)
     assert kept.did(kept(one()), (x,)) == (0, 1)
     told = [e.detail for e in kept.events if e.kind == "stale"]
     assert told == [] if why is None else why in told[0]
+
+
+def test_files_of_other_functions_and_static_arguments_are_not_stale(kept):
+    """Two functions of one name, in one process; and in another one, other static arguments."""
+    x = rows(3, 4)
+    for value in (2.0, 3.0):
+        assert kept.did(kept(closing_over(value)), (x,)) == (1, 0)
+
+    def scaled(x, factor):
+        return x * factor
+
+    for factor in (4, 5.5, "6", True):
+        Store._in_use.clear()  # as in another process
+        executor = kept(lambda x, k: scaled(x, float(k)), static_argnums=1)
+        assert kept.did(executor, (x, factor)) == (1, 0)
+    assert [e.detail for e in kept.events if e.kind == "stale"] == []
+    assert len(kept.files()) == 6
 
 
 def test_a_constant_that_is_written_to(kept, monkeypatch):
@@ -570,6 +589,18 @@ def damaged_by(kept, damage) -> list[Any]:
 def test_a_truncated_file_is_made_again(kept, length):
     [told] = damaged_by(kept, lambda path, data: path.write_bytes(data[:length]))
     assert told.kind == "damaged"
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_file_that_is_much_too_long_is_not_read(kept, foreign):
+    def extend(path, data):
+        if foreign:
+            path.write_bytes(b"another" + data)
+        os.truncate(path, 1 << 36)
+
+    [told] = damaged_by(kept, extend)
+    assert told.kind == "damaged"
+    assert ("no executable of bucketjit" if foreign else "longer than its header") in told.detail
 
 
 @pytest.mark.parametrize("where", [3, 30, 60, 200, -5])
@@ -771,6 +802,18 @@ def test_the_directory_of_jax_is_used(cache_of_jax):
     without = BucketedExec(pooled).with_pow2().with_persistence(None)
     without(rows(3, 2))
     assert (without.stats().compiles, without.stats().loads) == (1, 0)
+
+
+@pytest.mark.parametrize(("seconds", "loads"), [(1.0, 1), (60.0, 0)])
+def test_quick_compiles_are_kept_unless_the_directory_is_for_longer_ones(
+    cache_of_jax, seconds, loads
+):
+    """One second is what JAX has by default."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    for expected in (0, loads):
+        executor = BucketedExec(pooled).with_pow2()
+        executor(rows(3, 2))
+        assert executor.stats().loads == expected
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
