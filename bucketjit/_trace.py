@@ -252,8 +252,9 @@ class _Tracing:
         self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: Mapping[str, int]
     ) -> None:
         self._sizes = sizes
-        self.scope = export.SymbolicScope(tuple(constraints))
-        self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
+        with lenient_jax():  # constraints are compared with one another
+            self.scope = export.SymbolicScope(tuple(constraints))
+            self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
         self.assumed: dict[tuple[str, str], Guard] = {}
         self.keys: dict[str, Guard] = {}
         self.raised: list[Exception] = []

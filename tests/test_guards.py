@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -574,3 +574,57 @@ def test_a_loop_of_python_over_an_open_axis_is_told_as_one(fn: Any) -> None:
     with pytest.warns(FallbackWarning, match=r"used as a Python int|a list is repeated by a size"):
         executor(np.ones((3, 2), np.float32))
     executor(np.ones((5, 2), np.float32))
+
+
+def halves(x: Any) -> Any:
+    while x.shape[0] > 1:
+        x = x[x.shape[0] // 2 :] * 2
+    return x
+
+
+def by_pairs(x: Any) -> Any:
+    while x.shape[0] > 1:
+        half = x.shape[0] // 2
+        pairs = x[:half] * 0.5 + x[half : 2 * half]
+        x = jnp.concatenate([pairs, x[2 * half :]]) if x.shape[0] % 2 else pairs
+    return x[0]
+
+
+def merged(x: Any) -> Any:
+    n = x.shape[0]
+    if n <= 1:
+        return x
+    a, b = merged(x[: n // 2]), merged(x[n // 2 :])
+    of_a = jnp.searchsorted(b, a, side="left") + jnp.arange(a.shape[0])
+    of_b = jnp.searchsorted(a, b, side="right") + jnp.arange(b.shape[0])
+    return jnp.zeros(n).at[of_a].set(a).at[of_b].set(b)
+
+
+@pytest.mark.parametrize(
+    ("fn", "sizes"), [(halves, (5, 9, 17, 33)), (by_pairs, (5, 9, 17)), (merged, (9,))]
+)
+def test_sizes_that_are_halved_again_and_again(fn: Any, sizes: Sequence[int]) -> None:
+    """JAX compares such sizes in a time that doubles with each half; then they run exact."""
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in sizes:
+        x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            np.testing.assert_allclose(executor(x), fn(jnp.asarray(x)), rtol=1e-4)
+    if fn is halves:
+        assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("method", ["nearest", "linear", "cubic", "lanczos3"])
+def test_an_image_of_the_size_asked_for_is_left_as_it_is(method: str) -> None:
+    """NaN and infinity stay where they are along such an axis."""
+
+    def resized(x: Any) -> Any:
+        return jax.image.resize(x, (8, 6), method)
+
+    executor = BucketedExec(resized, dynamic_axes="h, w").with_pow2()
+    for h, w in ((5, 7), (8, 5), (5, 6), (8, 6), (9, 6)):
+        x = ramp(h, w)
+        x[0, 0], x[-1, 2] = np.nan, np.inf
+        assert_like_jit(executor, resized, x)
+    assert executor.stats().fallback_calls == 0
