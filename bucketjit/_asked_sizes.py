@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ def combinations(
         check_names(sizes, variables)
         each = {v: _sizes_of(v, given) for v, given in sizes.items()}
         if _count(each) > _LOOKED_AT_EACH:
-            each = {v: _ends(given, lambda n, v=v: bucket_of(v, n)) for v, given in each.items()}
+            each = {v: _ends(ns, functools.partial(bucket_of, v)) for v, ns in each.items()}
         if (count := _count(each)) > MOST_LISTED:
             raise SpecError(
                 f"warmup: {count} combinations of sizes, those in one bucket not counted; give "
