@@ -1,6 +1,6 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     the tests, of the masking cases every third (all of them with
+#   make test                     the tests, of the masking cases every fourth (all of them with
 #                                 EVERY=1); also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
@@ -20,7 +20,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EVERY ?= 3
+EVERY ?= 4
 EVERY_312 ?= 10
 ARGS ?=
 PYTEST_ARGS ?=

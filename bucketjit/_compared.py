@@ -52,6 +52,7 @@ _MIXTURES = frozenset(
 )
 _COMPUTED = frozenset((*ELEMENTWISE, "reduce_sum", "reduce_prod")) - _MOVES - _MIXTURES
 _DIFFERENCES = frozenset(("sub", "add", "add_any", "div"))  # ``y + -m``; ``y / m`` is 1 there
+_DECIDE_BY_TWO = _DIFFERENCES | _COMPARISONS | {"rem"}
 _KEEP_DIFFERENCES = frozenset(ELEMENTWISE) | _MOVES | _MOVES_OF_EACH | _MIXTURES
 # They take a difference of nearly 0 for another than one of 0, or one below 0 for none.
 _READ_SIGNS = frozenset(
@@ -92,7 +93,7 @@ def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
         A key for each: variables of one program with the same key are always equal.
     """
     names = {_jax.name_of(eqn) for eqn in _jax.all_equations(jaxpr)}
-    reads = _READ_SIGNS | {"convert_element_type", "rem", "div"}
+    reads = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # see `_Following._read`
     if names.isdisjoint(reads) or names.isdisjoint(_CHOICES | _COMPARISONS):
         return {}
     work = _Following()
@@ -239,7 +240,7 @@ class _Following:
             return [self._from_loop(f, chosen) for f in self._inside(_LOOPS[name], eqn, ins)]
         for body in bodies:
             self.program(body, self.unknown(body.invars))
-        near = self._near(*ins) if len(ins) == 2 else _NONE
+        near = self._near(*ins) if name in _DECIDE_BY_TWO else _NONE
         self._read(eqn, name, ins, near)
         nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE
         if name in _DIFFERENCES:

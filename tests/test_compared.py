@@ -312,7 +312,7 @@ def test_they_are_computed_once(name: str) -> None:
     """As where each operation runs by itself."""
     fn = CHOSEN.get(name) or LIMITED[name]
     bucketed = BucketedExec(fn, dynamic_axes="b, _", fallback=Fallback.ERROR).with_pow2()
-    for n in SIZES:
+    for n in SIZES[::2]:
         x = np.random.default_rng(0).standard_normal((n, WIDTH)).astype(np.float32)
         with jax.disable_jit():
             want = fn(jnp.asarray(x))
