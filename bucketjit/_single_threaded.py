@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -98,7 +99,13 @@ class _Books:
         lent = _jax.lent(value, device)
         if isinstance(value, jax.Array):
             place = id(value)
-            owner = weakref.ref(value, lambda gone: self._forget(place, gone))
+            ends = sys.is_finalizing  # when modules may have lost what `_forget` needs
+
+            def forget(gone: Any) -> None:
+                if not ends():
+                    self._forget(place, gone)
+
+            owner = weakref.ref(value, forget)
             self._lent[place] = _Lent(owner, lent)
         return lent
 
