@@ -61,6 +61,7 @@ _READ_SIGNS = frozenset(
         *("asin", "acos", "acosh", "atanh", *_COMPARISONS),
     )
 )
+_READ = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # in some cases; see `_read`
 # The same operands need not make the same result.
 _ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *_jax.CALLBACKS))
 _Values = frozenset[int]  # each by its number
@@ -93,8 +94,7 @@ def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
         A key for each: variables of one program with the same key are always equal.
     """
     names = {_jax.name_of(eqn) for eqn in _jax.all_equations(jaxpr)}
-    reads = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # see `_Following._read`
-    if names.isdisjoint(reads) or names.isdisjoint(_CHOICES | _COMPARISONS):
+    if names.isdisjoint(_READ) or names.isdisjoint(_CHOICES | _COMPARISONS):
         return {}
     work = _Following()
     work.program(jaxpr, work.unknown(jaxpr.invars))
@@ -151,9 +151,7 @@ class _Following:
         Returns:
             What is known of its results.
         """
-        kept_here = {v for eqn in jaxpr.eqns for v in eqn.outvars}
-        if is_call:
-            kept_here &= {v for eqn in jaxpr.eqns for v in eqn.invars if not _jax.is_literal(v)}
+        read_here = {v for eqn in jaxpr.eqns for v in eqn.invars if not _jax.is_literal(v)}
         env: dict[Any, _Facts] = dict(zip(jaxpr.invars, facts, strict=True))
         env.update(zip(jaxpr.constvars, self.unknown(jaxpr.constvars), strict=True))
 
@@ -164,7 +162,7 @@ class _Following:
             outs = self._equation(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
             for var, fact in zip(eqn.outvars, outs, strict=True):
-                if var in kept_here:
+                if not is_call or var in read_here:
                     self.numbers[var].append(fact.number)
         return [read(v) for v in jaxpr.outvars]
 
@@ -237,7 +235,8 @@ class _Following:
         if bodies or name in _CHOICES:  # a loop may choose, one element after the other
             chosen |= {f.source for f in ins if f.source is not None}
         if name in _LOOPS:
-            return [self._from_loop(f, chosen) for f in self._inside(_LOOPS[name], eqn, ins)]
+            outs = self._inside(_LOOPS[name], eqn, ins)
+            return [f._replace(chosen=f.chosen | chosen) for f in outs]
         for body in bodies:
             self.program(body, self.unknown(body.invars))
         near = self._near(*ins) if name in _DECIDE_BY_TWO else _NONE
@@ -247,7 +246,7 @@ class _Following:
             nearly |= near
         facts = []
         for i, out in enumerate(eqn.outvars):
-            number = self._number_of(eqn, i, ins, bool(bodies))
+            number = self._number_of(eqn, name, i, ins, bool(bodies))
             if _is_inexact(out):
                 facts.append(_Facts(number, self._source(number, name, i, ins), chosen, nearly))
             else:
@@ -266,8 +265,10 @@ class _Following:
         if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y``: is it NaN
             self._found |= near | self._shared(ins[0].source, ins[1].source)
 
-    def _number_of(self, eqn: Any, i: int, ins: Sequence[_Facts], has_bodies: bool) -> int:
-        name = _jax.name_of(eqn)  # none, where it is not JAX's: what it does is not known
+    def _number_of(
+        self, eqn: Any, name: str, i: int, ins: Sequence[_Facts], has_bodies: bool
+    ) -> int:
+        # What has no name is not JAX's, and what it does is not known.
         if not name or name in _ANEW or has_bodies or eqn.effects:
             return next(self._count)
         operands = (f.number for f in ins)
@@ -294,9 +295,6 @@ class _Following:
         finally:
             self._loop = around
         return [self._mixed([f], before) for f in outs]
-
-    def _from_loop(self, out: _Facts, chosen: _Values) -> _Facts:
-        return out._replace(chosen=out.chosen | chosen)
 
     def _mixed(self, facts: Sequence[_Facts], before: int | None = None) -> _Facts:
         """A value that is in memory, and is one of these, whichever.

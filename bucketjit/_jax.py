@@ -1511,7 +1511,6 @@ _deciding = threading.local()
 
 
 _MOST_CONSTRAINTS = 300  # beyond which nothing is derived from them
-_Combine = Callable[..., "set[Any]"]
 
 
 def brief_decisions() -> list[tuple[Any, str, Any]]:
@@ -1523,7 +1522,7 @@ def brief_decisions() -> list[tuple[Any, str, Any]]:
     anybody else can tell: then the sizes at hand decide, and a guard is kept.
     """
     owner = _decision._DecisionByElimination
-    combine: _Combine = owner.combine_constraint_with_existing
+    combine: Callable[..., set[Any]] = owner.combine_constraint_with_existing
     original = owner._bounds_for_sorted_terms
 
     @functools.wraps(combine)

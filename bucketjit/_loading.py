@@ -28,6 +28,7 @@ from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
 from bucketjit._persistence.store import Store, Wanted
 from bucketjit._preloading import Preloading
+from bucketjit._signature import PLAIN_STATICS
 from bucketjit._signing import Signed
 from bucketjit._skeleton import leaked_p
 from bucketjit._trace import Program
@@ -508,8 +509,7 @@ def _kind_of(signed: Signed, device: Any) -> str:
 
 def _static_text(value: Any) -> str:
     """What files are told apart by; of what has no sure text, only its type."""
-    is_plain = value is None or type(value) in (bool, int, float, str)
-    return repr(value) if is_plain else type(value).__qualname__
+    return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
 
 
 def _short(*values: Any) -> str:

@@ -26,6 +26,7 @@ from bucketjit._persistence import files
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.fingerprint import NoDigest
 from bucketjit._persistence.store import environment_changes, part_changes
+from bucketjit._signature import PLAIN_STATICS
 from bucketjit._signing import Signed
 
 _FORMAT = 1
@@ -33,7 +34,6 @@ _EXPRESSION = re.compile(r"[\w+\-*^(), ]{1,1000}")
 # Powers of powers take for ever, and all memory: JAX writes ``b^2``.
 _POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}|\d{20}")
 _LONGEST_PATH = 4  # derivatives of derivatives take ever longer to trace
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class DerivativeOf(NamedTuple):
@@ -381,7 +381,7 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _written_static(value: Any, path: str) -> Any:
-    if type(value) not in _PLAIN:
+    if type(value) not in PLAIN_STATICS:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise _CannotWrite(f"{path}: a static argument of type {kind} is not written down")
     return {"static": value}

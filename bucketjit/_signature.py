@@ -224,6 +224,9 @@ def positions_of(
     return tuple(known.index(n) for n in wanted)
 
 
+PLAIN_STATICS = (bool, int, float, str, type(None))  # whose text tells all
+
+
 class Statics:
     """Static arguments by position and by name. Hashable; equal means equal and same types."""
 

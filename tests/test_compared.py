@@ -214,7 +214,7 @@ def kept(fn: Function, *args: Any) -> int:
 @pytest.mark.parametrize("name", [*CHOSEN, *OTHERS])
 def test_which_are_known(name: str) -> None:
     fn = CHOSEN.get(name) or OTHERS[name]
-    assert bool(kept(fn, np.ones((5, 129), np.float32))) is (name in CHOSEN)
+    assert bool(kept(fn, np.ones((5, WIDTH), np.float32))) is (name in CHOSEN)
 
 
 def test_of_what_is_mixed_step_by_step_only_the_last_is_kept() -> None:

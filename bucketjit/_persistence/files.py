@@ -28,6 +28,7 @@ from typing import Any
 
 MAGIC = b"bucketjit executable 1\n"
 SUFFIX = ".bjx"
+_BODY_AT = len(MAGIC) + hashlib.sha256().digest_size  # behind the digest of what follows
 _TEMPORARY = ".writing-"
 _ABANDONED = 3600.0  # seconds after which nobody goes on with a file that was begun
 _LARGEST_HEADER = 1 << 24
@@ -118,7 +119,7 @@ def _checked(data: bytes) -> tuple[Header, bytes]:
         start = data[: len(MAGIC)]
         what = "of another version" if start[:20] == MAGIC[:20] else "no executable of bucketjit"
         raise Damaged(f"it is {what}")
-    digest, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
+    digest, body = data[len(MAGIC) : _BODY_AT], data[_BODY_AT:]
     if hashlib.sha256(body).digest() != digest:
         raise Damaged("its digest does not match: it is cut short or was changed")
     if len(body) < 4:
@@ -237,11 +238,11 @@ def _read(path: Path) -> bytes:
 
 def _most_bytes(start: bytes) -> float:
     """How long a file may be that starts like this; what it says is not checked otherwise."""
-    at = len(MAGIC) + 32
-    if len(start) < at + 4:
+    text_at = _BODY_AT + 4
+    if len(start) < text_at:
         return math.inf
-    (length,) = struct.unpack_from("<I", start, at)
-    text = start[at + 4 : at + 4 + length]
+    (length,) = struct.unpack_from("<I", start, _BODY_AT)
+    text = start[text_at : text_at + length]
     if length > _LARGEST_HEADER:
         return 0
     if len(text) < length:  # a header that is longer than what was read
@@ -250,7 +251,7 @@ def _most_bytes(start: bytes) -> float:
         nbytes = parse_header(text).nbytes
     except Damaged:
         return 0
-    return at + 4 + length + nbytes + nbytes // 1000 + 1024  # what zlib makes of them at most
+    return text_at + length + nbytes + nbytes // 1000 + 1024  # what zlib makes of them at most
 
 
 def write(path: Path, data: bytes) -> None:

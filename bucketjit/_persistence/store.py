@@ -63,7 +63,8 @@ class Store:
         tell: Told of events.
     """
 
-    _in_use: ClassVar[set[Path]] = set()  # files that this process has written or loaded
+    # What the files were compiled with that this process has written or loaded.
+    _in_use: ClassVar[dict[Path, Mapping[str, str]]] = {}
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Store:
             self._warn(wanted, "unreadable", f"cannot read {path}: {error.strerror or error}")
             return None
         self.mark_used(wanted)
-        self._in_use.add(path)
+        self._in_use[path] = wanted.environment
         return header, raw
 
     def read(self, path: Path) -> tuple[Header, bytes]:
@@ -135,7 +136,7 @@ class Store:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
             self._write(path, files.pack(header, raw))
-            self._in_use.add(path)
+            self._in_use[path] = wanted.environment
             if self._max_bytes is not None and path in files.bound(self.directory, self._max_bytes):
                 why = f"its file has more than the {self._max_bytes} bytes that files may have"
                 self.refuse(wanted.name, wanted.sizes, why)
@@ -193,9 +194,9 @@ class Store:
         """
         try:
             for path in files.others_of(self.directory, wanted.identity, wanted.key):
-                header, _ = files.unpack(files.read(path))
-                if path in self._in_use and header.environment == wanted.environment:
+                if self._in_use.get(path) == wanted.environment:
                     continue
+                header, _ = files.unpack(files.read(path))
                 changes = differences(header, wanted)
                 self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
                 return
