@@ -59,6 +59,7 @@ from jax._src.lax.control_flow import loops as _loops
 from jax._src.lib import xla_client as _xla_client
 from jax._src.numpy import fft as _numpy_fft
 from jax._src.numpy import hijax as _numpy_hijax
+from jax._src.numpy import indexing as _indexing
 from jax._src.numpy import lax_numpy as _lax_numpy
 from jax._src.random import core as _random
 from jax.ad_checkpoint import checkpoint_name
@@ -1478,6 +1479,47 @@ def open_index_types() -> list[tuple[Any, str, Any]]:
     makers = {"int_dtype_for_dim": for_dim, "int_dtype_for_shape": for_shape}
     found = [(name, make, vars(_lax_utils).get(name)) for name, make in makers.items()]
     return [(_lax_utils, name, make(f)) for name, make, f in found if f is not None]
+
+
+def clamped_indices() -> tuple[Any, str, Any]:
+    """``(module, name, replacement)``: ``x[i]`` with axes that stay symbolic clamps as of a size.
+
+    JAX makes a `lax.dynamic_slice` of it where the size is known (``numpy.indexing``, since 0.8),
+    and a gather that promises to stay inside, whose derivative drops what is outside, where it is
+    not. A gather that clamps does what the slice does.
+    """
+    original = _indexing.rewriting_take
+    mode_of = jax.lax.GatherScatterMode.from_any
+    clamping = (None, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+    @functools.wraps(original)
+    def take(arr: Any, idx: Any, *, mode: Any = None, **options: Any) -> Any:
+        parsed = None if mode is None else mode_of(mode)
+        strategy = options.get("strategy", _indexing.IndexingStrategy.AUTO)
+        if (
+            parsed in clamping
+            and strategy is _indexing.IndexingStrategy.AUTO
+            and any(map(_core.is_symbolic_dim, arr.shape))
+        ):
+            indexer = _indexing.NDIndexer.from_raw_indices(idx, arr.shape)
+            if all(map(_slices_one, indexer.indices)):
+                if _config.check_static_indices.value:
+                    by_end = options.get("normalize_indices", True)
+                    indexer.validate_static_indices(normalize_indices=by_end)
+                mode = "clip"
+        return original(arr, idx, mode=mode, **options)
+
+    return _indexing, "rewriting_take", take
+
+
+def _slices_one(part: Any) -> bool:
+    """Whether part of an index may be part of that of a `lax.dynamic_slice`."""
+    kinds = _indexing.IndexType
+    if part.typ is kinds.ARRAY:
+        return np.shape(part.index) == ()
+    if part.typ is kinds.DYNAMIC_SLICE:
+        return bool(part.index.stride == 1)
+    return part.typ is not kinds.BOOLEAN and getattr(part.index, "step", None) in (None, 1, -1)
 
 
 def repeats_by_size(error: BaseException) -> bool:

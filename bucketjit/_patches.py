@@ -75,6 +75,7 @@ def _for_symbolic_sizes() -> list[_Replacement]:
         _jax.open_reductions(),
         *_jax.open_debug_callbacks(),
         *_jax.open_index_types(),
+        _jax.clamped_indices(),
         *_jax.brief_decisions(),
         _jax.convolution_padding(),
         _jax.lengths(),

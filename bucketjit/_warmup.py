@@ -370,7 +370,12 @@ def compile_all(
                 order = next(waiting, None)
                 if order is None:
                     break
-                running[pool.submit(config.run, prepare, order)] = order
+                try:
+                    running[pool.submit(config.run, prepare, order)] = order
+                except RuntimeError as error:
+                    if "shutdown" not in str(error):  # which is all that tells it
+                        raise
+                    return  # the interpreter ends, and this is a daemon thread of the user
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -929,6 +929,26 @@ def test_the_interpreter_ends_with_a_plan_half_compiled() -> None:
     assert (done.returncode, done.stdout) == (0, "compile\n"), done.stderr
 
 
+_WARMS_UP_AT_EXIT = """
+import atexit, threading
+import jax, jax.numpy as jnp, numpy as np
+from bucketjit import BucketedExec
+begun = threading.Event()
+executor = BucketedExec(jnp.exp).with_linear(1).with_on_event(lambda event: begun.set())
+example = jax.ShapeDtypeStruct((1,), np.float32)
+warm_up = lambda: executor.warmup(example, sizes={"batch": range(1, 257)}, progress=False)
+thread = threading.Thread(target=warm_up, daemon=True)
+thread.start()
+atexit.register(lambda: (thread.join(), print(executor.cache_size() < 256, flush=True)))
+begun.wait()
+"""
+
+
+def test_the_interpreter_ends_with_a_warm_up_under_way_in_a_thread() -> None:
+    done = run(_WARMS_UP_AT_EXIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 _WAITS_AT_EXIT = """
 import atexit
 import numpy as np

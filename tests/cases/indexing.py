@@ -17,6 +17,7 @@ moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
 MODE = lax.GatherScatterMode
 AT = Arg("t", "int32", "-b", "b")  # valid, negative ones too
 WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
+WILD_ONE = Arg("", "int32", "-2*b - 2", "2*b + 2")
 
 
 def _get(mode, fill_value=None):
@@ -99,6 +100,12 @@ MODES += [
         ("b, s", WILD),
     ),
     moves("get_wide_index", lambda x, i: x.at[jnp.uint32(i)].get(mode="clip"), ("b, s", WILD)),
+    # `lax.dynamic_slice`, and what it is the derivative of, move what is outside to the end.
+    moves("take_scalar_outside", lambda x, i: x[i], ("b, s", WILD_ONE), grad=True),
+    moves("take_row_outside", lambda x, i: x[i - 9], ("4, s", WILD_ONE), grad=True),
+    moves("take_number_outside", lambda x: (x[9], x[-9]), ("4, s",), grad=True),
+    moves("take_part_outside", lambda x, i: x[::-1, None, i, 1:], ("b, b, s", WILD_ONE), grad=True),
+    moves("take_each_outside", jax.vmap(lambda x, i: x[i], (None, 0)), ("b, s", WILD), grad=True),
     moves("take_default", lambda x, i: jnp.take(x, i, axis=0), ("b, s", WILD), grad=True),
     moves("take_clip", lambda x, i: jnp.take(x, i, axis=1, mode="clip"), ("s, b", WILD), grad=True),
     moves("take_flat", lambda x, i: jnp.take(x, i, mode="fill"), ("b, s", WILD)),
