@@ -10,8 +10,11 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from bucketjit._dims import dim_operands, evaluate_text, variables_of
+import numpy as np
+
+from bucketjit._dims import dim_operands, evaluate_at, evaluate_text, variables_of
 
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
@@ -39,6 +42,12 @@ class Guard:
         except ZeroDivisionError:
             return False
         return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
+
+    def holds_at(self, sizes: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+        """`holds` at many sizes at once: an array of booleans."""
+        with np.errstate(all="ignore"):
+            a, b = evaluate_at(self.left, sizes), evaluate_at(self.right, sizes)
+            return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
 
     @property
     def pins(self) -> bool:

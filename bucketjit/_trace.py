@@ -45,6 +45,7 @@ from bucketjit._guards import (
     without_implied,
 )
 from bucketjit._nan_paths import may_lose_nan
+from bucketjit._number_errors import Samples
 from bucketjit._patches import forgetful_jax, lenient_jax
 from bucketjit._size_numbers import refuse_decisions
 from bucketjit._unmerge import keep_apart
@@ -251,7 +252,7 @@ class _Tracing:
     def __init__(
         self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: Mapping[str, int]
     ) -> None:
-        self._sizes = sizes
+        self.sizes = sizes
         with lenient_jax():  # constraints are compared with one another
             self.scope = export.SymbolicScope(tuple(constraints))
             self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
@@ -276,12 +277,12 @@ class _Tracing:
                 pass
         guard = Guard(str(left), "!=", str(right))
         self.assumed.setdefault((guard.left, guard.right), guard)
-        if not guard.holds(self._sizes):
+        if not guard.holds(self.sizes):
             # The trace is lost, and may go on for ever: a recursion that ends at ``n == 1``.
             raise _WrongBranch(f"{left} is taken to be different from {right}")
 
     def used_as_key(self, size: Any) -> None:
-        self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self._sizes))))
+        self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
     def run(self, fn: Callable[..., Any], in_tree: Any) -> Any:
         arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
@@ -418,12 +419,12 @@ def _program(
     own = [parse_constraint(c) for c in constraints]
     out_avals = [v.aval for v in jaxpr.outvars]
     alive = _jax.without_dead_code(jaxpr)
+    all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
     try:
-        refuse_decisions(alive)
+        refuse_decisions(alive, Samples(attempt.sizes, all_guards))
     except MaskingError as error:
         raise TraceRefused(error.reason, error.remedy, error) from error
     kept, kept_consts = keep_apart(alive, consts)
-    all_guards = dict.fromkeys([*own, *guards, *attempt.assumed.values()])
     return Program(
         jaxpr=kept,
         consts=tuple(kept_consts),
@@ -431,7 +432,7 @@ def _program(
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=attempt.out_tree,
-        guards=tuple(all_guards),
+        guards=all_guards,
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
     )

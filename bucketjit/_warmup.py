@@ -372,8 +372,8 @@ def compile_all(
                     break
                 try:
                     running[pool.submit(config.run, prepare, order)] = order
-                except RuntimeError as error:
-                    if "shutdown" not in str(error):  # which is all that tells it
+                except RuntimeError as refused:
+                    if "shutdown" not in str(refused):  # which is all that tells it
                         raise
                     return  # the interpreter ends, and this is a daemon thread of the user
             if not running:

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_persistence _apart",
         "_dims _axes _associative _elementwise _stats _device _padded _parallel",
         "_closures _hosts",
-        "_guards _size_numbers _groups _known _stand_ins _folding _skeleton _fit",
+        "_guards _number_errors _size_numbers _groups _known _stand_ins _folding _skeleton _fit",
         "_nan_paths _constant_sides _library_folds _compared",
         "_unmerge _signs",
         "_padding",
