@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import cachetools
+
 from bucketjit import _jax, strategies
 from bucketjit._building import one_by_one
 from bucketjit._cache import ExecutableCache
@@ -75,6 +77,8 @@ class Preparer(Protocol):
     def prepare(self, engine: Engine, signed: Signed, call: Call, key: Any) -> None:
         """Compile what calls like this one will need; ``key`` is that of its own executable."""
 
+
+_CUT = 1024  # sizes of a program whose cut bucket is remembered
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
@@ -149,8 +153,7 @@ class Engine:
         self.watcher: Watcher | None = None
         self.preparer: Preparer | None = None
         self.splitter = Splitter(config, self.lock)
-        self._cut: weakref.WeakKeyDictionary[Program, dict[Any, dict[str, int]]]
-        self._cut = weakref.WeakKeyDictionary()
+        self._cut: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
         self._found: weakref.WeakKeyDictionary[Program, dict[Any, dict[str, int]]]
         self._found = weakref.WeakKeyDictionary()
 
@@ -327,11 +330,13 @@ class Engine:
         bucket = padded_sizes(self.config, sizes)
         if program.fits(bucket):
             return bucket
-        key = tuple(sizes.items())
-        known = self._cut.setdefault(program, {})
-        if key not in known:
-            known[key] = self._cut_bucket(program, sizes, bucket)
-        return known[key]
+        key = (*sizes.items(), *bucket.items())  # a strategy may change its mind
+        with self.lock:
+            known = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
+            if key not in known:
+                known[key] = self._cut_bucket(program, sizes, bucket)
+            found: dict[str, int] = known[key]
+            return found
 
     def _cut_bucket(
         self, program: Program, sizes: Mapping[str, int], bucket: Mapping[str, int]

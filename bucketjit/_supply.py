@@ -232,6 +232,8 @@ class Supply:
                 run_first(entry, order.program)
             with self._lock:
                 self._stand_ins.pop(order.mark, None)
+            if self.workers is not None:
+                self.workers.succeeded(order.mark)
             return entry
 
         while True:

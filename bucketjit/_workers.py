@@ -152,6 +152,12 @@ class Workers:
         with notes.lock:
             return key in notes.failed
 
+    def succeeded(self, key: Hashable) -> None:
+        """Take note that somebody else has done it, so that it may be done here again."""
+        notes = self._notes
+        with notes.lock:
+            notes.failed.discard(key)
+
     def wait(self, timeout: float | None) -> bool:
         """Wait until nothing is left to do; False if that took too long, or never will be done."""
         jobs, notes = self._jobs, self._notes

@@ -56,6 +56,21 @@ def test_a_missing_fill_is_found_and_named(check: Check) -> None:
     np.testing.assert_allclose(checked(*data(8))[0], pooled(*data(8))[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_a_missing_fill_is_found_in_every_precision(dtype: Any) -> None:
+    def pool(x: Any) -> Any:
+        return jnp.exp(x).sum(0)
+
+    right = BucketedExec(pool, check=Check.EXACT).with_pow2()
+    wrong = BucketedExec(pool, check=Check.EXACT).with_pow2()
+    wrong = wrong.with_rules({lax.reduce_sum_p: no_fill})
+    for n in (5, 9, 100):
+        x = np.random.default_rng(n).normal(size=(n, 4)).astype(dtype)
+        assert right(x).shape == (4,)
+        with pytest.raises(MaskingError, match="differs from the unpadded run"):
+            wrong(x)
+
+
 def test_exact_checks_the_first_call_of_a_bucket_only() -> None:
     def sometimes(ctx: Any, operand: Any) -> Any:  # wrong below five rows only
         filled = ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))

@@ -1195,6 +1195,35 @@ def test_a_compile_that_waits_and_may_not_be_done_has_not_failed() -> None:
     assert sorted(b["batch"] for b in buckets(executor)) == [4, 8, 16, 64]
 
 
+def test_what_failed_once_compiles_in_the_background_again() -> None:
+    failing = [True]
+
+    def rule(ctx: Any, x: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread() and failing:
+            raise MemoryError("planted")
+        return ctx.bind(x)
+
+    executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: rule})
+    executor = executor.with_background_compile(process=False).with_cache(2, hysteresis=0)
+    executor(ramp(60))
+    executor(ramp(3))
+    assert executor.wait_for_compiles(60)
+    failing.clear()
+    assert buckets(executor) == [{"batch": 64}]
+    executor(ramp(3))  # compiled by who asks for it
+    executor(ramp(60))
+    assert {"batch": 4} in buckets(executor)
+    executor(ramp(9))
+    assert executor.wait_for_compiles(60)
+    assert {"batch": 4} not in buckets(executor)
+    executor(ramp(60))
+    misses = executor.stats().misses
+    np.testing.assert_allclose(executor(ramp(3)), np.tanh(ramp(3)), rtol=1e-6)
+    assert executor.stats().misses == misses  # by a larger one, and not here
+    assert executor.wait_for_compiles(60)
+    assert {"batch": 4} in buckets(executor)
+
+
 def test_a_budget_that_warns_or_counts_seconds() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
     executor(ramp(3))

@@ -243,6 +243,9 @@ class Adaptive(Changing):
     def replan(self) -> Replan | None:
         """Propose and adopt in one step; the new buckets are compiled when they are needed.
 
+        An executor looks for better plans by itself, and goes over to them in all calls. A plan
+        that is adopted in this way serves the sizes that come after it for the first time.
+
         Returns:
             What was adopted; None if the plan stays.
         """
