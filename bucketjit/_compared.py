@@ -36,6 +36,7 @@ _MOVES = frozenset(
     (
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "rev", "copy", "stop_gradient"),
         *("convert_element_type", "reduce_precision", "neg", "abs", "real", "imag"),
+        "bitcast_convert_type",
         *("slice", "dynamic_slice", "gather", "split", "unstack"),
         *("sharding_constraint", "reshard", "pvary", "reduce_max", "reduce_min"),
         *("cummax", "cummin", "top_k", "approx_top_k", "reduce_window_max", "reduce_window_min"),
@@ -58,13 +59,15 @@ _KEEP_DIFFERENCES = frozenset(ELEMENTWISE) | _MOVES | _MOVES_OF_EACH | _MIXTURES
 _READ_SIGNS = frozenset(
     (
         *("sign", "sqrt", "rsqrt", "cbrt", "log", "log2", "log1p", "pow", "floor", "ceil", "round"),
-        *("asin", "acos", "acosh", "atanh", *_COMPARISONS),
+        *("asin", "acos", "acosh", "atanh", "bitcast_convert_type", *_COMPARISONS),
     )
 )
 _READ = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # in some cases; see `_read`
+_STEPS = 4  # so many operations on a value, and on what was chosen among it, are followed
 # The same operands need not make the same result.
 _ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *_jax.CALLBACKS))
 _Values = frozenset[int]  # each by its number
+_Origins = frozenset[tuple[int, tuple[Hashable, ...]]]
 _NONE: _Values = frozenset()
 
 
@@ -76,12 +79,15 @@ class _Facts(NamedTuple):
         source: The value whose numbers its own are: one that is computed, or mixed from several.
         chosen: The sources among which something was chosen on the way to it.
         nearly: The values that it is the difference of, from what was chosen among them.
+        origins: Sources that it is a function of, each with the operations in between: the same
+            ones make the same of a value and of what was chosen among it.
     """
 
     number: int
     source: int | None = None
     chosen: _Values = _NONE
     nearly: _Values = _NONE
+    origins: _Origins = frozenset()
 
 
 def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
@@ -214,7 +220,12 @@ class _Following:
 
     def _near(self, one: _Facts, other: _Facts) -> _Values:
         """What is at two operands, by itself and by what was chosen among it."""
-        return self._among(one, other) | self._among(other, one)
+        alike = {source for source, _ in one.origins & other.origins}
+        return (
+            self._among(one, other)
+            | self._among(other, one)
+            | (alike & (one.chosen | other.chosen))
+        )
 
     def _among(self, value: _Facts, other: _Facts) -> _Values:
         if value.source is None or not other.chosen:
@@ -247,8 +258,9 @@ class _Following:
         facts = []
         for i, out in enumerate(eqn.outvars):
             number = self._number_of(eqn, name, i, ins, bool(bodies))
-            if _is_inexact(out):
-                facts.append(_Facts(number, self._source(number, name, i, ins), chosen, nearly))
+            if _is_inexact(out) or _keeps_bits(eqn, name):
+                source, origins = self._source(number, name, i, ins), _origins(name, ins)
+                facts.append(_Facts(number, source, chosen, nearly, origins))
             else:
                 facts.append(_Facts(number, None, chosen))
         return facts
@@ -356,6 +368,28 @@ _LOOPS: Mapping[str, Callable[..., list[_Facts]]] = {
     "scan": _Following._scan,
     "while": _Following._while,
 }
+
+
+def _keeps_bits(eqn: Any, name: str) -> bool:
+    """Whether it makes integers that are the bits of numbers, or moves them."""
+    if name == "bitcast_convert_type":
+        return True
+    return name in _MOVES - {"convert_element_type"} and not _is_inexact(eqn.invars[0])
+
+
+def _origins(name: str, ins: Sequence[_Facts]) -> _Origins:
+    """What the result of an operation is a function of; see `_Facts`."""
+    if name in _MOVES:
+        return ins[0].origins
+    if name not in _COMPUTED or name not in ELEMENTWISE:
+        return frozenset()
+    known = [(i, f.origins | {(f.source, ())}) for i, f in enumerate(ins) if f.source is not None]
+    return frozenset(
+        (source, (*steps, (name, i)))
+        for i, origins in known
+        for source, steps in origins
+        if len(steps) < _STEPS
+    )
 
 
 def _is_inexact(var: Any) -> bool:

@@ -143,7 +143,8 @@ class Signer:
         self._check_strategies(specs)
         final = []
         for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
-            if isinstance(spec, str) and isinstance(value, int | np.integer):
+            is_text = isinstance(spec, str) and spec.strip("() ") != ""  # else a scalar's
+            if is_text and isinstance(value, int | np.integer):
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)

@@ -129,6 +129,10 @@ def of_size(y: Any) -> Any:
     return jnp.abs(y) / jnp.abs(y).max(0)
 
 
+def bits(y: Any) -> Any:
+    return lax.bitcast_convert_type(y, jnp.int32)
+
+
 CHOSEN: dict[str, Function] = {
     **{
         f"gradient of a maximum, {fn.__name__}": jax.grad(lambda x, fn=fn: fn(x).max(0).sum())
@@ -179,6 +183,17 @@ CHOSEN: dict[str, Function] = {
     "root of the quotient": lambda x: jnp.isnan(jnp.sqrt(1 - of_size(numbered(x)))).sum(0),
     "exponential": lambda x: (lambda y: (jnp.exp(y - y.max(0)) == 1).sum(0))(numbered(x)),
     "levels": lambda x: levels(numbered(x)),
+    "sign bit": lambda x: (lambda y: jnp.signbit(y.max(0) - y).sum(0))(numbered(x)),
+    "sign that is copied": lambda x: (lambda y: jnp.copysign(1, y.max(0) - y).sum(0))(numbered(x)),
+    "bits": lambda x: (lambda y: (bits(y) == bits(y.max(0))[None]).sum(0))(numbered(x)),
+    "function of both": lambda x: (lambda y: (jnp.exp(y) == jnp.exp(y.max(0))).sum(0))(numbered(x)),
+    "scale of both": lambda x: (lambda y: (y / 0.7 >= y.max(0) / 0.7).sum(0))(numbered(x)),
+    "functions of both": lambda x: (
+        lambda y: (
+            (jnp.tanh(y * 0.3 + 1) >= jnp.tanh(y * 0.3 + 1).max(0)).sum(0)
+            + (jnp.tanh(y * 0.3 + 1) >= jnp.tanh(y.max(0) * 0.3 + 1)).sum(0)
+        )
+    )(numbered(x)),
 }
 LIMITED: dict[str, Function] = {  # jax 0.12 compares what is limited with the limit instead
     f"gradient, {name}": jax.grad(between(limit))

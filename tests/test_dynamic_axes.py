@@ -499,6 +499,16 @@ def test_default_scalars_and_keys_are_left_alone() -> None:
     assert buckets(executor) == [{"batch": 2}, {"batch": 4}]
 
 
+@pytest.mark.parametrize("entry", ["", "()", None])
+def test_an_entry_without_axes_is_that_of_a_scalar(entry: str | None) -> None:
+    fn = lambda x, i: x[i] * 2  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=("n, m", entry)).with_pow2()
+    x = ramp(6).reshape(2, 3)
+    for i in (1, np.int32(0), jnp.int32(1), np.array(0)):
+        assert_like_jit(executor, fn, x, i)
+    assert all(bucket == {"n": 2, "m": 4} for bucket in buckets(executor))
+
+
 def test_default_an_empty_array_teaches_nothing() -> None:
     fn = lambda x, y: (x * 2, y + 1)  # noqa: E731
     executor = BucketedExec(fn).with_pow2()
