@@ -20,6 +20,7 @@ import numpy as np
 from jax import dtypes
 
 from bucketjit import _jax
+from bucketjit._dims import is_symbolic
 from bucketjit._errors import MaskingError
 from bucketjit._number_errors import Measured, Samples, computed, is_good
 
@@ -58,19 +59,21 @@ _MEETS: dict[str, frozenset[int]] = {
 
 
 class _Known(NamedTuple):
-    """What is known of a value that depends on sizes alone.
+    """What is known of a value that depends on sizes alone, or on nothing.
 
     Attributes:
         is_number: Whether the unpadded run may have a float of Python in its place.
         sign: 1 or -1 where it has that sign at all sizes; 0 where that is not known.
         is_once: Whether it is what the number of Python is rounded to.
         measured: The value, and how far it is off, at sizes that were tried.
+        is_constant: Whether it is the same at all sizes.
     """
 
     is_number: bool
     sign: int
     is_once: bool = False
     measured: Measured | None = None
+    is_constant: bool = False
 
 
 _States = list[_Known | None]
@@ -126,16 +129,19 @@ class _Walk:
             sign = 1 if _jax.is_positive(params["dim"]) else 0
             return [_Known(False, sign, measured=self._of_size(params["dim"]))]
         if name == "iota":
-            longest = self._of_size(params["shape"][params["dimension"]])
-            return [_Known(False, 0, measured=longest and longest.as_array)]
+            size = params["shape"][params["dimension"]]
+            longest = self._of_size(size)
+            is_constant = not is_symbolic(size)
+            return [_Known(False, 0, False, longest and longest.as_array, is_constant)]
         if (mark := _mark_of(eqn)) is not None:
             return [_marked(operands[0], mark == _jax.ROUNDED_ONCE)]
         if name in _jax.CALLS:
             inner = _jax.open_jaxpr(_jax.called_jaxpr(params))[0]
             if len(inner.invars) == len(operands) and len(inner.outvars) == len(nothing):
-                return self.program(inner, self._with_literals(eqn, operands))
+                outs = self.program(inner, self._with_literals(eqn, operands))
+                return [None if k is not None and k.is_constant else k for k in outs]
         if name in _CONTROL:
-            return _CONTROL[name](self, eqn, self._with_literals(eqn, operands))
+            return _CONTROL[name](self, eqn, operands)
         for inner in _jax.bodies(eqn):
             opened = _jax.open_jaxpr(inner)[0]
             self.program(opened, [None] * len(opened.invars))
@@ -150,14 +156,15 @@ class _Walk:
         known = [k for k in every if k is not None]
         if len(known) < len(every):
             return _with_data(eqn, operands, numbers)
+        is_constant = all(k.is_constant for k in known)
         if name == "convert_element_type" and not numbers:
-            if np.dtype(params["new_dtype"]).name in _NARROW:
+            if not is_constant and np.dtype(params["new_dtype"]).name in _NARROW:
                 _refuse(eqn, f"a size becomes {np.dtype(params['new_dtype']).name}, and may wrap")
-            return [operands[0]]
+            return [known[0]]
         sign = _sign(name, [k.sign for k in known])
         measured = _measured(eqn, known)
         if not numbers:
-            return [_Known(False, sign, measured=measured)] * len(eqn.outvars)
+            return [_Known(False, sign, False, measured, is_constant)] * len(eqn.outvars)
         is_once = all(k.is_once for k in numbers)
         if name == "convert_element_type":
             if not dtypes.issubdtype(params["new_dtype"], np.inexact):
@@ -194,9 +201,9 @@ class _Walk:
         value = np.asarray(atom.val)
         measured = None if self._samples is None else self._samples.of_constant(value)
         if value.shape or not np.isrealobj(value):
-            return _Known(False, 0, measured=measured)
+            return _Known(False, 0, False, measured, True)
         sign = int(value > 0) - int(value < 0)  # 0 of a NaN
-        return _Known(False, sign, measured=measured)
+        return _Known(False, sign, False, measured, True)
 
     # --- control flow ---
 
@@ -247,10 +254,12 @@ def _marked(value: _Known | None, is_once: bool) -> _Known:
 
 def _measured(eqn: Any, operands: Sequence[_Known]) -> Measured | None:
     """What an equation makes at the sizes that were tried."""
+    given = [k.measured for k in operands]
+    if any(m is None for m in given) or not eqn.outvars:
+        return None
     name, out = _jax.name_of(eqn), eqn.outvars[0].aval
     if name == "convert_element_type" and out.dtype in _LOSSY:
         return None
-    given = [k.measured for k in operands]
     if name in _CARRY | {"convert_element_type"} and len(given) == 1:
         found = given[0]
     else:
@@ -320,7 +329,9 @@ def _any_of(found: Sequence[_Known | None]) -> _Known | None:
     measured = known[0].measured if known and len(known) == len(found) else None
     if any(k.measured is not measured for k in known):
         measured = None
-    return _Known(is_number, signs.pop() if len(signs) == 1 else 0, is_once, measured)
+    sign = signs.pop() if len(signs) == 1 else 0
+    is_constant = all(k.is_constant for k in known) and measured is not None
+    return _Known(is_number, sign, is_once, measured, is_constant)
 
 
 def _refuse(eqn: Any, why: str) -> NoReturn:

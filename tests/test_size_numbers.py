@@ -179,6 +179,23 @@ def test_narrow_integers_meet_sizes_as_without_padding(function: Any, dtype: Any
         assert_like_jit(executor, function, np.full(n, 100, dtype))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.pad(x, (0, x.shape[0])),
+        lambda x: x + jnp.arange(5).astype(x.dtype).sum(dtype=x.dtype),
+        lambda x: jax.lax.fori_loop(0, 3, lambda i, y: y + jnp.asarray(i, y.dtype), x),
+        lambda x: jnp.where(x > 3, x, 0) * jnp.clip(jnp.asarray(7), 0, 3).astype(x.dtype),
+        lambda x: jax.lax.cond(x[0] > 3, lambda c: c, lambda c: c + 1, 0).astype(x.dtype) + x,
+    ],
+)
+def test_constants_become_narrow_integers(function: Any) -> None:
+    executor = BucketedExec(function, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    for n in (9, 5, 12):
+        assert_like_jit(executor, function, np.arange(n, dtype=np.int8))
+    assert kinds(executor) == {"symbolic"}
+
+
 def test_a_size_that_a_type_does_not_hold_raises_as_without_padding() -> None:
     executor = BucketedExec(lambda x: jnp.asarray(x.shape[0] - 5, x.dtype)).with_pow2()
     with pytest.raises(OverflowError):
