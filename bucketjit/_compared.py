@@ -51,7 +51,9 @@ _MIXTURES = frozenset(
         *("reduce", "reduce_window", "select_and_gather_add"),
     )
 )
-_COMPUTED = frozenset((*ELEMENTWISE, "reduce_sum", "reduce_prod")) - _MOVES - _MIXTURES
+_MOVES_BITS = _MOVES - {"convert_element_type"}
+_FUNCTIONS = frozenset(ELEMENTWISE) - _MOVES - _MIXTURES
+_COMPUTED = _FUNCTIONS | {"reduce_sum", "reduce_prod"}
 _DIFFERENCES = frozenset(("sub", "add", "add_any", "div"))  # ``y + -m``; ``y / m`` is 1 there
 _DECIDE_BY_TWO = _DIFFERENCES | _COMPARISONS | {"rem"}
 _KEEP_DIFFERENCES = frozenset(ELEMENTWISE) | _MOVES | _MOVES_OF_EACH | _MIXTURES
@@ -374,14 +376,14 @@ def _keeps_bits(eqn: Any, name: str) -> bool:
     """Whether it makes integers that are the bits of numbers, or moves them."""
     if name == "bitcast_convert_type":
         return True
-    return name in _MOVES - {"convert_element_type"} and not _is_inexact(eqn.invars[0])
+    return name in _MOVES_BITS and not _is_inexact(eqn.invars[0])
 
 
 def _origins(name: str, ins: Sequence[_Facts]) -> _Origins:
     """What the result of an operation is a function of; see `_Facts`."""
     if name in _MOVES:
         return ins[0].origins
-    if name not in _COMPUTED or name not in ELEMENTWISE:
+    if name not in _FUNCTIONS:
         return frozenset()
     known = [(i, f.origins | {(f.source, ())}) for i, f in enumerate(ins) if f.source is not None]
     return frozenset(

@@ -7,6 +7,7 @@ comparison it was.
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 
 from bucketjit._dims import dim_operands, evaluate_at, evaluate_text, variables_of
 
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
 _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
@@ -41,13 +43,13 @@ class Guard:
             a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
         except ZeroDivisionError:
             return False
-        return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
+        return bool(_COMPARE[self.op](a, b))
 
     def holds_at(self, sizes: Mapping[str, np.ndarray[Any, Any]]) -> Any:
         """`holds` at many sizes at once: an array of booleans."""
         with np.errstate(all="ignore"):
             a, b = evaluate_at(self.left, sizes), evaluate_at(self.right, sizes)
-            return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b}[self.op]
+            return _COMPARE[self.op](a, b)
 
     @property
     def pins(self) -> bool:

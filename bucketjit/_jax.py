@@ -549,6 +549,7 @@ CALLS = frozenset(
     (
         *("jit", "pjit", "call", "closed_call", "core_call", "remat2", "checkpoint"),
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        *("custom_vmap_call", "remat_opt"),
     )
 )
 

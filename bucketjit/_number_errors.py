@@ -81,11 +81,11 @@ class Measured:
             is_rounded = (off > 0) | (np.asarray(error) > 0)
             return cls(np.abs(exact), np.where(is_rounded, rounded, 0.0), exact, single)
 
-    @property
-    def rounded_once(self) -> Measured:
-        """The same, where it is known to be what the number of Python is rounded to."""
-        assert self.exact is not None
-        return self.number(self.exact, self.exact.astype(np.float32))
+    @classmethod
+    def rounded_once(cls, exact: _Array) -> Measured:
+        """A number of Python, rounded to 24 bits."""
+        with np.errstate(all="ignore"):
+            return cls.number(exact, exact.astype(np.float32))
 
     @property
     def as_array(self) -> Measured:
@@ -123,19 +123,16 @@ class Samples:
     def of_size(self, size: Any) -> Measured:
         """A size, or an expression of sizes."""
         exact = np.asarray(evaluate_at(size, self._sizes), np.float64)
-        exact = np.broadcast_to(exact, self._shape)
-        return Measured.number(exact, exact.astype(np.float32))
+        return Measured.rounded_once(np.broadcast_to(exact, self._shape))
 
     def of_constant(self, value: Any) -> Measured | None:
         """A number that is written in the program; None for what is none."""
         if np.shape(value):
             return None
-        with np.errstate(all="ignore"):
-            if np.iscomplexobj(value):
-                largest = np.broadcast_to(np.abs(complex(value)), self._shape)
-                return Measured(largest, _ROUNDING * largest)
-            exact = np.broadcast_to(np.float64(value), self._shape)
-            return Measured.number(exact, exact.astype(np.float32))
+        if np.iscomplexobj(value):
+            largest = np.broadcast_to(np.abs(complex(value)), self._shape)
+            return Measured(largest, _ROUNDING * largest)
+        return Measured.rounded_once(np.broadcast_to(np.float64(value), self._shape))
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -147,12 +144,14 @@ def _tried(at_hand: Sequence[int]) -> _Array:
     count = len(at_hand)
     if not count:
         return np.zeros((1, 0))
-    side = max(2, int(_SMALL ** (1 / count)))
-    grid = np.stack(np.meshgrid(*[np.arange(1, side + 1)] * count), -1).reshape(-1, count)
+    side = int(_SMALL ** (1 / count))
     steps = int(np.log(_MOST_SIZE / _SMALL) / np.log(_STEP))
     line = np.append(np.arange(1, _SMALL + 1), (_SMALL * _STEP ** np.arange(steps)).astype(int))
     line = np.append(line, _MOST_SIZE)
-    rows = [np.asarray([at_hand]), grid]
+    rows = [np.asarray([at_hand])]
+    if side > 1:  # all small ones, unless the variables are very many
+        axes = np.meshgrid(*[np.arange(1, side + 1)] * count)
+        rows.append(np.stack(axes, -1).reshape(-1, count))
     for i in range(count):  # one of them alone
         alone = np.tile(np.asarray(at_hand), (len(line), 1))
         alone[:, i] = line
@@ -165,23 +164,19 @@ def _tried(at_hand: Sequence[int]) -> _Array:
     return np.concatenate([*rows, spread, near]).astype(np.float64)
 
 
-def computed(
-    name: str, params: Mapping[str, Any], operands: Sequence[Measured | None]
-) -> Measured | None:
+def computed(name: str, params: Mapping[str, Any], operands: Sequence[Measured]) -> Measured | None:
     """What an operation makes of measured values; None if that is not known."""
-    if not operands or any(x is None for x in operands):
-        return None
-    known = [x for x in operands if x is not None]
     with np.errstate(all="ignore"):
-        if name in _FUNCTIONS and len(known) == 1:
-            return _of_function(name, known[0])
+        if name in _FUNCTIONS:
+            return _of_function(name, operands[0])
         if name in _SAME:
-            return _same(name, known[0])
+            return _same(name, operands[0])
         if name in ("integer_pow", "square"):
-            return _power(known[0], params.get("y", 2))
-        if len(known) != 2:
-            return None
-        return _PAIRS[name](*known) if name in _PAIRS else None
+            power = params.get("y", 2)
+            return _power(operands[0], power, products=max(1, abs(power) - 1))
+        if name in _PAIRS and len(operands) == 2:
+            return _PAIRS[name](*operands)
+        return None
 
 
 def is_good(name: str, argument: Measured | None, result: Measured | None) -> bool:
@@ -231,15 +226,13 @@ def _same(name: str, x: Measured) -> Measured:
     return Measured(x.largest, x.error, of(x.exact), of(x.single))
 
 
-def _power(x: Measured, power: int) -> Measured:
-    error = np.abs(power) * x.largest ** (power - 1.0) * x.error
+def _power(x: Measured, power: float, products: int) -> Measured:
+    error = abs(power) * x.largest ** (power - 1.0) * x.error
     if x.exact is None:
         largest = x.largest**power
-        return Measured(largest, error + np.abs(power) * _ROUNDING * largest)
-    exact = x.exact ** float(power)
-    found = Measured.number(exact, x.single ** np.float32(power), error)
-    error = found.error * max(1, abs(power) - 1)  # as many products
-    return Measured(found.largest, error, found.exact, found.single)
+        return Measured(largest, error + abs(power) * _ROUNDING * largest)
+    found = Measured.number(x.exact ** float(power), x.single ** np.float32(power), error)
+    return Measured(found.largest, products * found.error, found.exact, found.single)
 
 
 def _pair(
@@ -270,9 +263,7 @@ def _quotient(x: Measured, y: Measured) -> Measured | None:
 def _power_of(x: Measured, y: Measured) -> Measured | None:
     if x.exact is None or y.exact is None or np.any(y.exact != y.exact[0]):
         return None
-    error = np.abs(y.exact) * x.largest ** (y.exact - 1) * x.error
-    found = Measured.number(x.exact**y.exact, x.single**y.single, error)
-    return Measured(found.largest, 4 * found.error, found.exact, found.single)
+    return _power(x, float(y.exact[0]), products=4)  # which is what a power by logarithms costs
 
 
 def _greater(x: Measured, y: Measured) -> Measured:

@@ -130,9 +130,9 @@ class _Walk:
             return [_Known(False, sign, measured=self._of_size(params["dim"]))]
         if name == "iota":
             size = params["shape"][params["dimension"]]
-            longest = self._of_size(size)
-            is_constant = not is_symbolic(size)
-            return [_Known(False, 0, False, longest and longest.as_array, is_constant)]
+            last = self._of_size(size)
+            measured = None if last is None else last.as_array
+            return [_Known(False, 0, measured=measured, is_constant=not is_symbolic(size))]
         if (mark := _mark_of(eqn)) is not None:
             return [_marked(operands[0], mark == _jax.ROUNDED_ONCE)]
         if name in _jax.CALLS:
@@ -164,7 +164,8 @@ class _Walk:
         sign = _sign(name, [k.sign for k in known])
         measured = _measured(eqn, known)
         if not numbers:
-            return [_Known(False, sign, False, measured, is_constant)] * len(eqn.outvars)
+            found = _Known(False, sign, measured=measured, is_constant=is_constant)
+            return [found] * len(eqn.outvars)
         is_once = all(k.is_once for k in numbers)
         if name == "convert_element_type":
             if not dtypes.issubdtype(params["new_dtype"], np.inexact):
@@ -200,10 +201,10 @@ class _Walk:
             return None
         value = np.asarray(atom.val)
         measured = None if self._samples is None else self._samples.of_constant(value)
-        if value.shape or not np.isrealobj(value):
-            return _Known(False, 0, False, measured, True)
-        sign = int(value > 0) - int(value < 0)  # 0 of a NaN
-        return _Known(False, sign, False, measured, True)
+        sign = 0
+        if not value.shape and np.isrealobj(value):
+            sign = int(value > 0) - int(value < 0)  # 0 of a NaN
+        return _Known(False, sign, measured=measured, is_constant=True)
 
     # --- control flow ---
 
@@ -248,20 +249,20 @@ def _marked(value: _Known | None, is_once: bool) -> _Known:
         return _Known(True, 0, is_once)
     measured = value.measured
     if is_once and measured is not None and measured.exact is not None:
-        measured = measured.rounded_once
+        measured = Measured.rounded_once(measured.exact)
     return _Known(True, value.sign, is_once, measured)
 
 
 def _measured(eqn: Any, operands: Sequence[_Known]) -> Measured | None:
     """What an equation makes at the sizes that were tried."""
-    given = [k.measured for k in operands]
-    if any(m is None for m in given) or not eqn.outvars:
+    given = [k.measured for k in operands if k.measured is not None]
+    if len(given) < len(operands) or not eqn.outvars:
         return None
     name, out = _jax.name_of(eqn), eqn.outvars[0].aval
     if name == "convert_element_type" and out.dtype in _LOSSY:
         return None
     if name in _CARRY | {"convert_element_type"} and len(given) == 1:
-        found = given[0]
+        found: Measured | None = given[0]
     else:
         found = computed(name, eqn.params, given)
     is_scalar = not out.shape and np.issubdtype(out.dtype, np.number) and np.isrealobj(out)
@@ -305,7 +306,7 @@ def _sign(name: str, signs: Sequence[int]) -> int:
         return int(signs[0] == 1)
     if name in ("square", "abs"):
         return abs(signs[0])
-    return signs[0] if name in _KEEP_SIGN or name == "reduce_sum" else 0
+    return signs[0] if name in _KEEP_SIGN else 0
 
 
 def _around(step: Any, carry: _States) -> _States:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.custom_batching import custom_vmap
 
 from bucketjit import BucketedExec, Fallback
 from tests.comparison import assert_like_jit
@@ -98,6 +99,16 @@ def test_decisions_by_numbers_are_those_of_python(name: str) -> None:
     assert kinds(executor) == {"paired"}
 
 
+@custom_vmap
+def halved(scale: Any, x: Any) -> Any:
+    return x * scale / 2
+
+
+@halved.def_vmap
+def _(_: int, are_mapped: Any, scale: Any, x: Any) -> Any:
+    return x * scale / 2, True
+
+
 SMOOTH: dict[str, Callable[[Any], Any]] = {
     "mean": lambda x: x.sum() * (1.0 / x.shape[0]),
     "share": lambda x: x / (x.shape[0] * 0.5),
@@ -121,6 +132,7 @@ SMOOTH: dict[str, Callable[[Any], Any]] = {
     "root of less than one": lambda x: x * jnp.sqrt(1 - 1 / x.shape[0]),
     "half a logarithm": lambda x: x - 0.5 * jnp.log(2 * np.pi * x.shape[0]),
     "scale": lambda x: x * (2.0 / x.shape[0]) ** 0.5,
+    "mapped in its own way": lambda x: halved(jnp.asarray(x.shape[0] * 0.29), x),
     "an array of them": lambda x: x.sum() * jnp.array([x.shape[0] * 0.5, x.shape[0] / 3]),
     "uniform": lambda x: (jnp.full(x.shape[0], 1 / x.shape[0]) * x)[1:].sum(),
     "in a loop": lambda x: jax.lax.scan(lambda c, y: (c + y / x.shape[0], c), 0.0, x)[0],
@@ -158,6 +170,17 @@ def test_numbers_of_two_sizes_are_those_of_python() -> None:
     for shape in ((1, 3), (3, 9), (5, 2)):
         x = normal(int(np.prod(shape))).reshape(shape)
         np.testing.assert_allclose(executor(x), jax.jit(padding)(x), rtol=1e-5)
+    assert kinds(executor) == {"symbolic"}
+
+
+def test_numbers_of_very_many_sizes() -> None:
+    def function(*arrays: Any) -> Any:
+        return sum(a.sum() * (0.5 / a.shape[0]) for a in arrays)
+
+    axes = tuple(f"n{i}" for i in range(40))
+    executor = BucketedExec(function, dynamic_axes=axes, fallback=Fallback.ERROR).with_pow2()
+    arrays = [normal(i % 3 + 2) for i in range(40)]
+    np.testing.assert_allclose(executor(*arrays), jax.jit(function)(*arrays), rtol=1e-5)
     assert kinds(executor) == {"symbolic"}
 
 
