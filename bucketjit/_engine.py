@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import cachetools
@@ -246,13 +247,13 @@ class Engine:
                 return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         sizes = sizes_argument(call, entry.leak_shapes)
         finish = entry.finisher(call.ordered, out)
-        try:
-            result = self._run(entry, sizes, signed, finish)
-        except SignatureChanged:
-            return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         line = _line(entry, call, signed)
         line.reason = None if beyond is None else beyond.reason
-        self.counters.call(line, compiled)
+        try:
+            with self._counting(line, compiled):
+                result = self._run(entry, sizes, signed, finish)
+        except SignatureChanged:
+            return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         if self.watcher is not None:
             self.watcher.learn(signed, call)
             self.watcher.note(call.sizes)
@@ -350,6 +351,18 @@ class Engine:
                     return trial
         return dict(sizes)
 
+    @contextmanager
+    def _counting(self, line: Line, compiled: bool) -> Iterator[None]:
+        """Count a call when its executable has run, well or not."""
+        try:
+            yield
+        except (SignatureChanged, _jax.NotPlaced):
+            raise  # it is served, and counted, otherwise
+        except Exception:
+            self.counters.call(line, compiled)
+            raise
+        self.counters.call(line, compiled)
+
     def _run(self, entry: Executable, sizes: Any, signed: Signed, finish: Change | None) -> Any:
         args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
         result = entry.run(sizes, args, kwargs)
@@ -370,13 +383,12 @@ class Engine:
         key = self.orders.exact_key(signed)
         entry, source, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
         finish = _exact_finisher(entry, signed, program, out)
-        result = entry.run(None, args, kwargs)
-        result = result if finish is None else finish(result)
-        if not is_call:
-            return result
         line = Line(sizes or signed.family.guessed_sizes(signed.shapes), reason=reason)
-        self.counters.call(line, source == "compile")
-        if given is not None and self.config.check is Check.OFF:
+        counting = self._counting(line, source == "compile") if is_call else nullcontext()
+        with counting:
+            result = entry.run(None, args, kwargs)
+            result = result if finish is None else finish(result)
+        if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.family.specs) if spec is not None]
             self._remember(signed, given, opened, key, None, finish, line)
         return result
@@ -428,15 +440,16 @@ class Engine:
         out: Out,
     ) -> Any:
         finish = entry.finisher(call.ordered, out)
+        counting = self._counting(_line(entry, call, signed), compiled)
         if self.config.check is Check.POISON:
-            results = [run_poisoned(entry, signed, call, i, out) for i in range(len(POISONS))]
+            with counting:
+                results = [run_poisoned(entry, signed, call, i, out) for i in range(len(POISONS))]
             result, other, what = results[0], results[1], "the same call with other padding"
             to_the_bit = True
-            self.counters.call(_line(entry, call, signed), compiled)
         else:
             sizes = sizes_argument(call, entry.leak_shapes)
-            result = self._run(entry, sizes, signed, finish)
-            self.counters.call(_line(entry, call, signed), compiled)
+            with counting:
+                result = self._run(entry, sizes, signed, finish)
             if entry.checked and self.config.check is not Check.EXACT_ALWAYS:
                 return result
             other, what, to_the_bit = (

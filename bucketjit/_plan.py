@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
+from bucketjit import _jax
 from bucketjit._cache import Slot
 from bucketjit._executable import Executable, SignatureChanged
 from bucketjit._padded import Padded
@@ -34,6 +35,7 @@ Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 Own = Sequence[tuple[int, Any]]  # leaves by position in the call
 
 _now = time.monotonic
+_NOT_RUN = (SignatureChanged, _jax.NotPlaced, TypeError)  # the arguments did not fit
 
 
 class Evicted(Exception):
@@ -167,7 +169,13 @@ def serving(
             raise Evicted
         values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
         function = entry.to_host if joined else entry.function
-        result = function(*lead, *values, **named) if named else function(*lead, *values)
+        try:
+            result = function(*lead, *values, **named) if named else function(*lead, *values)
+        except _NOT_RUN:
+            raise
+        except Exception:
+            counted()
+            raise
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, named)
         counted()
@@ -216,7 +224,14 @@ def binding(
             return None
 
         def serve(own: Own) -> Any:
-            result = bound.run([(i, pad(x, shapes[i]) if i in shapes else x) for i, x in own])
+            values = [(i, pad(x, shapes[i]) if i in shapes else x) for i, x in own]
+            try:
+                result = bound.run(values)
+            except _NOT_RUN:
+                raise
+            except Exception:
+                counted()
+                raise
             if entry.count_signatures() != entry.signatures:
                 entry.note_compiles(*bound.arguments)
             counted()

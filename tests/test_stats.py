@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Check, FallbackWarning
+from bucketjit import BucketedExec, Check, FallbackWarning, strategies
 from bucketjit._stats import Counters, Line
 from bucketjit._timeline import MOMENTS
 
@@ -178,6 +179,30 @@ def test_threads_lose_no_count() -> None:
     stats = executor.stats()
     assert stats.calls == stats.size_counts["batch"][3] == 801
     assert stats.buckets[0].hits == 800
+
+
+@pytest.mark.parametrize("check", [Check.OFF, Check.POISON, Check.EXACT])
+@pytest.mark.parametrize("strategy", [strategies.Pow2(), strategies.Exact()])
+def test_calls_that_fail_while_they_run_are_counted(check: Check, strategy: Any) -> None:
+    fails = False
+
+    def on_host(x: Any) -> Any:
+        if fails:
+            raise ValueError("no")
+        return x
+
+    def fn(x: Any) -> Any:
+        return jax.pure_callback(on_host, jax.ShapeDtypeStruct((), jnp.float32), x.sum())
+
+    executor = BucketedExec(fn, check=check).with_strategy(strategy)
+    for fails in (True, False, True):  # of a new executable, one that is found, one that is known
+        for _ in range(3):
+            with pytest.raises((RuntimeError, ValueError)) if fails else nullcontext():
+                jax.block_until_ready(executor(ones(3)))
+    stats = executor.stats()
+    assert stats.calls == stats.size_counts["batch"][3] == 9
+    if check is not Check.EXACT:  # it runs more than one executable
+        assert (stats.hits, stats.misses) == (8, 1)
 
 
 def test_a_call_under_way_is_counted_though_its_plan_gave_way() -> None:
