@@ -20,7 +20,7 @@ from bucketjit._check import Check
 from bucketjit._config import CompileBudget, Config, Fallback, checked_options, is_int_from
 from bucketjit._derivatives import Derivatives
 from bucketjit._engine import Engine
-from bucketjit._errors import SpecError
+from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._events import Event
 from bucketjit._executable import SignatureChanged
 from bucketjit._explain import Explanation, array_like, explain
@@ -341,7 +341,8 @@ class BucketedExec(Builders, Views):
         Raises:
             SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack;
                 ``workers`` or ``time_budget`` is out of range, or a flag is no bool.
-            ArgumentError: What the call would raise.
+            ArgumentError: The arguments are not such as calls take. What the function itself
+                raises of them is reported as failed.
 
         Examples:
             >>> import jax, jax.numpy as jnp
@@ -355,13 +356,23 @@ class BucketedExec(Builders, Views):
         """
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
-        if len(args) == 1 and isinstance(args[0], Manifest):
-            if sizes is not None or kwargs:
-                raise SpecError("warmup: a manifest has its own arguments and sizes")
+        if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
+            if len(args) != 1 or sizes is not None or kwargs:
+                raise SpecError(
+                    "warmup: a manifest stands alone; it has its own arguments and sizes"
+                )
             return self._warmup_as_in(args[0], time_budget, **how)
         engine = self._engine
         epoch = engine.supply.epoch
-        signed = _sign_like(engine, args, kwargs)
+        try:
+            signed = _sign_like(engine, args, kwargs)
+        except ArgumentError as error:
+            if len(args) == 1 and isinstance(args[0], str | os.PathLike):
+                path = os.fspath(args[0])
+                raise ArgumentError(
+                    f"{error}; of a manifest in a file, warmup(Manifest.load({path!r}))"
+                ) from None
+            raise
         warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
         return report_of([warmed], engine, epoch)
 

@@ -118,7 +118,7 @@ class Manifest:
         if place.exists() and not place.is_file():
             place.write_bytes(text)
         else:
-            files.write(Path(os.path.realpath(place)), text)
+            files.write(Path(os.path.realpath(place)), text, is_private=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Manifest:

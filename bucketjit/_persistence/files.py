@@ -16,10 +16,11 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import struct
-import tempfile
 import time
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -254,14 +255,22 @@ def _most_bytes(start: bytes) -> float:
     return text_at + length + nbytes + nbytes // 1000 + 1024  # what zlib makes of them at most
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes, is_private: bool = True) -> None:
     """Write a file so that nobody ever sees a part of it, whatever happens meanwhile.
+
+    Args:
+        path: The file.
+        data: What is to be in it.
+        is_private: Whether nobody else may read it. Else it has the permissions of the one that
+            it takes the place of, or those of any new file.
 
     Raises:
         OSError: It cannot be written; nothing is left of it.
     """
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+        handle = os.open(temporary, flags, 0o600 if is_private else 0o666)
     except OSError as error:
         error.filename = str(path)  # no such directory: nobody has asked for the other name
         raise
@@ -270,6 +279,9 @@ def write(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if not is_private:
+            with contextlib.suppress(OSError):  # no file is there, or nothing is to be set
+                shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

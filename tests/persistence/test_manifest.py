@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import warnings
@@ -18,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 
-from bucketjit import BucketedExec, Event, Manifest, SpecError, WarmupReport
+from bucketjit import ArgumentError, BucketedExec, Event, Manifest, SpecError, WarmupReport
 from bucketjit._persistence import environment
 from tests.comparison import assert_like_jit
 
@@ -299,6 +300,39 @@ def test_a_manifest_on_standard_output():
         "made.save_manifest('/dev/stdout')\n"
     )
     assert len(Manifest.parse(done.stdout).entries()) == 1, done.stderr
+
+
+def test_permissions_of_a_file(tmp_path):
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    made(np.ones(3, np.float32))
+    path = tmp_path / "manifest.json"
+    before = os.umask(0o027)
+    try:
+        made.save_manifest(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    path.chmod(0o664)
+    made.save_manifest(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda warmup, path: warmup(Manifest.load(path), 3), "a manifest stands alone"),
+        (lambda warmup, path: warmup(3, y=Manifest.load(path)), "a manifest stands alone"),
+        (lambda warmup, path: warmup(path), r"got PosixPath; .* warmup\(Manifest.load\('.*'\)\)"),
+        (lambda warmup, path: warmup(str(path)), r"got str; .* warmup\(Manifest.load\('.*'\)\)"),
+    ],
+)
+def test_what_is_given_beside_a_manifest_or_in_its_place(call, message, tmp_path):
+    made = BucketedExec(lambda x: x + 1).with_pow2()
+    made(np.ones(3, np.float32))
+    made.save_manifest(path := tmp_path / "m.json")
+    with pytest.raises((SpecError, ArgumentError), match=message):
+        call(made.warmup, path)
+    assert made.warmup(Manifest.load(path), progress=False).present == ({"batch": 4},)
 
 
 def test_a_file_that_is_none(tmp_path):
