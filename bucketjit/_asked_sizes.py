@@ -17,6 +17,7 @@ from bucketjit.strategies.listing import MOST_LISTED
 
 _LOOKED_AT_EACH = 4096  # combinations; each takes 0.1 ms
 _MOST_SIZES = 1 << 22  # of one variable
+_MOST_DICTS = 1 << 20  # of a list, or whatever else gives them
 
 BucketOf = Callable[[str, int], Hashable]
 
@@ -66,13 +67,16 @@ def combinations(
             f"warmup: sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
             f"a plan, got {sizes!r}"
         )
-    found = []
-    for one in sizes:
+    found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
+    for i, one in enumerate(sizes):
+        if i == _MOST_DICTS:
+            raise SpecError(f"warmup: sizes: more than {_MOST_DICTS} dicts are too many to look at")
         if not isinstance(one, Mapping):
             raise SpecError(f"warmup: sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
         check_names(one, variables)
-        found.append({v: _size_of(v, n) for v, n in one.items()})
-    return found
+        chosen = {v: _size_of(v, n) for v, n in one.items()}
+        found.setdefault(frozenset(chosen.items()), chosen)
+    return list(found.values())
 
 
 def _size_of(variable: str, given: Any) -> int:
@@ -123,14 +127,17 @@ def _is_strategy(sizes: Any) -> bool:
 def _sizes_of(variable: str, given: Any) -> list[int]:
     if _is_strategy(given):
         given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
-    if isinstance(given, range) and len(given) > _MOST_SIZES:
-        raise SpecError(f"warmup: {len(given)} sizes of {variable!r} are too many to look at")
     values: list[Any] = []
     try:
-        values = [given] if isinstance(given, int | np.integer) else list(given)
+        one = isinstance(given, int | np.integer)
+        values = [given] if one else list(itertools.islice(given, _MOST_SIZES + 1))
         found = [int(n) for n in values]
     except (TypeError, ValueError):
         found = []
+    if len(found) > _MOST_SIZES:
+        raise SpecError(
+            f"warmup: more than {_MOST_SIZES} sizes of {variable!r} are too many to look at"
+        )
     if not found or not all(is_int_from(n, 0) for n in values):
         raise SpecError(
             f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import queue
+import signal
 import sys
 import threading
 import weakref
@@ -161,6 +162,8 @@ class Workers:
     def wait(self, timeout: float | None) -> bool:
         """Wait until nothing is left to do; False if that took too long, or never will be done."""
         jobs, notes = self._jobs, self._notes
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         with notes.lock:
             notes.changed.wait_for(lambda: not notes.pending or jobs.is_stopped, timeout)
             return not notes.pending
@@ -198,12 +201,24 @@ def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
     def end() -> None:
         running = alive()
         if running is not None and running.is_alive():
-            jobs.stop()
-            end_pool()  # what it compiles elsewhere, nobody waits for
-            running.join()
+            with _deaf_to_interrupts():
+                jobs.stop()
+                end_pool()  # what it compiles elsewhere, nobody waits for
+                running.join()
 
     atexit.register(end)
     weakref.finalize(thread, atexit.unregister, end).atexit = False
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let no Ctrl-C end the wait for a compile: as in a call, it cannot be cut short."""
+    with contextlib.ExitStack() as undone:
+        with contextlib.suppress(ValueError):  # no main thread: none is interrupted
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if before is not None:  # else it was not set by Python, which cannot restore it
+                undone.callback(signal.signal, signal.SIGINT, before)
+        yield
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import io
+import itertools
 import logging
 import os
 import subprocess
@@ -38,6 +39,7 @@ from bucketjit import (
     FallbackWarning,
     SpecError,
     StrategyContractError,
+    _asked_sizes,
     _warmup,
     strategies,
 )
@@ -185,6 +187,16 @@ def test_warm_up_by_a_strategy_of_ones_own() -> None:
         assert sorted(b.sizes["b"] for b in executor.stats().buckets) == [8, 16]
 
 
+@pytest.mark.parametrize("counts", [itertools.count(1), itertools.repeat(3)])
+def test_sizes_without_end(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_asked_sizes, "_MOST_DICTS", 100)
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    with pytest.raises(SpecError, match="more than 100 dicts are too many"):
+        executor.warmup(ramp(1), sizes=({"batch": n} for n in counts), progress=False)
+    sizes = ({"batch": n} for n in itertools.islice(counts, 100))
+    assert executor.warmup(ramp(1), sizes=sizes, progress=False).compiled
+
+
 def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
     both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
     both = both.with_pow2("b", min=4, max=16).with_linear(8, "s", max=20)
@@ -209,7 +221,8 @@ def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
         ({"time_budget": "soon"}, "time_budget must be seconds, or None, got 'soon'"),
         ({"time_budget": -1}, "time_budget must be seconds"),
         ({"time_budget": float("nan")}, "time_budget must be seconds"),
-        ({"sizes": {"batch": range(10**9)}}, "1000000000 sizes of 'batch' are too many"),
+        ({"sizes": {"batch": range(10**9)}}, "more than 4194304 sizes of 'batch' are too many"),
+        ({"sizes": {"batch": itertools.count()}}, "more than 4194304 sizes of 'batch' are too"),
         ({"first_run": "no"}, "first_run must be True or False, got 'no'"),
         ({"progress": "off"}, "progress must be True or False, got 'off'"),
     ],
@@ -530,7 +543,7 @@ def test_no_progress_is_told_where_there_is_no_standard_error(
         (strategies.Linear(8), r"strategy that has a largest bucket .*got Linear\(8\)"),
         ("all", "sizes must be a dict"),
         ([3], "expected dicts"),
-        ({"n": range(10**8)}, "100000000 sizes of .n. are too many to look at"),
+        ({"n": range(10**8)}, "more than 4194304 sizes of 'n' are too many"),
     ],
 )
 def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:
@@ -892,6 +905,36 @@ _EXIT = """
 """
 
 
+_IMPATIENT = """
+import atexit, os, signal, threading, time
+import jax, jax.numpy as jnp, numpy as np
+from bucketjit import BucketedExec
+begun, ends = threading.Event(), threading.Event()
+def slow(ctx, x):
+    if x.shape[0] < 64:
+        begun.set()
+        time.sleep(1)
+    return ctx.bind(x)
+executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: slow})
+executor = executor.with_background_compile(process=False)
+for n in (64, 3):
+    executor(np.ones(n, np.float32))
+begun.wait()
+def interrupt():
+    ends.wait()
+    for _ in range(3):
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+atexit.register(ends.set)
+"""
+
+
+def test_interrupts_do_not_cut_a_compile_short_while_the_interpreter_ends() -> None:
+    done = run(_IMPATIENT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_the_interpreter_ends_with_compiles_waiting() -> None:
     began = time.monotonic()
     done = run(textwrap.dedent(_EXIT))
@@ -958,6 +1001,19 @@ atexit.register(lambda: print(executor.wait_for_compiles(), flush=True))
 for n in (64, 1, 2, 4, 8, 16, 32):
     executor(np.ones(n, np.float32))
 """
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, threading.TIMEOUT_MAX])
+def test_to_wait_for_ever(timeout: float) -> None:
+    executor = BucketedExec(jnp.exp).with_pow2()
+    executor = executor.with_rules({jax.lax.exp_p: slow_rule(go := threading.Event())})
+    executor = executor.with_background_compile()
+    go.set()
+    executor(ramp(64))
+    go.clear()
+    executor(ramp(3))
+    threading.Timer(0.2, go.set).start()
+    assert executor.wait_for_compiles(timeout) and executor.cache_size() == 2
 
 
 def test_who_waits_while_the_interpreter_ends_waits_for_nothing() -> None:
