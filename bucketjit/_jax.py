@@ -25,7 +25,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NoReturn, TypeVar, cast
 
 import jax
@@ -722,6 +722,20 @@ def source_line(eqn: Any) -> str:
         return ""
 
 
+def raising_line(error: BaseException) -> str:
+    """``file:line (function)`` of the user's code that an error came of, or ``""``.
+
+    That is the innermost line outside of JAX, of NumPy and of this package.
+    """
+    line, step = "", error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if _is_of_user(step.tb_frame) and _source_info_util.is_user_filename(code.co_filename):
+            line = f"{code.co_filename}:{step.tb_lineno} ({code.co_qualname})"
+        step = step.tb_next
+    return line
+
+
 # --- comparisons of symbolic sizes ---------------------------------------------------------
 
 # Modules of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
@@ -756,8 +770,13 @@ def _caller_caches(depth: int) -> bool:
 def _caller_is_user(depth: int) -> bool:
     """True for code outside JAX, and for NumPy if it was called from there: JAX calls it too."""
     frame: Any = sys._getframe(depth)
-    while (name := frame.f_globals.get("__name__", "")).startswith("numpy.") and frame.f_back:
+    while frame.f_globals.get("__name__", "").startswith("numpy.") and frame.f_back:
         frame = frame.f_back
+    return _is_of_user(frame)
+
+
+def _is_of_user(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
     return not name.startswith(("jax.", "jaxlib.", "numpy.", "bucketjit.")) and name != "jax"
 
 

@@ -64,22 +64,26 @@ class Skeleton:
         parts: What must be equal in two traces that do the same.
         sizes: Every size, in order.
         values: Every constant, literals and host functions included, in order.
+        equations: Each equation, by the place of its primitive among the parts.
     """
 
     parts: list[Any] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
+    equations: dict[int, Any] = field(default_factory=dict)
 
     def difference(self, other: Skeleton) -> str | None:
         """Where two programs first do different things, in words; None if they do the same."""
-        last = ""
-        for a, b in zip(self.parts, other.parts, strict=False):
-            if isinstance(a, jex_core.Primitive):
-                last = a.name
+        last = None
+        for i, (a, b) in enumerate(zip(self.parts, other.parts, strict=False)):
+            last = self.equations.get(i, last)
             if not _same(a, b):
-                if isinstance(a, jex_core.Primitive) and isinstance(b, jex_core.Primitive):
-                    return f"{a.name} at one size, {b.name} at another"
-                return f"{last or 'the function'} has other parameters or operands"
+                name = "the function" if last is None else _jax.name_of(last)
+                what = f"{name} has other parameters or operands"
+                if i in self.equations and i in other.equations:
+                    what = f"{a.name} at one size, {b.name} at another"
+                line = "" if last is None else _jax.source_line(last)
+                return f"{what} [{line}]" if line else what
         if len(self.parts) != len(other.parts):
             return "more equations at one size than at another"
         return None
@@ -159,6 +163,7 @@ class _Apart:
             number[var] = len(number)
             self._aval(var.aval)
         for eqn in jaxpr.eqns:
+            self._found.equations[len(self._found.parts)] = eqn
             self._part(eqn.primitive)
             for atom in eqn.invars:
                 self._atom(atom, number)

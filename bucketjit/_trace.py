@@ -397,8 +397,9 @@ def _refusal(error: Exception) -> TraceRefused:
     told = f"{type(error).__name__}: {message}"
     if _jax.repeats_by_size(error):
         told = "a list is repeated by a size, as where Python iterates over an axis of that size"
+    line = _jax.raising_line(error)
     return TraceRefused(
-        f"cannot trace with symbolic sizes: {told}",
+        f"cannot trace with symbolic sizes: {told}{f' [{line}]' if line else ''}",
         "leave that axis static, or compute on the size with jax.numpy",
         error,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -56,7 +57,10 @@ def test_concrete_traces() -> None:
 def test_reasons_for_an_exact_run() -> None:
     told = BucketedExec(unrolled, dynamic_axes="n").with_pow2().explain(ramp(5))
     assert told.kind == "exact" and told.sizes == told.bucket == {"n": 5}
-    assert "used as a Python int" in told.reason and told.remedy
+    line = r"\[\S+comparison.py:\d+(:\d+)? \(unrolled\)\]"
+    symbolic, concrete = told.reason.split("; traced at concrete sizes")
+    assert re.search(rf"used as a Python int {line}$", symbolic)
+    assert re.search(rf"at another {line}\)$|operands {line}\)$", concrete) and told.remedy
     vectors = BucketedExec(lambda x: jnp.linalg.eigh(x)[1], dynamic_axes="n, n").with_pow2()
     told = vectors.explain(np.eye(3, dtype=np.float32))
     assert told.kind == "exact" and told.reason.startswith("eigh: ") and "eigvalsh" in told.remedy
