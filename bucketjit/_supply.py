@@ -34,6 +34,7 @@ _TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
 _ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
+_ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
 
 
 Source = Literal["cache", "file", "compile"]
@@ -495,14 +496,15 @@ class Supply:
 
     def _nearest(self, order: Order) -> str:
         """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
+        exact = order.program is None
+        advice = _ADVICE_EXACT if exact else _ADVICE
         stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
         if not stored:
-            return f"No bucket is compiled. {_ADVICE}"
+            return f"No bucket is compiled. {advice}"
 
         def distance(entry: Executable) -> float:
             return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
 
-        exact = order.program is None
         nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
         if nearest.sizes == order.sizes and nearest.exact == exact:
             return (
@@ -513,7 +515,7 @@ class Supply:
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
         told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
-        return f"The nearest compiled {told}. {_ADVICE}"
+        return f"The nearest compiled {told}. {advice}"
 
 
 class Cleared(Exception):

@@ -1228,6 +1228,7 @@ def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
     with executor.forbid_compiles(), pytest.raises(CompileBudgetError) as error:
         executor(ramp(4))
     assert "needs the exact shape batch=4" in str(error.value)
+    assert str(error.value).endswith("explain() tells why calls run exact.")
     assert "The nearest compiled bucket is batch=4." in str(error.value)
 
 
