@@ -356,10 +356,9 @@ class Engine:
         """Count a call when its executable has run, well or not."""
         try:
             yield
-        except (SignatureChanged, _jax.NotPlaced):
-            raise  # it is served, and counted, otherwise
-        except Exception:
-            self.counters.call(line, compiled)
+        except Exception as error:
+            if _jax.failed_running(error):
+                self.counters.call(line, compiled)
             raise
         self.counters.call(line, compiled)
 

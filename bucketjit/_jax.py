@@ -722,6 +722,21 @@ def source_line(eqn: Any) -> str:
         return ""
 
 
+_STATUS = re.compile(r"[A-Z_]+: ")
+
+
+def failed_running(error: Exception) -> bool:
+    """Whether a call of an executable came as far as running it, and failed there.
+
+    In a callback, for want of memory, at a NaN where ``jax_debug_nans`` looks for them. Jit's fast
+    path raises what the runtime reports as a ``ValueError`` that starts with its status code; what
+    has another text is about the arguments.
+    """
+    if isinstance(error, ValueError):
+        return _STATUS.match(str(error)) is not None
+    return isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
+
+
 def raising_line(error: BaseException) -> str:
     """``file:line (function)`` of the user's code that an error came of, or ``""``.
 

@@ -35,7 +35,6 @@ Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 Own = Sequence[tuple[int, Any]]  # leaves by position in the call
 
 _now = time.monotonic
-_NOT_RUN = (SignatureChanged, _jax.NotPlaced, TypeError)  # the arguments did not fit
 
 
 class Evicted(Exception):
@@ -171,10 +170,9 @@ def serving(
         function = entry.to_host if joined else entry.function
         try:
             result = function(*lead, *values, **named) if named else function(*lead, *values)
-        except _NOT_RUN:
-            raise
-        except Exception:
-            counted()
+        except Exception as error:
+            if _jax.failed_running(error):
+                counted()
             raise
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, named)
@@ -227,10 +225,9 @@ def binding(
             values = [(i, pad(x, shapes[i]) if i in shapes else x) for i, x in own]
             try:
                 result = bound.run(values)
-            except _NOT_RUN:
-                raise
-            except Exception:
-                counted()
+            except Exception as error:
+                if _jax.failed_running(error):
+                    counted()
                 raise
             if entry.count_signatures() != entry.signatures:
                 entry.note_compiles(*bound.arguments)
