@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
-from types import CellType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
+import numpy as np
 
 from bucketjit._dims import is_symbolic
 
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type, np.dtype),
+    *(ModuleType, BuiltinFunctionType, type(...)),
+)
 _UNBOUND = object()  # in place of a name that a closure has not bound yet
 
 
@@ -43,19 +49,40 @@ def _contents(cell: CellType) -> Any:
         return _UNBOUND
 
 
-def holds_a_size(value: Any, depth: int = 8) -> bool:
-    """Whether a host function can get at a symbolic size: it would see an expression, not an int.
+def holds_a_size(value: Any) -> bool | None:
+    """Whether user code that is given a value can get at a symbolic size, an expression.
 
-    Looks into closures, partial arguments, methods and containers.
+    Looks into closures, partial arguments, methods, dataclasses and containers.
+
+    Args:
+        value: A host function, or data that is no array.
+
+    Returns:
+        Whether it does; None if the value cannot be looked into.
     """
+    return _holds_a_size(value, 8, set())
+
+
+def _holds_a_size(value: Any, depth: int, seen: set[int]) -> bool | None:
     if is_symbolic(value):
         return True
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.core.Tracer):  # in place of a number that was computed of a size?
+        return any(map(is_symbolic, value.shape)) or None
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return None if value.dtype == object else False
+    if isinstance(value, jax.ShapeDtypeStruct):
         return any(map(is_symbolic, value.shape))
-    if depth == 0:
+    if isinstance(value, _PLAIN) or id(value) in seen:
         return False
-    held = [*(held_by(value) or ())]
+    if depth == 0:
+        return None
+    seen.add(id(value))
+    held = tuple(value) if isinstance(value, set | frozenset) else held_by(value)
+    parts = [*(held or ())]
     if callable(value):
-        held += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-        held += getattr(value, "__dict__", {}).values()
-    return any(holds_a_size(v, depth - 1) for v in held if v is not value)
+        parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+        parts += getattr(value, "__dict__", {}).values()
+    answers = {_holds_a_size(part, depth - 1, seen) for part in parts}
+    if True in answers:
+        return True
+    return None if held is None or None in answers else False

@@ -101,7 +101,7 @@ class Derivatives:
             engine.note_fallback(refusal)
         if program is None or refusal is not None:
             return None
-        tree, fn = program.out_tree, self._function(signed, call, program)
+        tree, fn = call.out_tree, self._function(signed, call, program)
         return lambda: tree.unflatten(_autodiff.call(fn, signed.leaves))
 
     def _refusal(self, signed: Signed, call: Call) -> MaskingError | None:

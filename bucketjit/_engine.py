@@ -246,7 +246,7 @@ class Engine:
             except SignatureChanged:
                 return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         sizes = sizes_argument(call, entry.leak_shapes)
-        finish = entry.finisher(call.ordered, out)
+        finish = entry.finisher(call, out)
         line = _line(entry, call, signed)
         line.reason = None if beyond is None else beyond.reason
         try:
@@ -287,7 +287,7 @@ class Engine:
         entry = None if slot is None else slot.entry
         if entry is None:
             return None
-        finish = entry.finisher(call.ordered, Out.PADDED)
+        finish = entry.finisher(call, Out.PADDED)
         sizes, line = sizes_argument(call, entry.leak_shapes), _line(entry, call, signed)
         way = self._remember_masked(signed, given, call, key, sizes, finish, line)
         if way is not None and self.watcher is not None:
@@ -438,7 +438,7 @@ class Engine:
         call: Call,
         out: Out,
     ) -> Any:
-        finish = entry.finisher(call.ordered, out)
+        finish = entry.finisher(call, out)
         counting = self._counting(_line(entry, call, signed), compiled)
         if self.config.check is Check.POISON:
             with counting:

@@ -145,17 +145,21 @@ class Executable:
             self.note_compiles(args, kwargs)
         return result
 
-    def finisher(self, ordered: Sequence[int], out: Out) -> Change | None:
+    def finisher(self, call: Call, out: Out) -> Change | None:
         """What cuts its results to their logical sizes; None where nothing needs to be done.
 
         Args:
-            ordered: Logical sizes, in the order of `Call.variables`.
+            call: The call. It is not kept.
             out: The form of results.
         """
-        logical = {o.position: o.logical(*ordered) for o in self.outs}
+        logical = {o.position: o.logical(*call.ordered) for o in self.outs}
         padded = {o.position: o.padded for o in self.outs}
         weak = {o.position: o.weak_type for o in self.outs}
-        return finisher(self.out_tree, logical, padded, weak, out)
+        finish = finisher(self.out_tree, logical, padded, weak, out)
+        nested = call.leaks.out_tree
+        if nested is None:
+            return finish
+        return lambda result: nested.unflatten(result if finish is None else finish(result))
 
     def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Tell of the compile that arguments placed in a new way have cost."""
@@ -238,5 +242,5 @@ def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int, out:
     args, kwargs = signed.tree.unflatten(leaves)
     sizes = sizes_argument(call, entry.leak_shapes, which)
     result = entry.run(sizes, args, kwargs)
-    finish = entry.finisher(call.ordered, out)
+    finish = entry.finisher(call, out)
     return result if finish is None else finish(result)

@@ -141,7 +141,8 @@ def describe(program: Program) -> str:
         return "traced once, with symbolic sizes"
     samples = "; ".join(map(shown, program.pairing.samples))
     leaked = program.pairing.leaked
-    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes"
+    trees = ", and so does the tree of the results" if program.pairing.nests_by_size else ""
+    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes{trees}"
 
 
 def masked_equations(

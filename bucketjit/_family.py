@@ -21,6 +21,7 @@ from bucketjit._axes import STATIC, Anonymous, LeafSpec, Tokens, places_of, toke
 from bucketjit._dims import bind_unique_names, variables_of
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._guards import Guard, parse_constraint
+from bucketjit._nesting import same_tree
 from bucketjit._paired import Tracer, pair
 from bucketjit._signature import LeafType, bind_sizes, check_declared
 from bucketjit._trace import (
@@ -29,6 +30,7 @@ from bucketjit._trace import (
     Leaks,
     Program,
     TraceRefused,
+    size_in_data,
     trace,
 )
 
@@ -65,6 +67,12 @@ class Call:
         """The dimension variables, those of the program's own last."""
         own = () if self.program is None else self.program.found
         return (*variables_in(self.tokens), *own)
+
+    @property
+    def out_tree(self) -> Any:
+        """How the outputs nest; it has a program."""
+        assert self.program is not None
+        return self.program.out_tree if self.leaks.out_tree is None else self.leaks.out_tree
 
     @property
     def ordered(self) -> tuple[int, ...]:
@@ -553,11 +561,19 @@ class Family:
             program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
         except TraceRefused as refusal:
             return self._pair(tokens, shapes, sizes, refusal)
+        if program.may_hold_sizes:
+            nested = self._tracer(tokens, shapes).at(sizes).out_tree
+            if not same_tree(nested, program.out_tree):
+                return self._pair(tokens, shapes, sizes, size_in_data())
         if any(g.pins for g in program.guards):  # good for one size; traces may serve more
             call = self._pair(tokens, shapes, sizes)
             if call.program is not None:
                 return call
         return Call(tokens, sizes, program)
+
+    def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
+        known = self._at(tokens, shapes).tracer()
+        return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
 
     def _pair(
         self,
@@ -569,7 +585,7 @@ class Family:
         """Concrete traces in place of a symbolic one."""
         traced = self._at(tokens, shapes)
         known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
-        tracer = traced.tracer() or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
+        tracer = self._tracer(tokens, shapes)
         traced.tracer = lambda: tracer
         try:
             tracer.at(sizes)  # what it raises by itself, the exact run raises too

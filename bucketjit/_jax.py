@@ -751,6 +751,16 @@ def raising_line(error: BaseException) -> str:
     return line
 
 
+def _line_of_user(frame: Any) -> str:
+    """The same of the code that runs now."""
+    while frame is not None:
+        code = frame.f_code
+        if _is_of_user(frame) and _source_info_util.is_user_filename(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})"
+        frame = frame.f_back
+    return ""
+
+
 # --- comparisons of symbolic sizes ---------------------------------------------------------
 
 # Modules of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
@@ -804,6 +814,7 @@ _hook_users = 0
 def watch_equalities(
     found: Callable[[Any, Any], None],
     used_as_key: Callable[[Any], None],
+    used_as_text: Callable[[str], None],
     raised: Callable[[Exception], None],
 ) -> Iterator[None]:
     """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
@@ -820,6 +831,7 @@ def watch_equalities(
     Args:
         found: Told of two sizes, at least one symbolic, that were taken to be different.
         used_as_key: Told of a symbolic size that was hashed.
+        used_as_text: Told where user code made a text of a symbolic size, see `raising_line`.
         raised: Told of each error that user code gets from a size, which it may catch.
     """
     global _hook_users
@@ -827,13 +839,18 @@ def watch_equalities(
         if _hook_users == 0:
             _install_hook()
         _hook_users += 1
-    names = ("report", "report_key", "report_raised")
-    previous = [getattr(_watching, name, None) for name in names]
-    _watching.report, _watching.report_key, _watching.report_raised = found, used_as_key, raised
+    told = {
+        "report": found,
+        "report_key": used_as_key,
+        "report_text": used_as_text,
+        "report_raised": raised,
+    }
+    previous = {name: getattr(_watching, name, None) for name in told}
+    vars(_watching).update(told)
     try:
         yield
     finally:
-        _watching.report, _watching.report_key, _watching.report_raised = previous
+        vars(_watching).update(previous)
         with _hook_lock:
             _hook_users -= 1
             if _hook_users == 0:
@@ -1071,6 +1088,19 @@ def _reporting_hash(self: Any) -> int:
     return _plain_hash(self)
 
 
+def _text_of(name: str) -> Callable[[Any], str]:
+    plain = getattr(_shape_poly._DimExpr, name)
+
+    @functools.wraps(plain)
+    def text(self: Any) -> str:
+        report = getattr(_watching, "report_text", None)
+        if report is not None and _caller_is_user(2):
+            report(_line_of_user(sys._getframe(1)))
+        return plain(self)
+
+    return text
+
+
 _plain_pow, _plain_rpow = _shape_poly._DimExpr.__pow__, _shape_poly._DimExpr.__rpow__
 _COMPARISONS = ("__ge__", "__le__", "__gt__", "__lt__", "__int__")
 _SMOOTH = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
@@ -1084,6 +1114,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__ne__": _reporting_ne,
     "__bool__": _reporting_bool,
     "__hash__": _reporting_hash,
+    "__str__": _text_of("__str__"),
+    "__repr__": _text_of("__repr__"),
     "__index__": _no_index,
     "__getattr__": _no_attribute,
     "__pow__": _power,

@@ -48,7 +48,7 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
         return outs if several else [outs]
 
     try:
-        with _jax.watch_equalities(note, note, note), lenient_jax():
+        with _jax.watch_equalities(note, note, note, note), lenient_jax():
             closed = jax.make_jaxpr(run)(*structs)
     except Exception as error:
         raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error

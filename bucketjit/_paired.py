@@ -4,13 +4,14 @@ Some code turns a size into a Python number: ``math.sqrt(n)``, ``np.arange(n)``,
 cannot be traced with symbolic sizes, but it can be traced at any sizes there are. Where traces at
 several sizes have one skeleton (see `bucketjit._skeleton`), they are one program: a size that
 differs between them is an expression of the variables, or, if none is found, a *found* size with a
-name of its own; a constant that differs is *leaked*, an input of the executable.
+name of its own; a constant that differs is *leaked*, an input of the executable; and where the tree
+of the results differs, by data that is no array, it is that of a trace, not of the program.
 
 Nothing that is guessed here is trusted. Before a program serves a call, the function is traced at
 the logical sizes of that call: the skeleton, every size and every constant must be those of the
-program at these sizes, and leaked constants and found sizes are taken from that very trace. So what
-is run, masked, is what the exact run does, whatever coincidence made the expressions. This trace
-costs what tracing costs, once for each logical size, and never a compile.
+program at these sizes, and leaked constants, found sizes and trees are taken from that very trace.
+So what is run, masked, is what the exact run does, whatever coincidence made the expressions. This
+trace costs what tracing costs, once for each logical size, and never a compile.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bucketjit._errors import in_one_line
 from bucketjit._fit import fit
 from bucketjit._guards import Guard, decide_even, parse_constraint
 from bucketjit._hosts import Hosts
+from bucketjit._nesting import flat, same_tree
 from bucketjit._patches import forgetful_jax
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
 from bucketjit._trace import (
@@ -136,6 +138,7 @@ class Pairing:
     Attributes:
         samples: The sizes it was made from.
         leaked: How many constants are taken from the trace at the logical sizes.
+        nests_by_size: Whether the tree of the outputs is taken from it, too.
     """
 
     def __init__(
@@ -148,8 +151,10 @@ class Pairing:
         label_of_size: Sequence[int],
         leaks: Sequence[int | None],
         hosts: Hosts,
+        nests_by_size: bool,
     ) -> None:
         self._hosts = hosts
+        self.nests_by_size = nests_by_size
         self.samples = tuple(dict(s) for s in samples)
         self.leaked = sum(leak is not None for leak in leaks)
         self._tracer = tracer
@@ -198,7 +203,10 @@ class Pairing:
         except Exception:  # the exact run raises it to the user
             return None
         skeleton = concrete.skeleton
-        if concrete.out_tree != self._out_tree or skeleton.difference(self._skeleton):
+        tree = concrete.out_tree
+        if not (self.nests_by_size or same_tree(tree, self._out_tree)):
+            return None
+        if skeleton.difference(self._skeleton):
             return None
         there = np.asarray(skeleton.sizes, np.int64)
         found = {
@@ -221,7 +229,11 @@ class Pairing:
                 )
             elif not same_constant(mine, value):
                 return None
-        return Leaks(tuple(found.values()), tuple(values[i] for i in range(len(values))))
+        return Leaks(
+            tuple(found.values()),
+            tuple(values[i] for i in range(len(values))),
+            tree if self.nests_by_size else None,
+        )
 
 
 def _bytes_of(leaks: Leaks | None) -> int:
@@ -263,9 +275,7 @@ def pair(
             trace = tracer.at(candidate)
         except Exception:  # these sizes are nothing that the user asked for
             continue
-        if trace.out_tree != first.out_tree:
-            difference = difference or "its results nest otherwise at another size"
-        elif differs := first.skeleton.difference(trace.skeleton):
+        if differs := first.skeleton.difference(trace.skeleton):
             difference = difference or differs
         elif any(
             type(v) is not type(w) and not np.isscalar(v)
@@ -353,6 +363,7 @@ def _merged(
             found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
             label = f"{name} - {-found[name]}" if found[name] else name
         labels.append(label)
+    nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
     leaks: list[int | None] = []
     for values in zip(*(t.skeleton.values for t in traces), strict=True):
         same = all(same_constant(values[0], v) for v in values[1:])
@@ -383,7 +394,7 @@ def _merged(
         in_shapes=in_shapes,
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
-        out_tree=first.out_tree,
+        out_tree=flat(len(out_avals)) if nests_by_size else first.out_tree,
         guards=(
             *map(parse_constraint, constraints),
             *(Guard(v, "==", str(samples[0][v])) for v in fixed),
@@ -391,7 +402,9 @@ def _merged(
         lower={v: 1 for v in tracer.variables},
         found=tuple(found),
         leak_shapes=leak_shapes,
-        pairing=Pairing(tracer, first, samples, labels, found, label_of_size, leaks, hosts),
+        pairing=Pairing(
+            *(tracer, first, samples, labels, found, label_of_size, leaks, hosts, nests_by_size)
+        ),
     )
 
 

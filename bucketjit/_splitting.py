@@ -191,7 +191,7 @@ class Splitter:
         weak_types = [weak for _, weak in call.program.out_types]
         # Not the error itself: it holds the frames of this call, and so its arguments.
         told = error.size, error.largest, error.dim
-        join = functools.partial(_join, told, plan.axes, weak_types, out)
+        join = functools.partial(_join, told, plan.axes, weak_types, out, call.leaks.out_tree)
         if given is None or signed.donate:
             return join([serve(chunk(whole, cut, *at), None) for at in ends]), None
         results: dict[int, Any] = {}
@@ -299,18 +299,19 @@ def _join(
     axes: Sequence[int | None],
     weak_types: Sequence[bool],
     out: Out,
+    nested: Any,
     results: Sequence[Any],
 ) -> Any:
-    """The result of a call, of those of its chunks."""
+    """The result of a call, of those of its chunks, which nest by their own sizes if it does."""
     leaves: list[Any]
     tree: Any
     leaves, tree = jax.tree_util.tree_flatten(list(results))
     first, *others = tree.children()
-    if any(other != first for other in others):
+    if nested is None and any(other != first for other in others):
         shown = " and ".join(sorted({str(first), *map(str, others)}))
         raise SplitError(*told, f"chunks return different trees, {shown}")
     whole = [
         joined(leaves[i :: first.num_leaves], axis, weak, out)
         for i, (axis, weak) in enumerate(zip(axes, weak_types, strict=True))
     ]
-    return jax.tree_util.tree_unflatten(first, whole)
+    return jax.tree_util.tree_unflatten(first if nested is None else nested, whole)

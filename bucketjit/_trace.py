@@ -45,12 +45,14 @@ from bucketjit._guards import (
     without_implied,
 )
 from bucketjit._nan_paths import may_lose_nan
+from bucketjit._nesting import tree_holds_a_size
 from bucketjit._number_errors import Samples
 from bucketjit._patches import forgetful_jax, lenient_jax
 from bucketjit._size_numbers import refuse_decisions
 from bucketjit._unmerge import keep_apart
 
 MAX_RETRACES = 24
+_BYTES_OF_TREE = 1 << 14  # the closure of a `jax.vjp` holds a small program
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,18 @@ class Leaks:
     Attributes:
         sizes: The program's *found* sizes, see `Program`.
         values: Constants that depend on the sizes: scalars, or arrays of logical shape.
+        out_tree: How the outputs nest, if the data in it depends on the sizes.
     """
 
     sizes: tuple[int, ...] = ()
     values: tuple[np.ndarray, ...] = ()
+    out_tree: Any = None
 
     @property
     def nbytes(self) -> int:
-        """Memory that the constants take."""
-        return sum(v.nbytes for v in self.values)
+        """Memory that the constants take, and about what a tree takes."""
+        tree = 0 if self.out_tree is None else _BYTES_OF_TREE
+        return sum(v.nbytes for v in self.values) + tree
 
 
 NO_LEAKS = Leaks()
@@ -113,6 +118,10 @@ class Pairing(Protocol):
     @property
     def leaked(self) -> int:
         """How many constants depend on the logical sizes."""
+
+    @property
+    def nests_by_size(self) -> bool:
+        """Whether data in the tree of the outputs depends on the logical sizes."""
 
     def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
         """What to know at these sizes; None if the program does not serve them."""
@@ -130,13 +139,14 @@ class Program:
         consts: Arrays it closes over.
         in_shapes, out_shapes: Shapes of the inputs (sizes left out) and outputs.
         out_types: dtype and weak type of each output.
-        out_tree: How outputs nest.
+        out_tree: How outputs nest; a tuple of them if that depends on the logical sizes.
         guards: What must hold of the sizes of a call.
         lower: Smallest size of each variable, 1 unless a guard says more.
         reshapes: Pairs of shapes of one reshape that are equal only at some sizes.
         found: Variables of its own: sizes that no expression of the others gives.
         leak_shapes: Shape of each leaked constant, see `Leaks`.
         pairing: The concrete traces it was made from; None if it was traced symbolically.
+        may_hold_sizes: Whether there is data in ``out_tree`` that cannot be looked into.
     """
 
     jaxpr: Any
@@ -151,6 +161,7 @@ class Program:
     found: tuple[str, ...] = ()
     leak_shapes: tuple[Shape, ...] = ()
     pairing: Pairing | None = None
+    may_hold_sizes: bool = False
 
     @functools.cached_property
     def avoids_library_folds(self) -> bool:
@@ -259,6 +270,7 @@ class _Tracing:
         self.assumed: dict[tuple[str, str], Guard] = {}
         self.keys: dict[str, Guard] = {}
         self.raised: list[Exception] = []
+        self.texts: list[str] = []
         self.out_tree: Any = None
 
     def unequal(self, left: Any, right: Any) -> None:
@@ -294,7 +306,9 @@ class _Tracing:
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
             return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
 
-        watched = _jax.watch_equalities(self.unequal, self.used_as_key, self.raised.append)
+        watched = _jax.watch_equalities(
+            self.unequal, self.used_as_key, self.texts.append, self.raised.append
+        )
         with watched, lenient_jax(), forgetful_jax():
             return jax.make_jaxpr(flat)(*arrays)
 
@@ -361,7 +375,7 @@ def trace(
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
         if closed is not None:
-            return _program(closed, attempt, leaves, constraints, guards)
+            return _program(closed, attempt, in_tree, leaves, constraints, guards)
         assert failure is not None
         if isinstance(failure, InconclusiveDimensionOperation):
             guard = decide(failure, sizes)
@@ -408,6 +422,7 @@ def _refusal(error: Exception) -> TraceRefused:
 def _program(
     closed: Any,
     attempt: _Tracing,
+    in_tree: Any,
     leaves: Sequence[Leaf],
     constraints: Sequence[str],
     guards: Sequence[Guard],
@@ -415,6 +430,15 @@ def _program(
     jaxpr, consts = _jax.open_jaxpr(closed)
     refuse_tracers(consts)
     _refuse_host_functions(jaxpr)
+    if attempt.texts:
+        line = f" [{attempt.texts[0]}]" if attempt.texts[0] else ""
+        raise TraceRefused(
+            f"a size is made a text{line}",
+            "leave that axis static; to print it, use jax.debug.print",
+        )
+    in_data = tree_holds_a_size(attempt.out_tree, in_tree)
+    if in_data:
+        raise size_in_data()
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
@@ -436,6 +460,15 @@ def _program(
         guards=all_guards,
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
+        may_hold_sizes=in_data is None,
+    )
+
+
+def size_in_data() -> TraceRefused:
+    """Why a function is not traced with symbolic sizes that returns one beside its arrays."""
+    return TraceRefused(
+        "the result holds a size in what is not an array, such as a static field or a closure",
+        "return the size as an array, such as jnp.shape(x)[0]",
     )
 
 

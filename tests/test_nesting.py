@@ -1,0 +1,264 @@
+"""Data of results that is no array: static fields, shapes of sparse matrices, closures, texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import sparse
+
+from bucketjit import BucketedExec, Check, FallbackWarning
+from bucketjit._closures import holds_a_size
+from bucketjit._nesting import tree_holds_a_size
+from tests.comparison import ramp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Sized:
+    data: Any
+    size: Any = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_pytree_node_class
+class Opaque:
+    """Its data can be compared, and not looked into."""
+
+    def __init__(self, data: Any, size: Any) -> None:
+        self.data, self.size = data, size
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.data,), Held(self.size)
+
+    @classmethod
+    def tree_unflatten(cls, held: Held, children: Any) -> Opaque:
+        return cls(*children, held.size)
+
+
+class Held:
+    def __init__(self, size: Any) -> None:
+        self.size = size
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is Held and self.size == other.size
+
+    def __hash__(self) -> int:
+        return 1
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "size": lambda x: Sized(x * 2, x.shape[0]),
+    "half": lambda x: Sized(x * 2, x.shape[0] // 2),
+    "eighth": lambda x: Sized(x * 2, x.shape[0] // 8),
+    "shape": lambda x: Sized(x.sum(0), x.shape),
+    "inside": lambda x: [x, {"a": Sized(x, (1, {"n": (x.size,)}))}],
+    "struct": lambda x: Sized(x.sum(), jax.ShapeDtypeStruct(x.shape, x.dtype)),
+    "number": lambda x: Sized(x * 2, x.shape[0] / 4),
+    "text": lambda x: Sized(x * 2, f"{x.shape[0]} rows"),
+    "named by a text": lambda x: {f"{x.shape[0]} rows": x, "sum": x.sum(0)},
+    "named by the size": lambda x: {x.shape[0]: x * 2},
+    "opaque": lambda x: Opaque(x * 2, x.shape[0]),
+    "with a number": lambda x: Sized(x / np.sqrt(x.shape[0]), x.shape[0]),
+    "sparse": lambda x: sparse.BCOO(
+        (x[:, 0], jnp.stack([jnp.arange(x.shape[0])] * 2, 1)), shape=(x.shape[0],) * 2
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("axes", ["n, _", None])
+def test_data_of_results_is_that_of_the_unpadded_run(form: str, axes: str | None) -> None:
+    fn = FORMS[form]
+    executor = BucketedExec(fn, dynamic_axes=axes).with_pow2()
+    for n in (5, 7, 8, 5, 9, 16, 17):
+        x = ramp(n, 4)
+        got, want = executor(x), jax.jit(fn)(x)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        jax.tree.map(np.testing.assert_allclose, got, want)
+    stats = executor.stats()
+    assert not stats.fallback_reasons
+    assert stats.compiles <= 4 + (axes is None)  # 8, 16, 32, and a first one that opened nothing
+
+
+def test_a_sparse_result_can_be_used() -> None:
+    executor = BucketedExec(FORMS["sparse"], dynamic_axes="n, _").with_pow2()
+    for n in (5, 6):
+        x = ramp(n, 4)
+        np.testing.assert_allclose(executor(x) @ jnp.ones(n), x[:, 0])
+
+
+def test_closures_of_vjp() -> None:
+    def fn(x: Any) -> Any:
+        return jax.vjp(lambda y: jnp.sin(y) * y.shape[0], x)
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (5, 7, 3):
+        x = ramp(n)
+        (got, pull), (want, other) = executor(x), jax.jit(fn)(x)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        np.testing.assert_allclose(pull(x)[0], other(x)[0], rtol=1e-6)
+    assert not executor.stats().fallback_reasons
+    assert executor.stats().compiles == 2
+
+
+@pytest.mark.parametrize("out", ["jax", "numpy", "padded"])
+@pytest.mark.parametrize("check", [Check.OFF, Check.POISON, Check.EXACT])
+def test_in_every_form_and_checked(out: str, check: Check) -> None:
+    executor = BucketedExec(FORMS["size"], dynamic_axes="n, _", out=out, check=check).with_pow2()
+    for n in (5, 6, 5, 6):
+        got = executor(ramp(n, 4))
+        assert isinstance(got, Sized)
+        assert (got.size, got.data.shape) == (n, (n, 4))
+
+
+def test_in_chunks() -> None:
+    executor = BucketedExec(FORMS["size"], dynamic_axes="n, _").with_buckets([3], "n")
+    executor = executor.with_overflow("split", "n")
+    for n in (7, 6, 7, 6):
+        got = executor(ramp(n, 2))
+        assert got.size == n
+        np.testing.assert_array_equal(got.data, 2 * ramp(n, 2))
+
+
+def test_differentiated() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return (x @ w).sum(), Sized(x * w, x.shape)
+
+    executor = BucketedExec(fn, dynamic_axes=(None, "n, _")).with_pow2()
+    of_it = BucketedExec(
+        jax.value_and_grad(fn, has_aux=True), dynamic_axes=(None, "n, _")
+    ).with_pow2()
+    for n in (5, 6, 7):
+        args = ramp(3), ramp(n, 3)
+        want = jax.value_and_grad(fn, has_aux=True)(*args)
+        for got in (jax.value_and_grad(executor, has_aux=True)(*args), of_it(*args)):
+            assert jax.tree.structure(got) == jax.tree.structure(want)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, want)
+
+
+def test_warmed_up_and_read_from_files(tmp_path: Path) -> None:
+    for is_second in (False, True):
+        executor = BucketedExec(FORMS["size"], dynamic_axes="n, _").with_pow2()
+        executor = executor.with_persistence(tmp_path)
+        executor.warmup(jax.ShapeDtypeStruct((5, 4), np.float32), sizes={"n": range(1, 17)})
+        with executor.forbid_compiles():
+            assert [executor(ramp(n, 4)).size for n in range(2, 17)] == list(range(2, 17))
+        assert (executor.stats().compiles == 0) == is_second
+
+
+def test_what_came_with_the_arguments_costs_no_trace() -> None:
+    traces = 0
+
+    class State:
+        """Compared as objects are, and not to be looked into."""
+
+    def fn(x: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return Sized(x.data * 2, x.size)
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    state = State()
+    for n in (5, 6, 7):
+        assert executor(Sized(ramp(n), state)).size is state
+    assert traces == 1
+
+
+def test_what_is_no_size_stays_symbolic() -> None:
+    traces = 0
+
+    def fn(x: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return Opaque(x * 2, 3), Sized(x, ("a", np.float32, len, {"k": 2.5}))
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (5, 6, 7):
+        assert executor(ramp(n))[0].size == 3
+    assert traces == 2  # one to look at what cannot be looked into
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        str,
+        repr,
+        "{}".format,
+        lambda n: f"{n}",
+        lambda n: str((n, 2)),
+    ],
+)
+def test_texts_of_sizes_are_those_of_the_unpadded_run(make: Callable[[Any], str]) -> None:
+    def fn(x: Any) -> Any:
+        return x * len(make(x.shape[0] ** 3))
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (5, 1, 9, 10, 22, 3):
+        np.testing.assert_allclose(executor(ramp(n)), jax.jit(fn)(ramp(n)))
+    assert not executor.stats().fallback_reasons
+
+
+def test_a_text_of_a_size_that_decides_names_its_line() -> None:
+    def fn(x: Any) -> Any:
+        return x * 3 if str(x.shape) == "(5,)" else x
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in (5, 6, 7):
+            np.testing.assert_array_equal(executor(ramp(n)), jax.jit(fn)(ramp(n)))
+    (reason,) = executor.stats().fallback_reasons
+    assert reason.startswith("a size is made a text [")
+    assert "test_nesting.py:" in reason
+
+
+def test_the_text_of_an_array_is_no_text_of_a_size() -> None:
+    traces = 0
+
+    def fn(x: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        assert str(x)
+        return x * 2
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    for n in (5, 6, 7):
+        executor(ramp(n))
+    assert traces == 1
+
+
+def test_explain_tells() -> None:
+    executor = BucketedExec(FORMS["size"], dynamic_axes="n, _").with_pow2()
+    assert "the tree of the results" in str(executor.explain(ramp(5, 4)))
+
+
+def test_holds_a_size() -> None:
+    (n,) = jax.export.symbolic_shape("n")
+    loop: list[Any] = [1]
+    loop.append(loop)
+    for plain in (None, 1, "a", (1, [2.0, {"k": np.float32}]), {3}, len, loop, np.zeros(2)):
+        assert holds_a_size(plain) is False
+    for sized in (n, [(n,)], {"k": n}, {n + 1}, Sized(1, n), functools.partial(len, n), lambda: n):
+        assert holds_a_size(sized) is True
+    for unknown in (object(), [Held(n)], np.array([n], object)):
+        assert holds_a_size(unknown) is None
+    of = jax.tree.structure
+    assert (
+        tree_holds_a_size(
+            of({"a": (1, None)}),
+            of(()),
+        )
+        is False
+    )
+    assert tree_holds_a_size(of([Sized(0, n)]), of(())) is True
+    held = Opaque(0, 3)
+    assert tree_holds_a_size(of([held]), of(())) is None
+    assert tree_holds_a_size(of([held]), of((held,))) is False
