@@ -508,9 +508,9 @@ class Supply:
         nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
         if nearest.sizes == order.sizes and nearest.exact == exact:
             return (
-                "That one is compiled for arguments of other types or shapes, or for what this "
-                "call is a derivative of. Make such a call before, or round sizes up to fewer "
-                "buckets."
+                "That one is compiled for arguments of other types or shapes, for what this call "
+                "is a derivative of, or for sizes at which the function does something else. Make "
+                "such a call before, or warm up these very sizes."
             )
         beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""

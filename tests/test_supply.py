@@ -9,6 +9,7 @@ import gc
 import io
 import itertools
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -1200,7 +1201,7 @@ def test_an_exact_shape_without_names_is_told_by_what_is_likely_to_vary() -> Non
 def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> None:
     executor = BucketedExec(lambda x: (x**2).mean()).with_pow2()
     executor(ramp(3))
-    other = "of other types or shapes, or for what this call is a derivative of"
+    other = "of other types or shapes, for what this call is a derivative of, or for sizes at"
     with executor.forbid_compiles():
         for call in (jax.grad(executor), lambda x: executor(x.astype(np.int32))):
             with pytest.raises(CompileBudgetError, match=other) as e:
@@ -1209,6 +1210,24 @@ def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> No
     jax.grad(executor)(ramp(3))
     with executor.forbid_compiles():
         np.testing.assert_allclose(jax.grad(executor)(ramp(4)), ramp(4) / 2)
+
+
+def test_a_bucket_of_sizes_at_which_the_function_does_something_else() -> None:
+    def fn(x: Any) -> Any:
+        for _ in range(math.isqrt(int(x.shape[0]))):
+            x = jnp.sin(x)
+        return x
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    executor.warmup(ramp(32), sizes={"n": [32]})
+    with executor.forbid_compiles():
+        executor(ramp(28))
+        with pytest.raises(CompileBudgetError, match="or for sizes at which the function does"):
+            executor(ramp(20))
+    executor.warmup(ramp(32), sizes={"n": range(17, 33)})
+    with executor.forbid_compiles():
+        for n in range(17, 33):
+            np.testing.assert_allclose(executor(ramp(n)), fn(ramp(n)), rtol=1e-6)
 
 
 def test_a_chunk_that_may_not_be_compiled_names_its_call() -> None:
