@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import reprlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def combinations(
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise SpecError(
             f"warmup: sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
-            f"a plan, got {sizes!r}"
+            f"a plan, got {reprlib.repr(sizes)}"
         )
     found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
     for i, one in enumerate(sizes):
@@ -142,6 +143,6 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
         raise SpecError(
             f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "
             "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
-            f"below it, got {given!r}"
+            f"below it, got {reprlib.repr(given)}"
         )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -41,7 +42,9 @@ def chunked_log(sizes: Mapping[str, Sizes], split: str | Mapping[str, int] | Non
             ``split`` is malformed or has a variable without sizes.
     """
     if not isinstance(sizes, Mapping) or not sizes:
-        raise SpecError(f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {sizes!r}")
+        raise SpecError(
+            f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {reprlib.repr(sizes)}"
+        )
     left: Any = {
         dim: list(values)
         if isinstance(values, Iterable) and not isinstance(values, Mapping)

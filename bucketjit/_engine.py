@@ -106,6 +106,19 @@ class Relatives:
         self._known.clear()
 
 
+class _PartRefused(Exception):
+    """A part of a call cannot be served by the program, and so must not be served at all.
+
+    Attributes:
+        refusal: Why.
+        is_chosen: Whether it is the user who wants such sizes to run exact.
+    """
+
+    def __init__(self, refusal: MaskingError, is_chosen: bool = False) -> None:
+        super().__init__(refusal.reason)
+        self.refusal, self.is_chosen = refusal, is_chosen
+
+
 class Engine:
     """Serves the calls of one configuration.
 
@@ -121,7 +134,7 @@ class Engine:
         counters: What was done so far.
         orders: What to ask of the cache.
         routes: The warm path: ways to read the arguments.
-        chunk_routes: Those of chunks, whose results are padded.
+        chunk_routes: Those of chunks, whose results are padded, by the program of the whole.
         relatives: Itself and the engines of derivatives, all that share cache and counters.
         refusals: Programs that cannot be masked, and why.
         lock: Held while programs are traced.
@@ -148,7 +161,7 @@ class Engine:
         self.relatives.add(self)
         self.orders = Orders(config, self.name, self.cache, self.preloading)
         self.routes = Routes()
-        self.chunk_routes = Routes()
+        self.chunk_routes: weakref.WeakKeyDictionary[Program, Routes] = weakref.WeakKeyDictionary()
         self.refusals = Refusals()
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
@@ -166,7 +179,7 @@ class Engine:
             self.signer.clear()
             self.preloading.clear()
             self.routes.clear()
-            self.chunk_routes.clear()
+            self.chunk_routes = weakref.WeakKeyDictionary()
             self.refusals.clear()
             self.relatives.clear()
             self.relatives.add(self)
@@ -193,19 +206,26 @@ class Engine:
 
     # --- a call ---
 
-    def serve(self, signed: Signed, given: Given | None = None, out: Out | None = None) -> Any:
+    def serve(
+        self,
+        signed: Signed,
+        given: Given | None = None,
+        out: Out | None = None,
+        part: Call | None = None,
+    ) -> Any:
         """Run a call.
 
         Args:
             signed: The call.
             given: Its arguments as they came, if the next one like it may skip the slow path.
             out: The form of its results; by default the configured one.
+            part: The same call, resolved, if it is a part of another one.
         """
         out = out or self.config.out
         if self.always_exact:
             sizes = signed.family.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, out, given)
-        call = self.resolve(signed)
+        call = part or self.resolve(signed)
         program = call.program
         if program is None:
             if call.refusal is None:
@@ -226,6 +246,8 @@ class Engine:
         if beyond is not None and self.counters.fallback(beyond.reason):
             self.tell(Event("fallback", self.name, call.sizes, detail=beyond.reason))
         if beyond is not None and beyond.wholly:
+            if call.is_part:
+                raise _PartRefused(MaskingError(beyond.reason), is_chosen=True)
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
         key = self.orders.masked_key(program, bucket)
         if self.preparer is not None:
@@ -261,16 +283,16 @@ class Engine:
             self._remember_masked(signed, given, call, key, sizes, finish, line)
         return result
 
-    def find_way(self, signed: Signed, given: Given) -> Way | None:
+    def find_way(self, signed: Signed, call: Call, given: Given) -> Way | None:
         """How chunks like this one are served, if what serves them is there and is known to do so.
 
         Args:
             signed: A chunk. It is not run.
+            call: The same, resolved.
             given: Its arguments as they came.
         """
         if self.always_exact or self.config.check is not Check.OFF:
             return None
-        call = self.resolve(signed)
         program = call.program
         if program is None:
             return None
@@ -400,14 +422,24 @@ class Engine:
         out: Out,
         given: Given | None,
     ) -> Any:
-        def serve(chunk: Signed, chunk_given: Given | None) -> Any:
-            return self.serve(chunk, chunk_given, Out.PADDED)
+        def serve(chunk: Signed, part: Call, chunk_given: Given | None) -> Any:
+            return self.serve(chunk, chunk_given, Out.PADDED, part)
 
+        assert call.program is not None
+        with self.lock:
+            routes = self.chunk_routes.setdefault(call.program, Routes())
         given = given if self.config.check is Check.OFF else None
         try:
             result, way = self.splitter.run(
-                serve, self.find_way, signed, call, error, out, given, self.chunk_routes
+                serve, self.find_way, signed, call, error, out, given, routes
             )
+        except _PartRefused as refused:
+            if call.is_part:
+                raise
+            why = refused.refusal
+            if refused.is_chosen:
+                return self._run_exact(signed, call.sizes, out, given, call.program, why.reason)
+            return self._fall_back(why.without_frames(), signed, call, out, given)
         except CompileBudgetError as refused:
             of = shown(call.sizes)
             raise CompileBudgetError(f"{refused} That is a chunk of a call with {of}.") from None
@@ -419,7 +451,7 @@ class Engine:
                     # Who cleared the routes meanwhile does not count its chunks any more.
                     if self.counters.counts(way.lines):
                         self._keep(given, *given.routes.of(layout), way)
-        if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
+        if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and not call.is_part:
             other = self._run_exact(
                 signed, call.sizes, Out.JAX, program=call.program, is_call=False
             )
@@ -449,8 +481,8 @@ class Engine:
             sizes = sizes_argument(call, entry.leak_shapes)
             with counting:
                 result = self._run(entry, sizes, signed, finish)
-            if entry.checked and self.config.check is not Check.EXACT_ALWAYS:
-                return result
+            if call.is_part or (entry.checked and self.config.check is not Check.EXACT_ALWAYS):
+                return result  # the whole is compared, and the function may do other things here
             other, what, to_the_bit = (
                 self._run_exact(signed, call.sizes, Out.JAX, is_call=False),
                 "the unpadded run",
@@ -493,6 +525,8 @@ class Engine:
     def _fall_back(
         self, refusal: MaskingError, signed: Signed, call: Call, out: Out, given: Given | None
     ) -> Any:
+        if call.is_part:
+            raise _PartRefused(refusal)
         if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
             result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
         self.note_fallback(refusal, counted=True)
@@ -562,21 +596,22 @@ class Engine:
         with self.lock:
             self.counters.open(line)
             route, gone = given.routes.of(layout)
-            joined = given.routes is self.chunk_routes
+            joined = given.routes is not self.routes
             plan = make_plan(layout, slot, sizes, signed.leaves, finish, line, note, hosts, joined)
             self._keep(given, route, gone, plan)
         return plan
 
     def _keep(self, given: Given, route: Route, gone: list[Way], way: Way) -> None:
         gone += route.remember(given.args, given.kwargs, way)
-        if given.routes is self.chunk_routes and any(other.is_alive for other in gone):
+        if given.routes is not self.routes and any(other.is_alive for other in gone):
             gone += self.routes.clear()  # they may lead to chunks that are not counted any more
         self._forget(gone)
 
     def forget_routes(self) -> None:
         """Let every call look for its bucket anew."""
         with self.lock:
-            self._forget([*self.routes.clear(), *self.chunk_routes.clear()])
+            every = [self.routes, *self.chunk_routes.values()]
+            self._forget([way for routes in every for way in routes.clear()])
 
     def _forget(self, ways: Sequence[Way]) -> None:
         for way in ways:

@@ -291,6 +291,10 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
         )
     with engine.lock, signed.family.unlearning():
         call = signed.family.resolve(signed.shapes)
+    return _explained(engine, signed, call)
+
+
+def _explained(engine: Engine, signed: Signed, call: Call) -> Explanation:
     if call.program is None:
         refusal = call.refusal or MaskingError(
             "an axis of size 0 has no bucket" if call.sizes else "no axis is open"
@@ -304,7 +308,9 @@ def explain(engine: Engine, signed: Signed) -> Explanation:
             bucket = engine.bucket_of(call.program, call)
     except BucketOverflowError as error:
         plan = engine.splitter.plan(call, error)
-        told = explain(engine, chunk(signed, pieces(signed, call, plan), 0, plan.sizes[0]))
+        first = plan.sizes[0]
+        part = chunk(signed, pieces(signed, call, plan), 0, first), plan.part(call, first)
+        told = _explained(engine, *part)
         splits = ((plan.variable, plan.sizes), *told.splits)
         return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
     beyond = exactly(engine.config, call.sizes)

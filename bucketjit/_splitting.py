@@ -34,8 +34,8 @@ from bucketjit._split_plan import Piece, SplitPlan, by_argument, spans
 from bucketjit._trace import Program
 
 _ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
-Serve = Callable[[Signed, Given | None], Any]
-FindWay = Callable[[Signed, Given], Way | None]
+Serve = Callable[[Signed, Call, Given | None], Any]
+FindWay = Callable[[Signed, Call, Given], Way | None]
 _Shown = tuple[int | None, ...] | MaskingError  # axes of outputs, or why there are none
 
 
@@ -46,11 +46,28 @@ class Splitting(NamedTuple):
         variable: The dimension variable that is cut.
         sizes: Its size in each chunk.
         axes: For each output, the axis along which chunks are joined, or None if all are the same.
+        untraced: Sizes of chunks for which the function may not be the program of the whole.
     """
 
     variable: str
     sizes: tuple[int, ...]
     axes: tuple[int | None, ...]
+    untraced: frozenset[int] = frozenset()
+
+    def part(self, call: Call, size: int) -> Call:
+        """A chunk of a call, resolved.
+
+        It is served by the program of the whole, with the constants of the whole: that is what was
+        shown to do the same for each part. What the function by itself does at the size of a chunk
+        may be another program, and need not be looked at: at size 1 JAX broadcasts by other
+        equations.
+        """
+        return dataclasses.replace(
+            call,
+            sizes={**call.sizes, self.variable: size},
+            leaks=dataclasses.replace(call.leaks, out_tree=None),
+            is_part=call.is_part or size in self.untraced,
+        )
 
 
 def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
@@ -148,10 +165,10 @@ class Splitter:
         try:
             assert call.program is not None
             axes = self._axes(call.program, variable)
-            sizes = self._sizes(call.program, call, variable, largest)
+            sizes, untraced = self._sizes(call.program, call, variable, largest)
         except MaskingError as why:
             raise SplitError(total, largest, variable, why.reason, why.remedy) from None
-        return Splitting(variable, sizes, axes)
+        return Splitting(variable, sizes, axes, untraced)
 
     def run(
         self,
@@ -167,15 +184,15 @@ class Splitter:
         """Run a call in chunks, each an ordinary call, and join their results.
 
         Args:
-            serve: Runs a call, with results in the form `Out.PADDED`; takes its arguments as they
-                would have come, if others like it may go a shorter way.
+            serve: Runs a call that is resolved, with results in the form `Out.PADDED`; takes its
+                arguments as they would have come, if others like it may go a shorter way.
             find_way: Finds that way without running the call, if it can be told already.
             signed: The call. What it donates is left alone.
             call: The same call, resolved.
             error: What told that its size is beyond the largest bucket.
             out: The form of results.
             given: Its arguments as they came, if others like it may go a shorter way.
-            routes: The ways to serve chunks.
+            routes: The ways to serve chunks of calls of its program.
 
         Returns:
             The result, and the shorter way if there is one.
@@ -193,13 +210,14 @@ class Splitter:
         told = error.size, error.largest, error.dim
         join = functools.partial(_join, told, plan.axes, weak_types, out, call.leaks.out_tree)
         if given is None or signed.donate:
-            return join([serve(chunk(whole, cut, *at), None) for at in ends]), None
+            parts = [(chunk(whole, cut, *at), plan.part(call, at[1] - at[0])) for at in ends]
+            return join([serve(*part, None) for part in parts]), None
         results: dict[int, Any] = {}
         ways: dict[int, Way] = {}  # by size of the chunk
         for i, size in enumerate(plan.sizes):
             if size in ways:
                 continue
-            own = chunk(whole, cut, *ends[i])
+            own, part = chunk(whole, cut, *ends[i]), plan.part(call, size)
             like = _as_given(own, given, routes)
             way = routes.find(like.args, like.kwargs)
             while way is not None and way.following is not None:  # one of several, if any
@@ -209,9 +227,9 @@ class Splitter:
                 except (SignatureChanged, Evicted):
                     way = way.following
             if way is None and i not in results:
-                way = find_way(own, like)  # then all of them run at the same time
+                way = find_way(own, part, like)  # then all of them run at the same time
             if way is None and i not in results:
-                results[i] = serve(own, like)
+                results[i] = serve(own, part, like)
                 way = routes.find(like.args, like.kwargs)
             if way is not None:
                 ways[size] = way
@@ -230,7 +248,8 @@ class Splitter:
         for i in range(len(ends)):
             if i not in results:
                 own = chunk(whole, cut, *ends[i])
-                results[i] = serve(own, _as_given(own, given, routes))
+                part = plan.part(call, plan.sizes[i])
+                results[i] = serve(own, part, _as_given(own, given, routes))
         return join([results[i] for i in range(len(ends))]), shorter
 
     def _axes(self, program: Program, variable: str) -> tuple[int | None, ...]:
@@ -246,8 +265,16 @@ class Splitter:
             raise shown.without_frames()
         return shown
 
-    def _sizes(self, program: Program, call: Call, variable: str, largest: int) -> tuple[int, ...]:
+    def _sizes(
+        self, program: Program, call: Call, variable: str, largest: int
+    ) -> tuple[tuple[int, ...], frozenset[int]]:
         """Sizes of chunks, as large as the guards of the program let them be.
+
+        Its constants must be the same for the chunk. If the function itself is another program
+        there, they must be those of one certain size, so that chunks of all calls have the same.
+
+        Returns:
+            The sizes, and those of them at which the function is another program.
 
         Raises:
             MaskingError: They let no sizes be, or at least none that is near the largest bucket.
@@ -255,16 +282,29 @@ class Splitter:
         sizes, total = call.sizes, call.sizes[variable]
         constants = [x.tobytes() for x in call.leaks.values]
         changed = False
+        untraced: set[int] = set()
 
-        def serves(n: int) -> bool:
+        def has_same_constants(n: int) -> bool | None:
+            """Whether the program is given the same at another size; None if it is not asked."""
             nonlocal changed
             with self._lock:
                 leaks = program.leaks({**sizes, variable: n})
             if leaks is None:
-                return False
+                return None
             same = [x.tobytes() for x in leaks.values] == constants
             changed |= not same
             return same
+
+        def serves(n: int) -> bool:
+            same = has_same_constants(n)
+            if same is not None:
+                return same
+            if program.pairing is None or not program.admits({**sizes, variable: n}):
+                return False
+            if not has_same_constants(program.pairing.samples[0][variable]):
+                return False
+            untraced.add(n)
+            return True
 
         if not serves(largest) and changed:
             raise MaskingError(
@@ -276,10 +316,11 @@ class Splitter:
                 continue
             whole, rest = divmod(total, size)
             if not rest:
-                return (size,) * whole
+                return (size,) * whole, frozenset(untraced)
             for moved in range(min(_ATTEMPTS, size - rest + 1, size)):
                 if serves(size - moved) and serves(rest + moved):
-                    return (*(size,) * (whole - 1), size - moved, rest + moved)
+                    chunks = (*(size,) * (whole - 1), size - moved, rest + moved)
+                    return chunks, frozenset(untraced)
         broken = [
             (size, f"where {guard}")
             for size in (largest, total % largest or largest)
