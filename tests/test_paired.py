@@ -241,7 +241,7 @@ def test_refusals_name_the_difference() -> None:
     tree = jax.tree_util.tree_structure(((0,), {}))
     for fn, said in [
         (lambda x: sum(x[i] for i in range(x.shape[0])), "different things at different sizes"),
-        (lambda x: [x] * int(x.shape[0]), "nest otherwise"),
+        (lambda x: [x] * int(x.shape[0]), "more arrays at one size"),
     ]:
         with pytest.raises(TraceRefused, match=said):
             pair(Tracer(fn, tree, [leaf]), {"n": 5})
