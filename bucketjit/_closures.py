@@ -60,10 +60,10 @@ def holds_a_size(value: Any) -> bool | None:
     Returns:
         Whether it does; None if the value cannot be looked into.
     """
-    return _holds_a_size(value, 8, set())
+    return _holds_a_size(value, 8, {})
 
 
-def _holds_a_size(value: Any, depth: int, seen: set[int]) -> bool | None:
+def _holds_a_size(value: Any, depth: int, seen: dict[int, Any]) -> bool | None:
     if is_symbolic(value):
         return True
     if isinstance(value, jax.core.Tracer):  # in place of a number that was computed of a size?
@@ -76,7 +76,7 @@ def _holds_a_size(value: Any, depth: int, seen: set[int]) -> bool | None:
         return False
     if depth == 0:
         return None
-    seen.add(id(value))
+    seen[id(value)] = value  # held, or another one might get its id
     held = tuple(value) if isinstance(value, set | frozenset) else held_by(value)
     parts = [*(held or ())]
     if callable(value):

@@ -161,7 +161,7 @@ class Engine:
         self.relatives.add(self)
         self.orders = Orders(config, self.name, self.cache, self.preloading)
         self.routes = Routes()
-        self.chunk_routes: weakref.WeakKeyDictionary[Program, Routes] = weakref.WeakKeyDictionary()
+        self.chunk_routes: dict[weakref.ref[Program], Routes] = {}
         self.refusals = Refusals()
         self.lock = threading.RLock()
         self.watcher: Watcher | None = None
@@ -179,7 +179,7 @@ class Engine:
             self.signer.clear()
             self.preloading.clear()
             self.routes.clear()
-            self.chunk_routes = weakref.WeakKeyDictionary()
+            self.chunk_routes.clear()
             self.refusals.clear()
             self.relatives.clear()
             self.relatives.add(self)
@@ -426,8 +426,7 @@ class Engine:
             return self.serve(chunk, chunk_given, Out.PADDED, part)
 
         assert call.program is not None
-        with self.lock:
-            routes = self.chunk_routes.setdefault(call.program, Routes())
+        routes = self._routes_of_parts(call.program)
         given = given if self.config.check is Check.OFF else None
         try:
             result, way = self.splitter.run(
@@ -461,6 +460,12 @@ class Engine:
         args, _ = signed.tree.unflatten(signed.leaves)
         give_away([args[i] for i in signed.donate])
         return result
+
+    def _routes_of_parts(self, program: Program) -> Routes:
+        with self.lock:
+            for gone in [ref for ref in self.chunk_routes if ref() is None]:
+                self._forget(self.chunk_routes.pop(gone).clear())
+            return self.chunk_routes.setdefault(weakref.ref(program), Routes())
 
     def _run_checked(
         self,

@@ -244,9 +244,19 @@ def test_holds_a_size() -> None:
     (n,) = jax.export.symbolic_shape("n")
     loop: list[Any] = [1]
     loop.append(loop)
+    many = [{i: {i: i}} for i in range(99)] + [{1: {n: 2}}]
     for plain in (None, 1, "a", (1, [2.0, {"k": np.float32}]), {3}, len, loop, np.zeros(2)):
         assert holds_a_size(plain) is False
-    for sized in (n, [(n,)], {"k": n}, {n + 1}, Sized(1, n), functools.partial(len, n), lambda: n):
+    for sized in (
+        n,
+        [(n,)],
+        many,
+        {"k": n},
+        {n + 1},
+        Sized(1, n),
+        functools.partial(len, n),
+        lambda: n,
+    ):
         assert holds_a_size(sized) is True
     for unknown in (object(), [Held(n)], np.array([n], object)):
         assert holds_a_size(unknown) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
@@ -164,3 +165,13 @@ def test_after_the_cache_is_cleared() -> None:
         assert_same(executor(*args), jax.jit(positions)(*args), rtol=2e-5)
         executor.cache_clear()
     assert executor.stats().calls == 0
+
+
+def test_ways_of_programs_that_are_gone_are_let_go_of() -> None:
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_cache(1)
+    executor = executor.with_buckets([2], "b").with_overflow("split", "b")
+    for width in range(1, 9):
+        executor(floats(6, width))
+        gc.collect()
+    assert len(executor._engine.chunk_routes) <= 2
+    assert executor.stats().calls == 3 * 8
