@@ -159,7 +159,7 @@ def masked_function(
         expected=expected,
         at=static,
         call=call,
-        origin=Origin(signed, call.tokens, call.sizes),
+        origin=Origin(signed, call.tokens, call.whole or call.sizes),
         bucket=bucket,
         pads=pads,
         leak_shapes=leak_shapes,

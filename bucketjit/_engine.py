@@ -246,7 +246,7 @@ class Engine:
         if beyond is not None and self.counters.fallback(beyond.reason):
             self.tell(Event("fallback", self.name, call.sizes, detail=beyond.reason))
         if beyond is not None and beyond.wholly:
-            if call.is_part:
+            if call.whole is not None:
                 raise _PartRefused(MaskingError(beyond.reason), is_chosen=True)
             return self._run_exact(signed, call.sizes, out, given, program, beyond.reason)
         key = self.orders.masked_key(program, bucket)
@@ -433,7 +433,7 @@ class Engine:
                 serve, self.find_way, signed, call, error, out, given, routes
             )
         except _PartRefused as refused:
-            if call.is_part:
+            if call.whole is not None:
                 raise
             why = refused.refusal
             if refused.is_chosen:
@@ -450,7 +450,7 @@ class Engine:
                     # Who cleared the routes meanwhile does not count its chunks any more.
                     if self.counters.counts(way.lines):
                         self._keep(given, *given.routes.of(layout), way)
-        if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and not call.is_part:
+        if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
             other = self._run_exact(
                 signed, call.sizes, Out.JAX, program=call.program, is_call=False
             )
@@ -486,7 +486,9 @@ class Engine:
             sizes = sizes_argument(call, entry.leak_shapes)
             with counting:
                 result = self._run(entry, sizes, signed, finish)
-            if call.is_part or (entry.checked and self.config.check is not Check.EXACT_ALWAYS):
+            if call.whole is not None or (
+                entry.checked and self.config.check is not Check.EXACT_ALWAYS
+            ):
                 return result  # the whole is compared, and the function may do other things here
             other, what, to_the_bit = (
                 self._run_exact(signed, call.sizes, Out.JAX, is_call=False),
@@ -530,7 +532,7 @@ class Engine:
     def _fall_back(
         self, refusal: MaskingError, signed: Signed, call: Call, out: Out, given: Given | None
     ) -> Any:
-        if call.is_part:
+        if call.whole is not None:
             raise _PartRefused(refusal)
         if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
             result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)

@@ -186,7 +186,7 @@ class Origin(NamedTuple):
     Attributes:
         signed: The call, its arrays replaced by their types.
         tokens: A token per axis of each leaf; None where no axes are open.
-        sizes: Its logical sizes.
+        sizes: Its logical sizes, or those of the call that it is a part of (`Call.whole`).
     """
 
     signed: Signed

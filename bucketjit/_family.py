@@ -54,8 +54,8 @@ class Call:
         program: The program, or None if the call must run exact.
         refusal: Why it must, or None.
         leaks: What the program needs to know besides the sizes.
-        is_part: Whether it is a part of a call, which the function by itself may serve otherwise:
-            nothing but the program is right.
+        whole: The sizes of the call that it is a part of, if the function by itself may do
+            something else at its own: nothing but the program is right.
     """
 
     tokens: Tokens
@@ -63,7 +63,7 @@ class Call:
     program: Program | None
     refusal: TraceRefused | None = None
     leaks: Leaks = NO_LEAKS
-    is_part: bool = False
+    whole: Mapping[str, int] | None = None
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class Splitting(NamedTuple):
             call,
             sizes={**call.sizes, self.variable: size},
             leaks=dataclasses.replace(call.leaks, out_tree=None),
-            is_part=call.is_part or size in self.untraced,
+            whole=call.whole or (call.sizes if size in self.untraced else None),
         )
 
 
@@ -280,6 +280,7 @@ class Splitter:
             MaskingError: They let no sizes be, or at least none that is near the largest bucket.
         """
         sizes, total = call.sizes, call.sizes[variable]
+        traced_at = call.whole or sizes
         constants = [x.tobytes() for x in call.leaks.values]
         changed = False
         untraced: set[int] = set()
@@ -288,7 +289,7 @@ class Splitter:
             """Whether the program is given the same at another size; None if it is not asked."""
             nonlocal changed
             with self._lock:
-                leaks = program.leaks({**sizes, variable: n})
+                leaks = program.leaks({**traced_at, variable: n})
             if leaks is None:
                 return None
             same = [x.tobytes() for x in leaks.values] == constants

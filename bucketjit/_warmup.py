@@ -470,26 +470,40 @@ def orders_for(
                 one = _unmasked(engine, at, call, refusal)
                 exact[FrozenDict(chosen or one.order.sizes)] = one
                 continue
-            try:
-                with engine.lock:
-                    bucket = engine.bucket_of(call.program, call)
-            except BucketOverflowError as beyond:
-                chunks = engine.splitter.plan(call, beyond)
-                waiting += [{**chosen, chunks.variable: n} for n in dict.fromkeys(chunks.sizes)]
-                continue
-            beyond_all = exactly(engine.config, call.sizes)
-            if beyond_all is not None and beyond_all.wholly:
-                order = engine.orders.exact(at, call.sizes)
-            else:
-                order = engine.orders.masked(at, call, bucket)
-                if (refusal := engine.refusals.of(order.key)) is not None:
-                    exact[FrozenDict(chosen or call.sizes)] = _unmasked(engine, at, call, refusal)
-                    continue
+            for part, part_call, bucket in _parts(engine, at, call):
+                # What cannot be a part is served as a whole, see `Call.whole`.
+                own_shape = (at, call) if part_call.whole is not None else (part, part_call)
+                beyond = exactly(engine.config, part_call.sizes)
+                if beyond is not None and beyond.wholly:
+                    order = engine.orders.exact(own_shape[0], own_shape[1].sizes)
+                else:
+                    order = engine.orders.masked(part, part_call, bucket)
+                    if (refusal := engine.refusals.of(order.key)) is not None:
+                        asked_for = chosen if own_shape[1] is call else own_shape[1].sizes
+                        one = _unmasked(engine, *own_shape, refusal)
+                        exact[FrozenDict(asked_for or call.sizes)] = one
+                        continue
+                found.setdefault(order.key, order)
         except Exception as error:  # of the function at these sizes, perhaps
             failed.append((FrozenDict(chosen), in_one_line(error)))
-            continue
-        found.setdefault(order.key, order)
     return Asked(list(found.values()), exact, failed, list(waiting))
+
+
+def _parts(
+    engine: Engine, signed: Signed, call: Call
+) -> list[tuple[Signed, Call, Mapping[str, int]]]:
+    """The chunks that serve a call, one of each size, or the call itself; with their buckets."""
+    assert call.program is not None
+    try:
+        with engine.lock:
+            return [(signed, call, engine.bucket_of(call.program, call))]
+    except BucketOverflowError as beyond:
+        plan = engine.splitter.plan(call, beyond)
+    return [
+        inner
+        for part in (plan.part(call, n) for n in dict.fromkeys(plan.sizes))
+        for inner in _parts(engine, at_sizes(signed, call.tokens, part.sizes), part)
+    ]
 
 
 def _unmasked(engine: Engine, at: Signed, call: Call, refusal: MaskingError | None) -> Unmasked:

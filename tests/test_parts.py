@@ -175,3 +175,31 @@ def test_ways_of_programs_that_are_gone_are_let_go_of() -> None:
         gc.collect()
     assert len(executor._engine.chunk_routes) <= 2
     assert executor.stats().calls == 3 * 8
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_warmed_up_and_by_a_manifest(chunk: int) -> None:
+    executor = in_chunks(positions, chunk)
+    example = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arguments(5, 4))
+    executor.warmup(*example, sizes={"b": range(1, 12), "s": range(2, 9)})
+    again = in_chunks(positions, chunk)
+    report = again.warmup(executor.manifest())
+    assert not report.failed and not report.stale
+    for warm in (executor, again):
+        with warm.forbid_compiles():
+            for b in range(2, 12):
+                for s in (3, 4, 7):
+                    args = arguments(b, s)
+                    assert_same(warm(*args), jax.jit(positions)(*args), rtol=2e-5)
+
+
+def test_along_two_axes() -> None:
+    def fn(x: Any) -> Any:
+        scale = np.float32(np.sqrt(x.shape[2]))
+        return x * scale + 100 if x.shape[0] == 1 else x * scale
+
+    executor = BucketedExec(fn, dynamic_axes="b, c, s").with_pow2(min=4)
+    executor = executor.with_buckets([1], "b", overflow="split")
+    executor = executor.with_buckets([2], "c", overflow="split")
+    for shape in ((3, 5, 4), (5, 3, 3), (2, 2, 7), (1, 5, 4), (3, 5, 4)):
+        assert_same(executor(floats(*shape)), jax.jit(fn)(floats(*shape)), rtol=1e-6)
