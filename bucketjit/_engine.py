@@ -288,14 +288,13 @@ class Engine:
 
         Args:
             signed: A chunk. It is not run.
-            call: The same, resolved.
+            call: The same, resolved; it has a program.
             given: Its arguments as they came.
         """
         if self.always_exact or self.config.check is not Check.OFF:
             return None
         program = call.program
-        if program is None:
-            return None
+        assert program is not None
         program.check_reshapes(call.sizes)
         try:
             if exactly(self.config, call.sizes):

@@ -744,21 +744,26 @@ def raising_line(error: BaseException) -> str:
     """
     line, step = "", error.__traceback__
     while step is not None:
-        code = step.tb_frame.f_code
-        if _is_of_user(step.tb_frame) and _source_info_util.is_user_filename(code.co_filename):
-            line = f"{code.co_filename}:{step.tb_lineno} ({code.co_qualname})"
+        line = _place(step.tb_frame, step.tb_lineno) or line
         step = step.tb_next
     return line
 
 
-def _line_of_user(frame: Any) -> str:
+def _line_of_user(frame: FrameType | None) -> str:
     """The same of the code that runs now."""
-    while frame is not None:
-        code = frame.f_code
-        if _is_of_user(frame) and _source_info_util.is_user_filename(code.co_filename):
-            return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})"
+    line = ""
+    while frame is not None and not line:
+        line = _place(frame, frame.f_lineno)
         frame = frame.f_back
-    return ""
+    return line
+
+
+def _place(frame: FrameType, number: int) -> str:
+    """A line of the user's code in words; ``""`` for code of others."""
+    code = frame.f_code
+    if not (_is_of_user(frame) and _source_info_util.is_user_filename(code.co_filename)):
+        return ""
+    return f"{code.co_filename}:{number} ({code.co_qualname})"
 
 
 # --- comparisons of symbolic sizes ---------------------------------------------------------

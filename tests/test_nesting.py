@@ -261,13 +261,7 @@ def test_holds_a_size() -> None:
     for unknown in (object(), [Held(n)], np.array([n], object)):
         assert holds_a_size(unknown) is None
     of = jax.tree.structure
-    assert (
-        tree_holds_a_size(
-            of({"a": (1, None)}),
-            of(()),
-        )
-        is False
-    )
+    assert tree_holds_a_size(of({"a": (1, None)}), of(())) is False
     assert tree_holds_a_size(of([Sized(0, n)]), of(())) is True
     held = Opaque(0, 3)
     assert tree_holds_a_size(of([held]), of(())) is None
