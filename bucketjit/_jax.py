@@ -1134,22 +1134,84 @@ _HOOKS: dict[str, Callable[..., Any]] = {
         if not hasattr(_shape_poly._DimExpr, name)
     },
 }
-_PLAIN = {name: vars(_shape_poly._DimExpr).get(name) for name in _HOOKS}
+
+
+def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
+    """Hooks of a class that tells shapes: what user code compares or looks up by it, it decides by.
+
+    JAX compares and hashes types for its own ends all the time, so only a caller that is the user's
+    counts; the shapes are then compared, or hashed, once more from here, as if by the user.
+    """
+    plain_eq, plain_hash = kind.__eq__, kind.__hash__
+
+    def eq(self: Any, other: Any) -> Any:
+        if _is_watched_user() and self is not other and type(other) is type(self):
+            _ = self.shape == other.shape
+        return plain_eq(self, other)
+
+    def hashed(self: Any) -> int:
+        if _is_watched_user():
+            hash(self.shape)
+        return plain_hash(self)
+
+    def texts(plain: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(plain)
+        def text(self: Any, *args: Any, **kwargs: Any) -> str:
+            report = getattr(_watching, "report_text", None)
+            if (
+                report is not None
+                and _caller_is_user(2)
+                and not _core.is_constant_shape(self.shape)
+            ):
+                report(_line_of_user(sys._getframe(1)))
+            return plain(self, *args, **kwargs)
+
+        return text
+
+    named = {name: getattr(kind, name, None) for name in ("__repr__", "__str__", "str_short")}
+    own = {name: texts(plain) for name, plain in named.items() if isinstance(plain, FunctionType)}
+    return {"__eq__": eq, "__hash__": hashed, **own}
+
+
+def _is_watched_user() -> bool:
+    return getattr(_watching, "report", None) is not None and _caller_is_user(3)
+
+
+def _text_of_number(self: Any) -> str:
+    """The text of a tracer, which may stand for a number that was computed of sizes."""
+    report = getattr(_watching, "report_text", None)
+    if report is not None and _caller_is_user(2) and self.aval.weak_type and not self.aval.shape:
+        report(_line_of_user(sys._getframe(1)))
+    return _plain_tracer_repr(self)
+
+
+_plain_tracer_repr = _core.Tracer.__repr__
+_EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
+    _shape_poly._DimExpr: _HOOKS,
+    _core.ShapedArray: _type_hooks(_core.ShapedArray),
+    jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
+    _core.Tracer: {"__repr__": _text_of_number},
+}
+_PLAIN = {
+    kind: {name: vars(kind).get(name) for name in hooks} for kind, hooks in _EVERY_HOOK.items()
+}
 
 
 def _install_hook() -> None:
     if not hasattr(_shape_poly._DimExpr, "_passes_for_int"):
         _let_sizes_pass_for_ints()
-    for name, hook in _HOOKS.items():
-        setattr(_shape_poly._DimExpr, name, hook)
+    for kind, hooks in _EVERY_HOOK.items():
+        for name, hook in hooks.items():
+            setattr(kind, name, hook)
 
 
 def _remove_hook() -> None:
-    for name, plain in _PLAIN.items():
-        if plain is None:
-            delattr(_shape_poly._DimExpr, name)
-        else:
-            setattr(_shape_poly._DimExpr, name, plain)
+    for kind, plain_ones in _PLAIN.items():
+        for name, plain in plain_ones.items():
+            if plain is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, plain)
 
 
 # --- sub-programs of particular primitives -------------------------------------------------

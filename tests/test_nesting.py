@@ -266,3 +266,37 @@ def test_holds_a_size() -> None:
     held = Opaque(0, 3)
     assert tree_holds_a_size(of([held]), of(())) is None
     assert tree_holds_a_size(of([held]), of((held,))) is False
+
+
+def struct(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "types": lambda x, y: x + 1 if jax.typeof(x) == jax.typeof(y) else x,
+    "other types": lambda x, y: x + 1 if x.aval != y.aval else x,
+    "a set of types": lambda x, y: x + 1 if jax.typeof(x) in {jax.typeof(y)} else x,
+    "structs": lambda x, y: x + 1 if struct(x) == struct(y) else x,
+    "a set of structs": lambda x, y: x + 1 if struct(x) in {struct(y)} else x,
+    "a known struct": lambda x, y: x + 1 if struct(x) == jax.ShapeDtypeStruct((5, 3), "f4") else x,
+    "results": lambda x, y: (
+        x + 1 if jax.eval_shape(jnp.sin, x) == jax.eval_shape(jnp.cos, y) else x
+    ),
+    "text of a type": lambda x, y: x + (f"{jax.typeof(x)}" == "float32[5,3]"),
+    "text of a struct": lambda x, y: x + len(str(struct(x))),
+    "text of a number": lambda x, y: x * len(f"{x.shape[0] / 4}"),
+    "key of a number": lambda x, y: {f"{x.shape[0] / 4}": x},
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_types_and_their_texts_decide_as_in_the_unpadded_run(name: str) -> None:
+    fn = DECISIONS[name]
+    executor = BucketedExec(fn, dynamic_axes=("n, _", "m, _")).with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n, m in ((6, 7), (5, 5), (7, 7), (16, 16), (5, 6)):
+            x, y = ramp(n, 3), ramp(m, 3)
+            got, want = executor(x, y), jax.jit(fn)(x, y)
+            assert jax.tree.structure(got) == jax.tree.structure(want)
+            jax.tree.map(np.testing.assert_allclose, got, want)
