@@ -829,14 +829,16 @@ def watch_equalities(
     Two more decide without a comparison: ``if n % 2`` (every symbolic size is true, so it is
     reported as different from 0), and ``{4: w}.get(n)`` (its hash is no int's, so it is never
     compared with the keys).
-    User code may also catch what a size raises (``try: k = int(n)``), which is why that is
-    reported too, and ask for its class, which is ``int`` to it, as in the exact run.
+    User code may also catch what a size raises (``try: k = int(n)``), or a number computed of
+    sizes, which is why that is reported too, and ask for the class of a size, which is ``int`` to
+    it, as in the exact run.
     The hooks are installed while some thread watches, and report to the thread that compares.
 
     Args:
         found: Told of two sizes, at least one symbolic, that were taken to be different.
         used_as_key: Told of a symbolic size that was hashed.
-        used_as_text: Told where user code made a text of a symbolic size, see `raising_line`.
+        used_as_text: Told where user code made a text of a symbolic size, of a type that has one in
+            its shape, or of a number that is computed of sizes; see `raising_line`.
         raised: Told of each error that user code gets from a size, which it may catch.
     """
     global _hook_users
@@ -1177,20 +1179,64 @@ def _is_watched_user() -> bool:
     return getattr(_watching, "report", None) is not None and _caller_is_user(3)
 
 
-def _text_of_number(self: Any) -> str:
-    """The text of a tracer, which may stand for a number that was computed of sizes."""
+def _is_number_of_sizes(value: Any) -> bool:
+    """Whether a tracer is computed of sizes alone: the unpadded run has a number in its place."""
+    if getattr(value.aval, "shape", None) != ():
+        return False
+    seen: set[int] = set()
+    pending, has_size = [value], False
+    while pending:
+        tracer = pending.pop()
+        if not isinstance(tracer, _core.Tracer) or id(tracer) in seen:
+            continue
+        seen.add(id(tracer))
+        if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
+            return False
+        if tracer.parent is not None:
+            has_size |= tracer.parent.primitive is _shape_poly.dim_as_value_p
+            pending += tracer.parent.in_tracers
+        elif not isinstance(tracer.val, _core.Literal):
+            const = tracer._trace.frame.constvar_to_val.get(tracer.val)
+            if const is None:  # an argument
+                return False
+            pending.append(const)
+    return has_size
+
+
+def _text_of_tracer(self: Any) -> str:
+    """The text of a tracer. That of an array is one of a tracer in the unpadded run, too."""
     report = getattr(_watching, "report_text", None)
-    if report is not None and _caller_is_user(2) and self.aval.weak_type and not self.aval.shape:
+    if report is not None and _caller_is_user(2) and _is_number_of_sizes(self):
         report(_line_of_user(sys._getframe(1)))
     return _plain_tracer_repr(self)
 
 
+def _convertible(name: str) -> Callable[..., Any]:
+    """What a number of Python answers, and a tracer refuses to: user code may catch the refusal."""
+    plain = getattr(_core.Tracer, name)
+
+    @functools.wraps(plain)
+    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(self, *args, **kwargs)
+        except (TypeError, AttributeError) as error:
+            if getattr(_watching, "report", None) is not None and _is_number_of_sizes(self):
+                _report_raised(error)
+            raise
+
+    return reporting
+
+
 _plain_tracer_repr = _core.Tracer.__repr__
+_OF_NUMBERS = ("float", "int", "bool", "complex", "round", "hash", "array", "getattr")
 _EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
     _shape_poly._DimExpr: _HOOKS,
     _core.ShapedArray: _type_hooks(_core.ShapedArray),
     jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
-    _core.Tracer: {"__repr__": _text_of_number},
+    _core.Tracer: {
+        "__repr__": _text_of_tracer,
+        **{name: _convertible(name) for name in (f"__{name}__" for name in _OF_NUMBERS)},
+    },
 }
 _PLAIN = {
     kind: {name: vars(kind).get(name) for name in hooks} for kind, hooks in _EVERY_HOOK.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -272,6 +273,17 @@ def struct(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
+def root_or_one(number: Any) -> float:
+    try:
+        return math.sqrt(number)
+    except TypeError:
+        return 1.0
+
+
+def is_whole(number: Any) -> int:
+    return 2 if hasattr(number, "is_integer") and number.is_integer() else 3
+
+
 DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
     "types": lambda x, y: x + 1 if jax.typeof(x) == jax.typeof(y) else x,
     "other types": lambda x, y: x + 1 if x.aval != y.aval else x,
@@ -286,6 +298,9 @@ DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
     "text of a struct": lambda x, y: x + len(str(struct(x))),
     "text of a number": lambda x, y: x * len(f"{x.shape[0] / 4}"),
     "key of a number": lambda x, y: {f"{x.shape[0] / 4}": x},
+    "text of a mean": lambda x, y: x * len(f"{np.mean([x.shape[0], 3])}"),
+    "number of a number": lambda x, y: x * root_or_one(x.shape[0] / 4),
+    "whole number": lambda x, y: x * is_whole(x.shape[0] / 4),
 }
 
 
