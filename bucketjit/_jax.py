@@ -1095,15 +1095,19 @@ def _reporting_hash(self: Any) -> int:
     return _plain_hash(self)
 
 
-def _text_of(name: str) -> Callable[[Any], str]:
-    plain = getattr(_shape_poly._DimExpr, name)
+def _text_of(
+    kind: type, name: str, tells_a_size: Callable[[Any], bool] = lambda value: True
+) -> Callable[..., str]:
+    """A text that is reported if it is made by user code, of what tells a size."""
+    plain = getattr(kind, name)
 
     @functools.wraps(plain)
-    def text(self: Any) -> str:
+    def text(self: Any, *args: Any, **kwargs: Any) -> str:
         report = getattr(_watching, "report_text", None)
-        if report is not None and _caller_is_user(2):
+        if report is not None and _caller_is_user(2) and tells_a_size(self):
             report(_line_of_user(sys._getframe(1)))
-        return plain(self)
+        told: str = plain(self, *args, **kwargs)
+        return told
 
     return text
 
@@ -1121,8 +1125,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__ne__": _reporting_ne,
     "__bool__": _reporting_bool,
     "__hash__": _reporting_hash,
-    "__str__": _text_of("__str__"),
-    "__repr__": _text_of("__repr__"),
+    "__str__": _text_of(_shape_poly._DimExpr, "__str__"),
+    "__repr__": _text_of(_shape_poly._DimExpr, "__repr__"),
     "__index__": _no_index,
     "__getattr__": _no_attribute,
     "__pow__": _power,
@@ -1156,23 +1160,14 @@ def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
             hash(self.shape)
         return plain_hash(self)
 
-    def texts(plain: Callable[..., str]) -> Callable[..., str]:
-        @functools.wraps(plain)
-        def text(self: Any, *args: Any, **kwargs: Any) -> str:
-            report = getattr(_watching, "report_text", None)
-            if (
-                report is not None
-                and _caller_is_user(2)
-                and not _core.is_constant_shape(self.shape)
-            ):
-                report(_line_of_user(sys._getframe(1)))
-            return plain(self, *args, **kwargs)
+    names = ("__repr__", "__str__", "str_short")
+    own = [name for name in names if isinstance(getattr(kind, name, None), FunctionType)]
+    texts = {name: _text_of(kind, name, _has_open_shape) for name in own}
+    return {"__eq__": eq, "__hash__": hashed, **texts}
 
-        return text
 
-    named = {name: getattr(kind, name, None) for name in ("__repr__", "__str__", "str_short")}
-    own = {name: texts(plain) for name, plain in named.items() if isinstance(plain, FunctionType)}
-    return {"__eq__": eq, "__hash__": hashed, **own}
+def _has_open_shape(kind: Any) -> bool:
+    return not _core.is_constant_shape(kind.shape)
 
 
 def _is_watched_user() -> bool:
@@ -1203,14 +1198,6 @@ def _is_number_of_sizes(value: Any) -> bool:
     return has_size
 
 
-def _text_of_tracer(self: Any) -> str:
-    """The text of a tracer. That of an array is one of a tracer in the unpadded run, too."""
-    report = getattr(_watching, "report_text", None)
-    if report is not None and _caller_is_user(2) and _is_number_of_sizes(self):
-        report(_line_of_user(sys._getframe(1)))
-    return _plain_tracer_repr(self)
-
-
 def _convertible(name: str) -> Callable[..., Any]:
     """What a number of Python answers, and a tracer refuses to: user code may catch the refusal."""
     plain = getattr(_core.Tracer, name)
@@ -1227,14 +1214,14 @@ def _convertible(name: str) -> Callable[..., Any]:
     return reporting
 
 
-_plain_tracer_repr = _core.Tracer.__repr__
 _OF_NUMBERS = ("float", "int", "bool", "complex", "round", "hash", "array", "getattr")
 _EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
     _shape_poly._DimExpr: _HOOKS,
     _core.ShapedArray: _type_hooks(_core.ShapedArray),
     jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
     _core.Tracer: {
-        "__repr__": _text_of_tracer,
+        # The text of an array is one of a tracer in the unpadded run, too.
+        "__repr__": _text_of(_core.Tracer, "__repr__", _is_number_of_sizes),
         **{name: _convertible(name) for name in (f"__{name}__" for name in _OF_NUMBERS)},
     },
 }
