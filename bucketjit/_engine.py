@@ -53,6 +53,7 @@ from bucketjit._route import (
     layout_of,
     make_plan,
 )
+from bucketjit._safe_text import LONGEST, one_line, printable
 from bucketjit._signing import Signed, Signer
 from bucketjit._splitting import Splitter
 from bucketjit._stats import Counters, Line
@@ -515,14 +516,15 @@ class Engine:
         try:
             want = one_by_one(signed)
         except Exception as error:
-            logger.debug("%s: does not run one operation at a time: %s", self.name, error)
+            why = one_line(f"{self.name}: does not run one operation at a time: {error}", LONGEST)
+            logger.debug("%s", why)
             return False
         if compare(result, want, "it", False):
             return False
         logger.warning(
             "%s: %s, but agrees with the unpadded run of one operation at a time: XLA rounds a"
             " value in more than one way where jax.jit compiles them together",
-            *(self.name, problem),
+            *(one_line(self.name), one_line(problem, LONGEST)),
         )
         return True
 
@@ -552,11 +554,8 @@ class Engine:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):
             self.tell(Event("fallback", self.name, detail=str(refusal)))
-            warnings.warn(
-                f"{self.name} runs at its exact shapes, one compile each: {refusal}",
-                FallbackWarning,
-                stacklevel=frames_inside(),
-            )
+            message = f"{self.name} runs at its exact shapes, one compile each: {refusal}"
+            warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())
 
     # --- the warm path ---
 

@@ -151,7 +151,10 @@ class FallbackError(MaskingError):
 
 
 class FallbackWarning(UserWarning):
-    """A call ran at its exact shape; the message says why. Shown once per reason."""
+    """A call ran at its exact shape; the message says why.
+
+    Shown once per reason; of all reasons beyond the first 64 of an executor, once.
+    """
 
 
 class CompileBudgetWarning(UserWarning):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from bucketjit._safe_text import LONGEST, one_line, printable
 
 logger = logging.getLogger("bucketjit")
 
@@ -16,6 +18,8 @@ logger = logging.getLogger("bucketjit")
 @dataclass(frozen=True)
 class Event:
     """Something that happened to an executor.
+
+    The text that listeners get is printable: control characters and lone surrogates are escapes.
 
     Attributes:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
@@ -31,7 +35,7 @@ class Event:
         name: Name of the function.
         sizes: Size of each dimension variable: of the bucket, or of the call.
         seconds: What it took; 0 where that is not measured.
-        detail: The reason, in words; may be empty.
+        detail: The reason, in words, of at most 2,000 characters; may be empty.
 
     Examples:
         >>> print(Event("compile", "train_step", {"b": 64}, 0.25))
@@ -49,7 +53,7 @@ class Event:
         took = f" in {self.seconds:.3g} s" if self.seconds else ""
         why = f": {self.detail}" if self.detail else ""
         line = f"{self.name}: {self.kind}{' ' + sizes if sizes else ''}{took}{why}"
-        return " ".join(line.split())  # one line, whatever an error or a value says
+        return one_line(line)
 
 
 def shown(sizes: Mapping[str, int]) -> str:
@@ -72,6 +76,12 @@ def tell(event: Event, listeners: Sequence[Listener]) -> None:
     A listener that raises is logged and the call goes on: who watches must not break what it
     watches.
     """
+    event = replace(
+        event,
+        name=printable(event.name),
+        sizes={printable(v): n for v, n in event.sizes.items()},
+        detail=printable(event.detail, LONGEST),
+    )
     logger.log(_LEVELS.get(event.kind, logging.INFO), "%s", event)
     for listener in listeners:
         try:

@@ -27,6 +27,7 @@ from bucketjit._interpret import interpret
 from bucketjit._overflow import exactly
 from bucketjit._patches import forgetful_jax
 from bucketjit._rule import Rule, RuleContext, RuleTable
+from bucketjit._safe_text import printable
 from bucketjit._signing import Signed
 from bucketjit._splitting import chunk, pieces
 from bucketjit._stats import FrozenDict
@@ -108,7 +109,7 @@ class Explanation:
             lines.append("  masked:" if self.masked else "  masked: nothing has to be")
             lines += [f"    {equation}" for equation in self.masked]
         lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def array_like(value: Any) -> Any:

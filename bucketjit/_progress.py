@@ -10,6 +10,7 @@ from typing import Any
 
 from bucketjit._errors import MaskingError
 from bucketjit._events import shown
+from bucketjit._safe_text import one_line, printable
 from bucketjit._supply import Order, Source
 
 
@@ -54,7 +55,7 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
     if not wanted or not total or stream is None:  # pythonw and daemons have none
         yield lambda order, outcome: None
         return
-    done, told = itertools.count(1), _Unbreakable(stream)
+    done, told, name = itertools.count(1), _Unbreakable(stream), one_line(name)
 
     def line(order: Order, outcome: Source | Exception) -> None:
         what = "compiled"
@@ -62,7 +63,7 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
             refused = isinstance(outcome, MaskingError) and not outcome.is_defect
             what = "cannot be masked, and runs exact:" if refused else "failed"
         print(
-            f"{name}: {what} {shown(order.sizes) or 'exact'} ({next(done)}/{total})",
+            f"{name}: {what} {printable(shown(order.sizes)) or 'exact'} ({next(done)}/{total})",
             file=told,
         )
 
@@ -77,7 +78,7 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
     with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket", file=told) as bar:
 
         def step(order: Order, outcome: Source | Exception) -> None:
-            bar.set_postfix_str(shown(order.sizes) or "exact", refresh=False)
+            bar.set_postfix_str(printable(shown(order.sizes)) or "exact", refresh=False)
             bar.update()
 
         yield step

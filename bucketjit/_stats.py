@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from bucketjit._cache import Slot, Tally
+from bucketjit._safe_text import LONGEST_LABEL, one_line
 from bucketjit._timeline import Clock, Moment, Reading
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 _SIZES_KEPT = 4096
+REASONS_KEPT = 64  # each is a series of metrics
+OTHER = "other"
 _RETIRED = 256  # lines whose plans gave way, and whose last calls may still be under way
 
 
@@ -79,7 +82,7 @@ class ProgramStats:
         guards: What must hold of the sizes of a call, such as ``"b >= 5"``.
         kind: ``"symbolic"``, or ``"paired"`` where it was made of traces at concrete sizes.
         executables: How many buckets of it the cache holds.
-        refused: Why it cannot be masked; None if it can.
+        refused: Why it cannot be masked, as ``fallback_reasons`` has it; None if it can.
     """
 
     inputs: tuple[str, ...]
@@ -103,7 +106,9 @@ class Stats:
         evictions: Executables dropped to make room.
         fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
             beyond the largest bucket (``Overflow.EXACT``).
-        fallback_reasons: How often, by reason.
+        fallback_reasons: How often, by reason; the counts add up to ``fallback_calls``. A reason
+            is printable text of at most 500 characters. Calls with other reasons than the first
+            64 are counted as ``"other"``.
         padding_waste: Padding among all elements of padded arguments, 0 to 1.
         buckets: The executables in the cache, in the order of their compiles.
         dimension_waste: Padding among all padded sizes of each dimension variable, 0 to 1.
@@ -232,6 +237,27 @@ class _Sizes:
                 self.counts[key] = self.counts.get(key, 0) + count
 
 
+def shown_reason(reason: str) -> str:
+    """A reason as it is counted and shown: one line that is printable, of bounded length."""
+    return one_line(reason, LONGEST_LABEL)
+
+
+class _Reasons:
+    """The first reasons that were seen; all others are one reason, `OTHER`."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def see(self, reason: str) -> tuple[str, bool]:
+        """What a reason is counted as, and whether that is seen for the first time."""
+        name = shown_reason(reason)
+        if name not in self._known and len(self._known) >= REASONS_KEPT:
+            name = OTHER
+        is_new = name not in self._known
+        self._known.add(name)
+        return name, is_new
+
+
 @dataclass
 class _Sums:
     """What calls add up to."""
@@ -242,6 +268,7 @@ class _Sums:
     flops: float = 0.0
     wasted_flops: float = 0.0
     reasons: dict[str, int] = field(default_factory=dict)
+    seen: _Reasons = field(default_factory=_Reasons)  # copies share it: no reason changes its name
     logical: dict[str, int] = field(default_factory=dict)
     padded: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, _Sizes] = field(default_factory=dict)
@@ -256,12 +283,16 @@ class _Sums:
             self.flops += calls * line.flops
             self.wasted_flops += calls * line.flops * (line.total - line.real) / line.total
         if line.reason is not None:
-            self.reasons[line.reason] = self.reasons.get(line.reason, 0) + calls
+            self.add_reason(line.reason, calls)
         for variable, size in line.logical:
             self.sizes.setdefault(variable, _Sizes()).add(size, calls)
         for (variable, size), padded in zip(line.logical, line.padded, strict=False):
             self.logical[variable] = self.logical.get(variable, 0) + calls * size
             self.padded[variable] = self.padded.get(variable, 0) + calls * padded
+
+    def add_reason(self, reason: str, calls: int) -> None:
+        name, _ = self.seen.see(reason)
+        self.reasons[name] = self.reasons.get(name, 0) + calls
 
     def copy(self) -> _Sums:
         sizes = {v: _Sizes(s.step, dict(s.counts)) for v, s in self.sizes.items()}
@@ -296,7 +327,7 @@ class Counters:
         with self._lock:
             self._lines.clear()
             self._retired.clear()
-            self._warned: set[str] = set()
+            self._warned = _Reasons()
         self.reset()
 
     def reset(self) -> None:
@@ -360,13 +391,14 @@ class Counters:
             self._load_seconds += seconds
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
-        """Count a fallback, unless the call was counted with its reason; True if that is new."""
+        """Count a fallback, unless the call was counted with its reason; True if that is new.
+
+        Of all reasons beyond the first `REASONS_KEPT`, one is new.
+        """
         with self._lock:
             if not counted:
-                self._sums.reasons[reason] = self._sums.reasons.get(reason, 0) + 1
-            is_new = reason not in self._warned
-            self._warned.add(reason)
-            return is_new
+                self._sums.add_reason(reason, 1)
+            return self._warned.see(reason)[1]
 
     def _reading(self) -> Reading:
         with self._lock:

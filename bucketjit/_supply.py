@@ -26,6 +26,7 @@ from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_i
 from bucketjit._events import Event, shown
 from bucketjit._executable import Executable
 from bucketjit._first_run import run_first
+from bucketjit._safe_text import LONGEST, printable
 from bucketjit._trace import Program
 from bucketjit._workers import Workers
 
@@ -280,7 +281,7 @@ class Supply:
             "it up with arguments that are placed like these."
         )
         self._tell(Event("budget", self._name, entry.sizes, detail=message.split(": ", 1)[1]))
-        warnings.warn(message, CompileBudgetWarning, stacklevel=frames_inside())
+        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
 
     def forbid(self, by: int) -> None:
         """Allow no compiles (1), or again as many as before (-1)."""
@@ -465,7 +466,7 @@ class Supply:
         self._tell_refusal(order, message)
         if self._forbidden or self._budget.action == "error":
             raise CompileBudgetError(message)
-        warnings.warn(message, CompileBudgetWarning, stacklevel=frames_inside())
+        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
         with spent.lock:
             spent.compiles += 1
         return spent

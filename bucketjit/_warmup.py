@@ -31,6 +31,7 @@ from bucketjit._family import Call, variables_in
 from bucketjit._lowered_types import at_sizes
 from bucketjit._overflow import bucket_or_size, exactly
 from bucketjit._progress import progress_of
+from bucketjit._safe_text import printable
 from bucketjit._signature import bind_sizes
 from bucketjit._signing import Signed
 from bucketjit._stats import FrozenDict
@@ -88,7 +89,7 @@ class WarmupReport:
         lines += [f"  evicted {shown(b) or 'exact'}: {gone}" for b in self.evicted]
         lines += [f"  stale: {why}" for why in self.stale]
         lines += [f"  not in the manifest: {why}" for why in self.left_out]
-        return "\n".join([head, *lines])
+        return printable("\n".join([head, *lines]))
 
 
 class Warmed(NamedTuple):

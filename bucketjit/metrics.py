@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bucketjit._errors import SpecError
 from bucketjit._exec import BucketedExec
+from bucketjit._safe_text import LONGEST_LABEL, one_line
 from bucketjit._stats import Stats
 from bucketjit._view.extras import Extra
 
@@ -148,9 +149,13 @@ def prometheus(
     ``bucketjit_...`` and have a label ``function``; those of single executables also a label
     ``bucket`` such as ``b=8,s=64``. The executor is not kept alive: with it, its metrics go.
 
+    Labels are printable text of at most 500 characters: control characters and lone surrogates
+    are written as escapes. ``bucketjit_fallback_calls_total`` has at most 65 series of a function:
+    calls with other reasons than the first 64 are counted with the reason ``other``.
+
     Args:
         executor: The executor.
-        name: The label ``function``; the function's name by default.
+        name: The label ``function``, as it is; by default the function's name, made printable.
         registry: Where to; the default registry of prometheus-client if left out.
 
     Returns:
@@ -180,7 +185,7 @@ def prometheus(
     where = REGISTRY if registry is None else registry
     if not callable(getattr(where, "register", None)):
         raise SpecError(f"registry must be a CollectorRegistry of prometheus-client, got {where!r}")
-    name = executor._name if name is None else name
+    name = _label(executor._name) if name is None else name
     if not isinstance(name, str):
         raise SpecError(f"name must be text, got {name!r}")
     try:
@@ -247,9 +252,9 @@ def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
     waste = family("dimension_waste_ratio", "Padding among padded sizes.", "dimension")
     for function, stats in every.items():
         for reason, calls in stats.fallback_reasons.items():
-            fallbacks.add_metric([function, reason], calls)
+            fallbacks.add_metric([function, _label(reason)], calls)
         for dimension, share in stats.dimension_waste.items():
-            waste.add_metric([function, dimension], share)
+            waste.add_metric([function, _label(dimension)], share)
     yield fallbacks
     yield waste
     labels = ("bucket", "exact")
@@ -275,6 +280,11 @@ def _by_label(stats: Stats) -> dict[tuple[str, str], list[Any]]:
     """Executables by the labels they are told under: those of several programs may share one."""
     found: dict[tuple[str, str], list[Any]] = {}
     for bucket in stats.buckets:
-        sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
+        sizes = _label(",".join(f"{v}={n}" for v, n in bucket.sizes.items()))
         found.setdefault((sizes, str(bucket.exact).lower()), []).append(bucket)
     return found
+
+
+def _label(text: str) -> str:
+    """A value of a label that any registry can write."""
+    return one_line(text, LONGEST_LABEL)

@@ -20,7 +20,7 @@ PACKAGE = Path(bucketjit.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "_errors _version _events _planning",
+        "_errors _version _events _safe_text _planning",
         "_jax strategies _cache _size_params _timeline",
         "_persistence _apart",
         "_dims _axes _associative _elementwise _stats _device _padded _parallel",

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Check, FallbackWarning, strategies
-from bucketjit._stats import Counters, Line
+from bucketjit import BucketedExec, Check, FallbackWarning, MaskingError, _stats, strategies
+from bucketjit._stats import REASONS_KEPT, Counters, Line
 from bucketjit._timeline import MOMENTS
 
 
@@ -290,6 +290,78 @@ def test_sizes_are_bounded() -> None:
     counts = counters.snapshot(0, 0, 0, []).size_counts["s"]
     assert len(counts) <= 4096 and sum(counts.values()) == 20_000
     assert max(counts) == 20_000 and all(size % 8 == 0 for size in counts)
+
+
+def test_reasons_are_bounded_in_number() -> None:
+    """The first ones stay, whatever is counted in which way, and the counts add up."""
+    counters = Counters()
+    lines = [Line({"b": 3}, reason=f"reason {i}") for i in range(100)]
+    for i, line in enumerate(lines):
+        counters.call(line)
+        assert counters.fallback(f"reason {i}") == (i <= REASONS_KEPT)  # the rest is one reason
+        counters.open(line)
+    for _ in range(2):
+        stats = counters.snapshot(0, 0, 0, ())
+        assert stats.fallback_reasons == {
+            **{f"reason {i}": 1 for i in range(REASONS_KEPT)},
+            "other": 100 - REASONS_KEPT,
+        }
+        assert stats.fallback_calls == stats.calls == 100
+    for _ in range(2):
+        for line in reversed(lines):
+            line.calls.add()
+        counters.fallback("reason 99", counted=False)
+    for line in lines[::2]:
+        counters.close(line)
+    stats = counters.snapshot(0, 0, 0, ())
+    assert stats.fallback_reasons["reason 0"] == stats.fallback_reasons["reason 63"] == 3
+    assert stats.fallback_reasons["other"] == 3 * (100 - REASONS_KEPT) + 2
+    assert stats.fallback_calls == sum(stats.fallback_reasons.values()) == 302
+    counters.reset()
+    counters.call(lines[99])
+    assert counters.snapshot(0, 0, 0, ()).fallback_reasons == {"reason 99": 1}
+    assert not counters.fallback("reason 99")  # it was warned of
+
+
+@pytest.mark.parametrize("text", ["long " * 20_000, "x" * 100_000, "\x1b" * 100_000])
+def test_reasons_are_bounded_in_length(text: str) -> None:
+    """The start and the end of a reason stay."""
+    counters = Counters()
+    for _ in range(3):
+        counters.call(Line({}, reason=f"dot_general: {text} [f.py:3]"))
+    counters.fallback(f"dot_general: {text} [f.py:3]", counted=False)
+    ((reason, calls),) = counters.snapshot(0, 0, 0, ()).fallback_reasons.items()
+    assert calls == 4 and len(reason) <= 500 and reason.isprintable()
+    assert reason.startswith("dot_general: ") and reason.endswith(" [f.py:3]")
+
+
+def test_reasons_of_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stats, "REASONS_KEPT", 2)
+
+    def refuses(ctx: Any, operand: Any) -> Any:
+        raise MaskingError(f"no {ctx.params['accuracy']}\ud800\n{'x' * 10**5}")
+
+    def fn(x: Any, accuracy: Any) -> Any:
+        return jax.lax.exp(x, accuracy=accuracy)
+
+    executor = BucketedExec(fn, static_argnames="accuracy").with_pow2()
+    executor = executor.with_rules({jax.lax.exp_p: refuses})
+    modes = jax.lax.AccuracyMode
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for accuracy in (None, modes.HIGHEST, modes.DEFAULT, jax.lax.Tolerance(1, 1, 1)):
+            for _ in range(3):
+                executor(ones(3), accuracy=accuracy)
+    stats = executor.stats()
+    assert [*stats.fallback_reasons.values()] == [3, 3, 6]
+    assert [*stats.fallback_reasons][2] == "other" and stats.fallback_calls == 12
+    assert max(map(len, stats.fallback_reasons)) <= 500
+    assert [p.refused in stats.fallback_reasons for p in stats.programs] == [True] * 2 + [False] * 2
+    messages = [str(w.message) for w in warned if w.category is FallbackWarning]
+    assert len(messages) == 3 and max(map(len, messages)) <= 2000
+    assert json.loads(stats.to_json())["fallback_reasons"] == dict(stats.fallback_reasons)
+    stats.to_json().encode()
+    "".join([*stats.fallback_reasons, *messages]).encode()
 
 
 def test_the_warm_path_takes_moments() -> None:

@@ -11,6 +11,7 @@ from bucketjit import _jax
 from bucketjit._apart import wire
 from bucketjit._apart.pacer import BUSY, IDLE
 from bucketjit._errors import in_one_line
+from bucketjit._safe_text import LONGEST, printable
 from bucketjit._version import __version__
 
 _PATIENCE = 120.0  # seconds without a program after which it ends
@@ -39,7 +40,7 @@ def serve(line: int, tells: int) -> None:
         try:
             answer = [wire.DONE, stamp(), _compiled(message)]
         except Exception as error:
-            answer = [wire.FAILED, stamp(), in_one_line(error).encode()]
+            answer = [wire.FAILED, stamp(), printable(in_one_line(error), LONGEST).encode()]
         rest = memoryview(wire.packed(answer))
         while rest:
             rest = rest[os.write(line, rest) :]

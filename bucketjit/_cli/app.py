@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from bucketjit._cli import bench, cache, plan, report
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._errors import BucketJitError, in_one_line
+from bucketjit._safe_text import one_line
 from bucketjit._version import __version__
 
 COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, cache.COMMAND, bench.COMMAND)
@@ -24,8 +25,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        line = " ".join(message.split())
-        self.exit(USAGE, f"{self.prog}: error: {line} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
 
 
 class _CommandParser(_Parser):
@@ -79,14 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         options.parser.error(str(error))
     except CommandError as error:
-        print(f"{options.parser.prog}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{options.parser.prog}: {one_line(str(error))}", file=sys.stderr)
         return FAILURE
     except BucketJitError as error:
-        print(f"{options.parser.prog}: {in_one_line(error)}", file=sys.stderr)
+        print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
         return FAILURE
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # who reads has seen enough
-            print(f"{options.parser.prog}: {in_one_line(error)}", file=sys.stderr)
+            print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
         # What is still buffered must not fail at exit once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bucketjit._errors import SpecError
+from bucketjit._safe_text import printable
 from bucketjit._stats import Stats
 from bucketjit._view.extras import Extra
 
@@ -43,7 +44,7 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
     # Not by pyplot, which keeps figures and chooses a window system.
     figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
     figure.suptitle(
-        f"{name}: {stats.calls:,} calls, {stats.compiles} compiles, "
+        f"{printable(name)}: {stats.calls:,} calls, {stats.compiles} compiles, "
         f"{stats.padding_waste:.0%} padding",
         parse_math=False,
     )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bucketjit._safe_text import printable
 from bucketjit._view.extras import Extra
 from bucketjit._view.tables import Table, tables_of
 
@@ -44,7 +45,7 @@ class Report:
         from rich.text import Text
 
         if self.title:
-            yield Text(self.title)
+            yield Text(printable(self.title))
         for table in self.tables:
             yield from rendered(table)
 
@@ -54,7 +55,7 @@ class Report:
         return buffer.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
-        return f"<Report of {self.title or 'a snapshot'}>"
+        return f"<Report of {printable(self.title) or 'a snapshot'}>"
 
     def _repr_html_(self) -> str:
         return as_html(self.title, self.tables)
@@ -90,37 +91,36 @@ def rendered(table: Table) -> Iterator[RenderableType]:
     grid = RichTable(box=box.SIMPLE, pad_edge=False)
     for column in table.columns:
         grid.add_column(
-            Text(column),
+            Text(printable(column)),
             justify="right" if column in table.numeric else "left",
             overflow="fold",  # an ellipsis would lose something
         )
     for row in table.rows:
-        grid.add_row(*(Text(_printable(cell)) for cell in row))
-    yield Text(_printable(table.title), style="bold")
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    yield Text(printable(table.title), style="bold")
     yield grid
-
-
-def _printable(text: str) -> str:
-    """A text without what tells a terminal anything but where a line ends."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def as_html(title: str, tables: Sequence[Table]) -> str:
     """Tables as HTML; whatever stands in them is text."""
-    parts = [f"<p><code>{html.escape(title)}</code></p>"]
+    parts = [f"<p><code>{_escaped(title)}</code></p>"]
     for table in tables:
         align = ["right" if c in table.numeric else "left" for c in table.columns]
         head = _cells("th", table.columns, align)
         body = "".join(f"<tr>{_cells('td', row, align)}</tr>" for row in table.rows)
         parts.append(
-            f"<details open><summary><b>{html.escape(table.title)}</b></summary>"
+            f"<details open><summary><b>{_escaped(table.title)}</b></summary>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>"
         )
     return f'<div class="bucketjit">{"".join(parts)}</div>'
 
 
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))
+
+
 def _cells(tag: str, texts: Sequence[str], align: Sequence[str]) -> str:
     return "".join(
-        f'<{tag} style="text-align: {where}; white-space: pre-wrap">{html.escape(text)}</{tag}>'
+        f'<{tag} style="text-align: {where}; white-space: pre-wrap">{_escaped(text)}</{tag}>'
         for text, where in zip(texts, align, strict=True)
     )

@@ -7,7 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from bucketjit._engine import Engine
-from bucketjit._stats import ProgramStats, Stats
+from bucketjit._safe_text import one_line
+from bucketjit._stats import ProgramStats, Stats, shown_reason
 from bucketjit._view.plot import plot
 from bucketjit._view.report import Report, as_html
 from bucketjit._view.tables import counted, tables_of
@@ -29,7 +30,9 @@ class Views:
     def stats(self) -> Stats:
         """A snapshot of what this executor has done; see `Stats`.
 
-        Counting costs a call well under a microsecond; all else is worked out here.
+        Counting costs a call well under a microsecond; all else is worked out here. What grows
+        with the calls is bounded: 64 reasons of fallbacks, of 500 characters each, with the rest
+        counted as ``"other"``; 4,096 sizes of each dimension variable; 257 moments of the history.
         """
         engine = self._engine
         info = engine.cache.info()
@@ -100,7 +103,7 @@ class Views:
         name = getattr(config.fn, "__qualname__", None) or repr(config.fn)
         size = counted(len(self._engine.cache), "executable")
         line = f"<BucketedExec {name}, {', '.join(parts)}, {size}>"
-        return " ".join(line.split())  # one line, whatever a function or strategy is shown as
+        return one_line(line)
 
 
 def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
@@ -117,7 +120,7 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
                         guards=tuple(map(str, program.guards)),
                         kind="symbolic" if program.pairing is None else "paired",
                         executables=sum(owner is program for owner in stored),
-                        refused=None if refusal is None else refusal.reason,
+                        refused=None if refusal is None else shown_reason(refusal.reason),
                     )
                 )
     return tuple(found)
