@@ -539,6 +539,10 @@ class Builders:
         kept, with an event that says why: host callbacks, primitives of other libraries, rules of
         `with_rules`, arguments on several devices.
 
+        An executable of more than 2 GiB, unpacked, is not kept, and a file that claims more than
+        that, or more than its length can hold, is damaged. Files are read and unpacked in pieces
+        of 1 MiB.
+
         **An executable is machine code: whoever can write into the directory can run code as
         you.** A directory that others can write into is refused, and one that is not there is made
         for you alone.

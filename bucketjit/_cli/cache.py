@@ -17,6 +17,7 @@ from bucketjit._events import shown
 from bucketjit._persistence import files
 from bucketjit._persistence.environment import versions
 from bucketjit._persistence.files import Distrusted, Entry
+from bucketjit._safe_text import LONGEST, one_line
 from bucketjit._view.tables import counted, shown_bytes
 
 _DESCRIPTION = """\
@@ -32,6 +33,7 @@ JAX's own cache directory has them in its subdirectory bucketjit.
 _ACTIONS = ("list", "verify", "prune")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _DAY = 86400.0
+_LONGEST_CELL = 200  # characters of a table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,13 +128,23 @@ def _row(entry: Entry) -> list[str]:
     size, used = shown_bytes(entry.nbytes), f"{(time.time() - entry.used) / _DAY:,.1f} d ago"
     header = entry.header
     if header is None:
-        return [entry.path.name[:24], "-", "-", "-", size, "-", used, entry.problem]
+        return [entry.path.name[:24], "-", "-", "-", size, "-", used, _cell(entry.problem)]
     bucket = shown(header.sizes)
     made = header.environment
-    versions = f"{made.get('bucketjit', '?').split()[0]}, jax {made.get('jax', '?')}"
+    version = made.get("bucketjit", "").partition(" ")[0] or "?"
     exact = " (exact)" if header.exact else ""
-    seconds = f"{header.seconds:.2f} s"
-    return [header.name, bucket + exact, versions, made.get("device", "?"), size, seconds, used, ""]
+    told = [
+        header.name,
+        bucket + exact,
+        f"{version}, jax {made.get('jax', '?')}",
+        made.get("device", "?"),
+    ]
+    return [*map(_cell, told), size, f"{header.seconds:.2f} s", used, ""]
+
+
+def _cell(text: str) -> str:
+    """A text of a file, which may be longer than anybody reads; ``--json`` has all of it."""
+    return one_line(text, _LONGEST_CELL)
 
 
 def _told(entry: Entry) -> dict[str, Any]:
@@ -177,9 +189,9 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
     else:
         verb = "would remove" if options.dry_run else "removed"
         for name, why in gone.items():
-            print(f"{verb} {name}: {why}")
+            print(one_line(f"{verb} {name}: {why}", LONGEST))
         for name, why in stays.items():
-            print(f"left {name}: {why}")
+            print(one_line(f"left {name}: {why}", LONGEST))
         every = counted(len(found) + len(unfinished), "file")
         print(f"{verb} {len(gone)} of {every}, {shown_bytes(total)} stay")
     if failed:

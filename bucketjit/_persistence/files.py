@@ -12,10 +12,11 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import io
 import json
-import math
 import os
 import re
+import reprlib
 import shutil
 import stat
 import struct
@@ -25,15 +26,20 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from bucketjit._errors import in_one_line
 
 MAGIC = b"bucketjit executable 1\n"
 SUFFIX = ".bjx"
 _BODY_AT = len(MAGIC) + hashlib.sha256().digest_size  # behind the digest of what follows
 _TEMPORARY = ".writing-"
 _ABANDONED = 3600.0  # seconds after which nobody goes on with a file that was begun
+LARGEST = (1 << 31) - 1  # bytes of an executable: XLA writes them as a protobuf, the most of one
 _LARGEST_HEADER = 1 << 24
-_AT_FIRST = 1 << 20  # bytes that are read before a file's length is believed
+_PIECE = 1 << 20  # bytes that are read, and unpacked, at a time
+_DEFLATES_TO = 1032  # bytes of which zlib makes one at best
+_LONGEST_TIME = 2.0**53  # seconds: floats hold those below exactly
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
 
 
@@ -104,29 +110,103 @@ def unpack(data: bytes) -> tuple[Header, bytes]:
     Raises:
         Damaged: The contents are not what was written.
     """
-    header, compressed = _checked(data)
-    inflate = zlib.decompressobj()
-    try:
-        payload = inflate.decompress(compressed, header.nbytes + 1)
-    except (zlib.error, OverflowError) as error:
-        raise Damaged(f"its executable cannot be unpacked: {error}") from None
-    if len(payload) != header.nbytes or not inflate.eof:
-        raise Damaged(f"its executable has not the {header.nbytes} bytes that its header says")
-    return header, payload
+    payload = io.BytesIO()
+    return _unpack(io.BytesIO(data), len(data), payload), payload.getvalue()
 
 
-def _checked(data: bytes) -> tuple[Header, bytes]:
-    if not data.startswith(MAGIC):
-        start = data[: len(MAGIC)]
+def _unpack(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header:
+    """Check the contents of a file, piece by piece.
+
+    Args:
+        file: The contents.
+        length: How many bytes they have.
+        payload: Where to write the executable; None to write it nowhere.
+    """
+    start = file.read(len(MAGIC))
+    if start != MAGIC:
         what = "of another version" if start[:20] == MAGIC[:20] else "no executable of bucketjit"
         raise Damaged(f"it is {what}")
-    digest, body = data[len(MAGIC) : _BODY_AT], data[_BODY_AT:]
-    if hashlib.sha256(body).digest() != digest:
+    digest = file.read(hashlib.sha256().digest_size)
+    body = _Body(file, length - _BODY_AT)
+    header, problem = None, ""
+    try:
+        header = _read_header(body, length)
+    except Damaged as error:
+        problem = str(error)
+    if body.left > _most_packed(LARGEST if header is None else header.nbytes):
+        raise Damaged(problem or "it is longer than its header says")
+    try:
+        if header is not None:
+            _inflate(body, header.nbytes, payload)
+    except Damaged as error:
+        problem = str(error)  # and not the error, whose frames hold the executable
+    while body.read(_PIECE):
+        pass
+    if body.digest() != digest:
         raise Damaged("its digest does not match: it is cut short or was changed")
-    if len(body) < 4:
+    if header is None or problem:
+        raise Damaged(problem)
+    return header
+
+
+class _Body:
+    """What follows the digest of a file, with the digest of all that was read of it."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.left = left
+
+    def read(self, count: int) -> bytes:
+        """The next bytes: so many, or as many as there are."""
+        data = self._file.read(min(count, max(self.left, 0)))
+        self.left -= len(data)
+        self._hash.update(data)
+        return data
+
+    def digest(self) -> bytes:
+        """The digest of what was read."""
+        return self._hash.digest()
+
+
+def _read_header(body: _Body, file_length: int) -> Header:
+    count = body.read(4)
+    if len(count) < 4:
         raise Damaged("it has no header")
-    (length,) = struct.unpack_from("<I", body)
-    return parse_header(body[4 : 4 + length]), body[4 + length :]
+    (length,) = struct.unpack("<I", count)
+    if length > _LARGEST_HEADER:
+        raise Damaged(f"its header would have {length} bytes, more than {_LARGEST_HEADER}")
+    header = parse_header(body.read(length))
+    tells = f"its header tells of an executable of {header.nbytes} bytes"
+    if header.nbytes > LARGEST:
+        raise Damaged(f"{tells}; none has more than {LARGEST}")
+    if header.nbytes > _DEFLATES_TO * body.left:
+        raise Damaged(f"{tells}, which a file of {file_length} bytes cannot hold")
+    return header
+
+
+def _most_packed(nbytes: int) -> int:
+    """What zlib makes of so many bytes at most."""
+    return nbytes + nbytes // 1000 + 1024
+
+
+def _inflate(body: _Body, nbytes: int, payload: BinaryIO | None) -> None:
+    """Unpack an executable, and stop where it turns out longer than its header says."""
+    wrong = f"its executable has not the {nbytes} bytes that its header says"
+    inflate, left = zlib.decompressobj(), nbytes
+    while not inflate.eof:
+        packed = inflate.unconsumed_tail or body.read(_PIECE)
+        try:
+            piece = inflate.decompress(packed, min(_PIECE, left + 1))
+        except zlib.error as error:
+            raise Damaged(f"its executable cannot be unpacked: {error}") from None
+        if len(piece) > left or not (packed or piece):
+            raise Damaged(wrong)
+        left -= len(piece)
+        if payload is not None:
+            payload.write(piece)
+    if left or inflate.unused_data or body.left > 0:
+        raise Damaged(wrong)
 
 
 def parse_header(text: bytes) -> Header:
@@ -144,14 +224,14 @@ def parse_header(text: bytes) -> Header:
     for name, kinds in _TYPES.items():
         value = values[name]
         if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
-            raise Damaged(f"its header has {name} {value!r}")
+            raise Damaged(f"its header has {name} {reprlib.repr(value)}")
     whole = [*values["sizes"].values(), *values["kept"], values["nbytes"]]
     texts = [*values["parts"].values(), *values["environment"].values()]
     times = values["seconds"], values["created"]
     if not (
-        all(type(n) is int and n >= 0 for n in whole)
+        all(type(n) is int and 0 <= n < 1 << 63 for n in whole)
         and all(isinstance(t, str) for t in texts)
-        and all(map(math.isfinite, times))
+        and all(0 <= t < _LONGEST_TIME for t in times)  # which no NaN is
     ):
         raise Damaged("its header has values of other types")
     return Header(**{**values, "kept": tuple(values["kept"])})
@@ -205,54 +285,50 @@ def make_directory(directory: Path) -> None:
             directory.mkdir(mode=0o700)
 
 
-def read(path: Path) -> bytes:
-    """The contents of a file that nobody else can have written.
+def load(path: Path) -> tuple[Header, bytes]:
+    """The header and the executable in a file that nobody else can have written.
 
     Raises:
-        Damaged: It is longer than its header says.
-        Distrusted: Somebody may have.
+        Damaged: It is not what was written.
+        Distrusted: Somebody else may have written it.
         OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
+    payload = io.BytesIO()
+    return _read(path, payload), payload.getvalue()
+
+
+def check(path: Path) -> Header:
+    """The header of a file, all of which is checked; its executable is kept nowhere.
+
+    Raises:
+        Damaged, Distrusted, OSError: As `load`.
+    """
+    return _read(path, None)
+
+
+def _read(path: Path, payload: BinaryIO | None) -> Header:
+    with _opened(path) as file:
+        return _unpack(file, os.fstat(file.fileno()).st_size, payload)
+
+
+def _opened(path: Path) -> BinaryIO:
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)  # else a pipe would wait for somebody to write into it
     try:
-        return _read(path)
+        handle = os.open(path, flags)
     except OSError as error:
         if error.errno in _LINKED:
             raise Distrusted(f"{path} is a symbolic link, which is not followed") from None
         raise
-
-
-def _read(path: Path) -> bytes:
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    flags |= getattr(os, "O_NONBLOCK", 0)  # else a pipe would wait for somebody to write into it
-    with open(os.open(path, flags), "rb") as file:
-        told = os.fstat(file.fileno())
+    try:
+        told = os.fstat(handle)
         if not stat.S_ISREG(told.st_mode):
             raise Distrusted(f"{path} is not a file")
         _check_owner(told, str(path))
-        data = file.read(_AT_FIRST)
-        if not data.startswith(MAGIC):  # that says enough
-            return data
-        if told.st_size > len(data) and told.st_size > _most_bytes(data):
-            raise Damaged("it is longer than its header says")
-        return data + file.read()
-
-
-def _most_bytes(start: bytes) -> float:
-    """How long a file may be that starts like this; what it says is not checked otherwise."""
-    text_at = _BODY_AT + 4
-    if len(start) < text_at:
-        return math.inf
-    (length,) = struct.unpack_from("<I", start, _BODY_AT)
-    text = start[text_at : text_at + length]
-    if length > _LARGEST_HEADER:
-        return 0
-    if len(text) < length:  # a header that is longer than what was read
-        return math.inf
-    try:
-        nbytes = parse_header(text).nbytes
-    except Damaged:
-        return 0
-    return text_at + length + nbytes + nbytes // 1000 + 1024  # what zlib makes of them at most
+        return open(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def write(path: Path, data: bytes, is_private: bool = True) -> None:
@@ -376,26 +452,31 @@ def entries(directory: Path) -> list[Entry]:
         if path.name.startswith(_TEMPORARY) or path.suffix != SUFFIX:
             continue
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            told = path.stat()
-            header, problem, damaged = _look(path)
-            found.append(Entry(path, header, problem, damaged, told.st_size, told.st_mtime))
+            found.append(_entry(path))
     return sorted(found, key=lambda e: (-e.used, e.path.name))
 
 
-def _look(path: Path) -> tuple[Header | None, str, bool]:
+def _entry(path: Path) -> Entry:
+    header: Header | None = None
+    length, used, problem, damaged = 0, 0.0, "", False
     try:
-        header, _ = unpack(read(path))
+        told = path.lstat()  # of the link, which is not followed
+        length, used = told.st_size, told.st_mtime
+        header = check(path)
+        if not _NAME.fullmatch(path.name) or key_of(path) != header.key:
+            header = None
+            raise Damaged("its name is not that of its key")
     except Damaged as error:
-        return None, str(error), True
+        problem, damaged = str(error), True
     except Distrusted as error:
-        return None, str(error), False
+        problem = str(error)
     except FileNotFoundError:
         raise
     except OSError as error:
-        return None, error.strerror or str(error), False
-    if not _NAME.fullmatch(path.name) or key_of(path) != header.key:
-        return None, "its name is not that of its key", True
-    return header, "", False
+        problem = error.strerror or str(error)
+    except Exception as error:  # whatever it is, the other files are shown
+        problem = in_one_line(error)
+    return Entry(path, header, problem, damaged, length, used)
 
 
 def abandoned(directory: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from bucketjit._errors import PersistenceWarning, frames_inside
 from bucketjit._events import Event
 from bucketjit._persistence import files
 from bucketjit._persistence.files import Damaged, Distrusted, Header
+from bucketjit._safe_text import LONGEST, printable
 
 # What becomes of an executable after a problem with its file.
 _TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"
@@ -113,7 +114,7 @@ class Store:
             OSError: It cannot be read.
         """
         files.check_directory(self.directory)
-        header, raw = files.unpack(files.read(path))
+        header, raw = files.load(path)
         if header.key != files.key_of(path):
             raise Damaged("its name is not that of its key")
         return header, raw
@@ -131,6 +132,10 @@ class Store:
 
     def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
         """Write an executable, if that is possible."""
+        if header.nbytes > files.LARGEST:
+            why = f"its executable has {header.nbytes} bytes; a file holds {files.LARGEST} at most"
+            self.refuse(wanted.name, wanted.sizes, why)
+            return
         path = self._own_path(wanted)
         try:
             files.make_directory(self.directory)
@@ -182,7 +187,7 @@ class Store:
         if what not in self._warned and (self._warns or what == "damaged"):
             self._warned.add(what)
             warnings.warn(
-                f"{wanted.name}: {detail}. {after}",
+                printable(f"{wanted.name}: {detail}. {after}", LONGEST),
                 PersistenceWarning,
                 stacklevel=frames_inside(),
             )
@@ -196,7 +201,7 @@ class Store:
             for path in files.others_of(self.directory, wanted.identity, wanted.key):
                 if self._in_use.get(path) == wanted.environment:
                     continue
-                header, _ = files.unpack(files.read(path))
+                header = files.check(path)
                 changes = differences(header, wanted)
                 self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
                 return

@@ -1,6 +1,10 @@
+import dataclasses
+import hashlib
 import json
 import os
+import struct
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -40,6 +44,79 @@ def break_one(directory):
     path.write_bytes(path.read_bytes()[:-1])
     os.utime(path, (times, times))
     return path
+
+
+def put(directory, at=None, **fields):
+    """A file whose header has other fields than that of the latest, and its digest is right."""
+    header, raw = files.unpack(
+        max(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime).read_bytes()
+    )
+    told = {**dataclasses.asdict(header), "key": f"{len(fields):064x}", **fields}
+    text = json.dumps(told).encode()
+    body = struct.pack("<I", len(text)) + text + zlib.compress(raw)
+    at = at or f"{'0' * 16}-{told['key']}.bjx"
+    files.write(directory / at, files.MAGIC + hashlib.sha256(body).digest() + body)
+    os.utime(directory / at, (1e9, 1e9))
+    return at
+
+
+ODD = {
+    "no version": {"environment": {"bucketjit": "", "jax": " "}},
+    "no environment": {"environment": {}},
+    "escapes": {"name": "\x1b[2J\ud800\n<b>", "environment": {"jax": "\x1b]0;x\x07"}},
+    "long": {
+        "name": "n" * 10**6,
+        "sizes": {"s" * 10**6: 2**63 - 1},
+        "environment": {"jax": "9" * 10**6},
+    },
+    "an int that no float holds": {"created": 10**400},
+    "another": {"seconds": -(10**400)},
+    "a size that no array has": {"sizes": {"b": 10**4000}},
+    "deep": {"parts": {"program": [[[[[[[[[[0] * 9] * 9]]]]]]]]}},
+    "large": {"nbytes": 2**62},
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_one_file_hides_no_other(directory, run, what):
+    """Whatever is in it."""
+    pytest.importorskip("rich")
+    name = put(directory, **ODD[what])
+    [*_, odd] = files.entries(directory)
+    assert odd.path.name == name
+    code, out, _ = run("list", directory)
+    assert code == 0 and out.startswith("3 executables") and len(out) < 10_000
+    assert out.count("<lambda>") >= 2 and "\x1b" not in out and "\ud800" not in out
+    code, out, _ = run("list", directory, "--json")
+    assert code == 0 and [told["problem"] for told in json.loads(out)][:2] == [None, None]
+    code, _, error = run("verify", directory)
+    assert code == bool(odd.problem) and error.count("\n") == code and len(error) < 1000
+    code, out, _ = run("prune", directory)
+    assert code == 0 and f"removed {int(odd.damaged)} of 3 files" in out
+    assert (directory / name).exists() is not odd.damaged
+    assert odd.damaged is (what not in ("no version", "no environment", "escapes", "long"))
+    code, out, _ = run("prune", directory, "--other-versions")
+    assert code == 0 and len(out) < 10_000
+    assert buckets(directory) == [4, 8]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such names")
+def test_names_of_files_command_no_terminal(directory, run):
+    pytest.importorskip("rich")
+    put(directory, "\x1b[2J\x07.bjx")
+    put(directory, "\udcff\n\u202e.bjx")
+    (directory / ".writing-\x1b[2J").touch()
+    os.utime(directory / ".writing-\x1b[2J", (1, 1))
+    names = ["\\x1b[2J\\x07.bjx", "\\udcff \\u202e.bjx", ".writing-\\x1b[2J"]
+    shown = [run(*words, directory) for words in (["list"], ["verify"], ["prune", "--dry-run"])]
+    assert [code for code, _, _ in shown] == [0, 1, 0]
+    for _, out, error in shown:
+        assert all(c.isprintable() or c == "\n" for c in out + error)
+    assert any(name in shown[1][2] for name in names)
+    assert all(f"would remove {name}: " in shown[2][1] for name in names)
+    assert len(json.loads(run("list", directory, "--json")[1])) == 4
+    assert "removed 3 of 5 files" in run("prune", directory)[1]
+    assert buckets(directory) == [4, 8]
 
 
 def test_list(directory, run):

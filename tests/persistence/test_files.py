@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 import zlib
 
 import pytest
@@ -94,9 +95,17 @@ GOOD = dataclasses.asdict(HEADER)
         ({**GOOD, "environment": {"jax": 1}}, "other types"),
         ({**GOOD, "nbytes": len(PAYLOAD) - 1}, "bytes that its header says"),
         ({**GOOD, "nbytes": len(PAYLOAD) + 1}, "bytes that its header says"),
-        ({**GOOD, "nbytes": 10**30}, "cannot be unpacked"),
+        ({**GOOD, "nbytes": files.LARGEST + 1}, "none has more than 2147483647"),
+        ({**GOOD, "nbytes": files.LARGEST}, "which a file of .* bytes cannot hold"),
+        ({**GOOD, "nbytes": 10**30}, "other types"),
+        ({**GOOD, "sizes": {"b": 2**63}}, "other types"),
         ({**GOOD, "created": math.inf}, "other types"),
+        ({**GOOD, "created": 10**400}, "other types"),
+        ({**GOOD, "created": -1}, "other types"),
         ({**GOOD, "seconds": math.nan}, "other types"),
+        ({**GOOD, "seconds": 10**400}, "other types"),
+        ({**GOOD, "seconds": 1e300}, "other types"),
+        ({**GOOD, "name": ["x" * 10**6]}, r"name \['x+\.\.\.x+'\]$"),
     ],
 )
 def test_a_header_that_is_none_is_refused_with_the_right_digest_too(header, message):
@@ -112,14 +121,75 @@ def test_a_payload_that_is_none_is_refused_with_the_right_digest_too():
         files.unpack(sealed(struct.pack("<I", 2) + b"{'" + zlib.compress(b"")))
     with pytest.raises(Damaged, match="not JSON"):
         files.unpack(sealed(struct.pack("<I", 100_000) + b"[" * 100_000))
+    with pytest.raises(Damaged, match="not JSON"):  # or too large an int for Python
+        files.unpack(sealed(struct.pack("<I", 5000) + b"9" * 5000))
     with pytest.raises(Damaged, match="no header"):
         files.unpack(sealed(b""))
+    with pytest.raises(Damaged, match="its header would have 16777217 bytes"):
+        files.unpack(sealed(struct.pack("<I", (1 << 24) + 1)))
+    with pytest.raises(Damaged, match="2048 bytes that its header says"):  # more follows
+        files.unpack(sealed(body_of(GOOD) + b"x"))
 
 
 def test_a_bomb_is_not_unpacked():
-    bomb = body_of({**GOOD, "nbytes": 10}, b"\0" * (1 << 24))
-    with pytest.raises(Damaged, match="10 bytes"):
-        files.unpack(sealed(bomb))
+    zeros = bytes(1 << 24)
+    for claimed, message in (
+        (10, "longer than its header says"),
+        (len(zeros) - 1, "16777215 bytes that its header says"),
+    ):
+        bomb = body_of({**GOOD, "nbytes": claimed}, zeros)
+        with pytest.raises(Damaged, match=message):
+            files.unpack(sealed(bomb))
+
+
+def taken(call) -> int:
+    """The most bytes of memory that Python takes during a call."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_files_are_checked_in_pieces(tmp_path):
+    """However much they unpack to, and however long they are."""
+    path = tmp_path / NAME
+    zeros, noise = bytes(32 << 20), os.urandom(16 << 20)
+    for payload in (zeros, noise):
+        header = dataclasses.replace(HEADER, nbytes=len(payload))
+        files.write(path, files.pack(header, payload))
+        assert files.load(path) == (header, payload)
+        assert taken(lambda: files.check(path)) < 5 << 20
+        assert taken(lambda: files.entries(tmp_path)) < 5 << 20
+    assert taken(lambda: files.load(path)) < 3 * len(noise)
+
+
+def test_what_no_file_can_hold_is_not_unpacked(tmp_path, monkeypatch):
+    """A header that claims too much costs nothing."""
+    path = tmp_path / NAME
+    files.write(path, sealed(body_of({**GOOD, "nbytes": 64 << 20}, b"\0" * 1000)))
+    with pytest.raises(Damaged, match="cannot hold"):
+        files.load(path)
+    files.write(path, sealed(body_of({**GOOD, "nbytes": 64 << 20}, b"\0" * (64 << 20))))
+    assert len(files.load(path)[1]) == 64 << 20  # zlib makes that of 64 KiB
+    monkeypatch.setattr(files, "LARGEST", 1 << 20)
+    with pytest.raises(Damaged, match="none has more than 1048576"):
+        files.load(path)
+    assert taken(lambda: pytest.raises(Damaged, files.load, path)) < 5 << 20
+
+
+def test_a_file_is_no_longer_than_its_header_says(tmp_path):
+    """Not all of it is read."""
+    path = tmp_path / NAME
+    files.write(path, files.pack(HEADER, PAYLOAD))
+    os.truncate(path, 1 << 40)  # a hole, which takes no room
+    with pytest.raises(Damaged, match="longer than its header says"):
+        files.load(path)
+    files.write(path, sealed(struct.pack("<I", 2) + b"{'" + zlib.compress(b"")))
+    os.truncate(path, 1 << 40)
+    with pytest.raises(Damaged, match="not JSON"):
+        files.load(path)
 
 
 def test_nothing_is_left_of_a_write_that_fails(tmp_path, monkeypatch):
@@ -138,19 +208,19 @@ def test_a_write_replaces_the_whole_file(tmp_path):
     path = tmp_path / NAME
     files.write(path, b"first, and longer")
     files.write(path, b"second")
-    assert files.read(path) == b"second"
+    assert path.read_bytes() == b"second"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [p.name for p in tmp_path.iterdir()] == [NAME]
 
 
 def test_who_may_write_decides_what_is_trusted(tmp_path, monkeypatch):
     path = tmp_path / NAME
-    files.write(path, b"x")
+    files.write(path, files.pack(HEADER, PAYLOAD))
     path.chmod(0o664)
     with pytest.raises(Distrusted, match="chmod go-w"):
-        files.read(path)
+        files.load(path)
     path.chmod(0o600)
-    assert files.read(path) == b"x"
+    assert files.load(path) == (HEADER, PAYLOAD)
     tmp_path.chmod(0o777)
     with pytest.raises(Distrusted, match="can be written by other users"):
         files.check_directory(tmp_path)
@@ -162,7 +232,7 @@ def test_who_may_write_decides_what_is_trusted(tmp_path, monkeypatch):
         os.chown(tmp_path, 12345, -1)
         owner = 12345
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    for look in (lambda: files.read(path), lambda: files.check_directory(tmp_path)):
+    for look in (lambda: files.load(path), lambda: files.check_directory(tmp_path)):
         with pytest.raises(Distrusted, match="belongs to another user"):
             look()
 
@@ -171,7 +241,7 @@ def test_links_are_not_followed(tmp_path):
     files.write(tmp_path / "real", b"x")
     (tmp_path / NAME).symlink_to(tmp_path / "real")
     with pytest.raises(Distrusted, match=f"{NAME} is a symbolic link"):
-        files.read(tmp_path / NAME)
+        files.load(tmp_path / NAME)
 
 
 def test_a_directory_is_made_for_its_owner_alone(tmp_path):
@@ -197,6 +267,36 @@ def test_the_list_tells_what_is_wrong(tmp_path):
         "its name is not that of its ke",
         "its digest does not match: it ",
     ]
+
+
+def test_each_file_is_listed_for_itself(tmp_path, monkeypatch):
+    """Whatever is wrong with one, the others are there."""
+    files.write(tmp_path / NAME, files.pack(HEADER, PAYLOAD))
+    (tmp_path / "dangling.bjx").symlink_to(tmp_path / "nothing")
+    (tmp_path / "circle.bjx").symlink_to(tmp_path / "circle.bjx")
+    (tmp_path / "folder.bjx").mkdir()
+    os.mkfifo(tmp_path / "pipe.bjx")
+    (tmp_path / "empty.bjx").touch()
+    files.write(tmp_path / "huge.bjx", sealed(body_of({**GOOD, "created": 10**400})))
+    found = {e.path.stem: e.problem for e in files.entries(tmp_path)}
+    assert found.pop(NAME[:-4]) == ""
+    assert {name: why.split(":")[0].rpartition("/")[2] for name, why in found.items()} == {
+        "dangling": "dangling.bjx is a symbolic link, which is not followed",
+        "circle": "circle.bjx is a symbolic link, which is not followed",
+        "folder": "folder.bjx is not a file",
+        "pipe": "pipe.bjx is not a file",
+        "empty": "it is no executable of bucketjit",
+        "huge": "its header has values of other types",
+    }
+
+    def fails(path):
+        raise ZeroDivisionError("no reader is perfect")
+
+    monkeypatch.setattr(files, "check", fails)
+    found = files.entries(tmp_path)
+    assert len(found) == 7
+    assert {e.problem for e in found} == {"ZeroDivisionError: no reader is perfect"}
+    assert not any(e.damaged for e in found)
 
 
 def test_a_bound_drops_what_was_of_use_longest_ago(tmp_path):
@@ -228,7 +328,7 @@ _FORKED = """
         if child == 0:
             for _ in range(20):
                 files.write(path, files.pack(HEADER, PAYLOAD))
-                assert files.unpack(files.read(path))[1] == PAYLOAD
+                assert files.load(path)[1] == PAYLOAD
             os._exit(0)
         children.append(child)
     assert [os.waitpid(c, 0)[1] for c in children] == [0] * 4

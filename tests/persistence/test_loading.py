@@ -550,6 +550,13 @@ def test_what_the_program_does_not_tell_is_not_kept(kept, capfd, fn, why):
     assert len(unstored) == 2 and re.search(why, unstored[0].detail)
 
 
+def test_what_is_larger_than_a_file_may_be_is_not_kept(kept, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 1000)
+    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
+    assert kept.files() == [] and kept.kinds() == ["compile", "unstored"]
+    assert re.fullmatch(r".* has \d+ bytes; a file holds 1000 at most", kept.events[1].detail)
+
+
 def test_programs_with_rules_of_the_users_are_not_kept(kept):
     def total(ctx, operand):
         return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
@@ -722,7 +729,7 @@ def test_a_bounded_directory_on_a_full_disk_keeps_what_is_new(kept, monkeypatch)
 
 def test_a_directory_that_cannot_be_read(kept, monkeypatch):
     kept.did(kept(), (rows(3, 2),))
-    monkeypatch.setattr(files, "read", fails_with(errno.EIO))
+    monkeypatch.setattr(files, "load", fails_with(errno.EIO))
     with pytest.warns(PersistenceWarning, match="cannot read"):
         assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
 
