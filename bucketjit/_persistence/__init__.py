@@ -8,6 +8,8 @@ What is trusted, and what is not:
   directory of programs. There are no signatures beyond that, and no secrets.
 * Nothing is unpickled. A file is a digest, a header in JSON and the bytes of XLA; all that is
   taken from the header is checked against the call at hand. The digest finds damage, not malice.
+* A file is read and unpacked in pieces of 1 MiB, and no further than its header says, than its
+  length can hold, and than 2 GiB: what XLA writes is a protobuf, which holds no more.
 * A file is found by a key that covers everything its executable depends on: the traced program,
   the contents of its constants, the bucket, the types and the device of the arguments, what is
   donated, the versions and sources of the libraries, flags and configuration. What cannot be
