@@ -64,6 +64,7 @@ from jax._src.numpy import lax_numpy as _lax_numpy
 from jax._src.random import core as _random
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
+from jax.interpreters import ad
 
 from bucketjit._errors import in_one_line
 
@@ -198,27 +199,37 @@ def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
     """Give a primitive a rule that is told whether reverse mode asks (``ad``, since 0.5).
 
     The public rule of forward mode does not know. The rule gets whether reverse mode asks, which
-    arguments have tangents, a function that does what JAX would do without the rule, and the
-    arguments; it returns the results, which of them have tangents, residuals, and a function of
-    the residuals and the tangents that gives the tangents of the results. From 0.12 on there is a
-    second kind of residuals, which is left empty.
+    arguments have tangents and the arguments; it returns the results, which of them have tangents,
+    residuals, and a function of the residuals and the tangents that gives the tangents of the
+    results; or None for what JAX does without the rule. Since 0.11.1 there is a second kind of
+    residuals, which is left empty. Where JAX has something else in their place, it does without
+    the rule.
     """
-    two_kinds = jax.__version_info__ >= (0, 12)
+    count = _parts_of_a_linearization()
+    if count not in (4, 5):
+        return
 
     def linearize(in_reverse: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        def plain() -> Any:
-            rule_of_jax = _ad.fallback_linearize_rule
-            return rule_of_jax(primitive, in_reverse, nonzero, *primals, **params)
-
         found = rule(in_reverse, nonzero, *primals, **params)
         if found is None:
-            return plain()
+            return _ad.fallback_linearize_rule(primitive, in_reverse, nonzero, *primals, **params)
         outs, with_tangent, residuals, linear = found
-        if not two_kinds:
+        if count == 4:
             return outs, with_tangent, residuals, linear
         return outs, with_tangent, residuals, None, lambda r, _, *tangents: linear(r, *tangents)
 
     _ad.primitive_linearizations[primitive] = linearize
+
+
+def _parts_of_a_linearization() -> int:
+    """How many values a linearization rule returns: as many as JAX's own rule for the identity."""
+    identity = jex_core.Primitive("identity")
+    ad.primitive_jvps[identity] = lambda primals, tangents: (primals[0], tangents[0])
+    try:
+        with jax.core.eval_context():
+            return len(_ad.fallback_linearize_rule(identity, True, [True], np.float32(0)))
+    finally:
+        del ad.primitive_jvps[identity]
 
 
 def struct_of(aval: Any, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
