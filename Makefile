@@ -5,6 +5,9 @@
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
 #                                 masking cases every tenth (all of them with EVERY_312=1)
+#   make test-jax                 the core of the tests with another release of JAX, in an environment
+#                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
+#                                 release without JAX=
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
 #   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
 #                                 served (a third of them with PYTEST_ARGS='--every 3')
@@ -24,6 +27,7 @@ EVERY ?= 4
 EVERY_312 ?= 10
 ARGS ?=
 PYTEST_ARGS ?=
+JAX ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -32,7 +36,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-micro bench-peers lint types format clean
+.PHONY: test test-slow test-312 test-jax test-core conformance ecosystem fuzz coverage-page demo demo-sentences bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -47,14 +51,27 @@ test-slow: $(STAMP)-test $(STAMP)-model
 # What knows nothing of JAX is not run twice.
 ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/view --ignore=tests/test_benchmarks.py
 
+# with_python PYTHON, JAX, ARGUMENTS: make ARGUMENTS with that interpreter, or say that there is none.
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
-test-312:
-	@for python in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
-	    if "$$python" -c 'import sys, ensurepip; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
-	        exec $(MAKE) test PYTHON="$$python" VENV=.venv312 EVERY=$(EVERY_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)"; \
+define with_python
+	@wanted=$(patsubst python%,%,$(notdir $(1))); \
+	for python in "$(1)" "$$(pyenv root 2>/dev/null)"/versions/$$wanted*/bin/python; do \
+	    if "$$python" -c 'import sys, ensurepip; v = [n for n in sys.argv[1].split(".") if n]; sys.exit([str(n) for n in sys.version_info[:len(v)]] != v)' "$$wanted" 2>/dev/null; then \
+	        exec $(MAKE) $(3) PYTHON="$$python"; \
 	    fi; \
 	done; \
-	echo "lane python3.12/jax 0.12: skipped, no interpreter"
+	echo "lane $(notdir $(1))/jax $(2): skipped, no interpreter"
+endef
+
+test-312:
+	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
+
+test-jax:
+	$(call with_python,$(PYTHON),$(or $(JAX),newest),test-core VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)))
+
+test-core: $(STAMP)-test
+	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
+	$(PYTEST) -n $(JOBS) -m "core and not slow" --every 10 --ignore=tests/ecosystem tests $(PYTEST_ARGS)
 
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)
@@ -104,7 +121,7 @@ format: $(STAMP)-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv312 .venv-peers
+	rm -rf .venv .venv312 .venv-peers .venv-jax*
 
 $(STAMP)-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -116,7 +133,7 @@ $(STAMP)-venv:
 	@touch $@
 
 $(STAMP)-%: pyproject.toml | $(STAMP)-venv
-	$(PIP) --editable '.[$*]'
+	$(PIP) --editable '.[$*]' $(if $(JAX),'jax==$(JAX)')
 	@touch $@
 
 # The model as files: its dependencies, PyTorch among them, are not needed to read those.

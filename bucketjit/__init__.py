@@ -31,6 +31,8 @@ from bucketjit._errors import SpecError as SpecError
 from bucketjit._errors import SplitError as SplitError
 from bucketjit._errors import StrategyContractError as StrategyContractError
 from bucketjit._errors import StrategyError as StrategyError
+from bucketjit._errors import VersionError as VersionError
+from bucketjit._errors import VersionWarning as VersionWarning
 from bucketjit._events import Event as Event
 from bucketjit._exec import BucketedExec as BucketedExec
 from bucketjit._explain import Explanation as Explanation

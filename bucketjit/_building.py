@@ -113,18 +113,19 @@ def masked_function(
                 *(program.jaxpr, program.consts, arrays, at, rules(), after, padding),
                 once=program.compared,
             )
+            typed = zip(outs, program.out_shapes, program.out_types, strict=True)
+            results = [_finish(out, shape, kind, at) for out, shape, kind in typed]
         except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
             raise
         except Exception as error:
+            if trouble := _jax.trouble_of_versions(error):
+                raise MaskingError(trouble, _jax.REMEDY_OF_VERSIONS) from error
             raise MaskingError(
                 f"the masked program does not build: {in_one_line(error)}",
                 "this is a defect of a masking rule; leave the axis static until it is mended",
                 is_defect=True,
             ) from error
-        return program.out_tree.unflatten(
-            _finish(out, shape, kind, at)
-            for out, shape, kind in zip(outs, program.out_shapes, program.out_types, strict=True)
-        )
+        return program.out_tree.unflatten(results)
 
     masked.__name__ = getattr(family.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))

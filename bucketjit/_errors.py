@@ -13,6 +13,7 @@
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
         ├── CompileBudgetError (RuntimeError)  a compile that is not allowed any more
         ├── MissingExtraError (ImportError)  an optional package is not installed
+        ├── VersionError (ImportError)    this JAX lacks names that bucketjit cannot do without
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
         └── MaskingError                  the program cannot be masked (or was masked wrongly)
             └── FallbackError             masking was refused and ``Fallback.ERROR`` is set
@@ -20,7 +21,8 @@
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
     ├── CompileBudgetWarning              a compile beyond what was allowed
-    └── PersistenceWarning                a file of executables is damaged, or cannot be used
+    ├── PersistenceWarning                a file of executables is damaged, or cannot be used
+    └── VersionWarning                    this JAX lacks names, and features are left out
 
 Each class also derives from the built-in exception that plain JAX or Python raises in the
 same situation, so code that already handles ``TypeError`` or ``ValueError`` keeps working.
@@ -113,6 +115,10 @@ class MissingExtraError(BucketJitError, ImportError):
     """Something needs an optional package that is not installed; the message says which."""
 
 
+class VersionError(BucketJitError, ImportError):
+    """This version of JAX lacks names that bucketjit cannot do without; the message says which."""
+
+
 class ShapeCheckError(BucketJitError, TypeError):
     """The call's sizes break a shape rule that the unpadded function would enforce too."""
 
@@ -166,6 +172,10 @@ class PersistenceWarning(UserWarning):
 
     Shown once for each kind of problem; the executable is compiled in its place.
     """
+
+
+class VersionWarning(UserWarning):
+    """This version of JAX lacks names that bucketjit uses; the message says what is left out."""
 
 
 def first_line(error: BaseException) -> str:

@@ -174,6 +174,10 @@ class _Walk:
         except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
             raise
         except Exception as error:
+            if trouble := _jax.trouble_of_versions(error):
+                raise MaskingError(
+                    f"{name}: {trouble}{_where(eqn)}", _jax.REMEDY_OF_VERSIONS
+                ) from error
             raise MaskingError(
                 f"{name}: its masking rule failed with {type(error).__name__}: "
                 f"{first_line(error)}{_where(eqn)}",

@@ -31,45 +31,53 @@ from typing import Any, NoReturn, TypeVar, cast
 import jax
 import jaxlib
 import numpy as np
-from jax._src import api_util as _api_util
-from jax._src import array as _array
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import effects as _effects
-from jax._src import literals as _literals
-from jax._src import mesh as _mesh
-from jax._src import sharding_impls as _sharding_impls
-from jax._src import source_info_util as _source_info_util
-from jax._src import tree_util as _tree_util
-from jax._src import util as _util
-from jax._src import xla_bridge as _xla_bridge
-from jax._src.export import shape_poly as _shape_poly
-from jax._src.export import shape_poly_decision as _decision
-from jax._src.interpreters import ad as _ad
-from jax._src.interpreters import batching as _batching
-from jax._src.interpreters import mlir as _mlir
-from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.interpreters import pxla as _pxla
-from jax._src.lax import convolution as _convolution
-from jax._src.lax import fft as _lax_fft
-from jax._src.lax import lax as _lax
-from jax._src.lax import linalg as _linalg
-from jax._src.lax import utils as _lax_utils
-from jax._src.lax.control_flow import loops as _loops
-from jax._src.lib import xla_client as _xla_client
-from jax._src.numpy import fft as _numpy_fft
-from jax._src.numpy import hijax as _numpy_hijax
-from jax._src.numpy import indexing as _indexing
-from jax._src.numpy import lax_numpy as _lax_numpy
-from jax._src.random import core as _random
 from jax.ad_checkpoint import checkpoint_name
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import is_symbolic_dim
+from jax.extend import backend as jex_backend
 from jax.extend import core as jex_core
-from jax.interpreters import ad
+from jax.extend import source_info_util as jex_source_info
+from jax.interpreters import ad, batching, mlir, partial_eval
 
+from bucketjit import _jax_names
 from bucketjit._errors import in_one_line
+from bucketjit._jax_names import REMEDY_OF_VERSIONS as REMEDY_OF_VERSIONS
+from bucketjit._jax_names import Without as Without
+from bucketjit._jax_names import lacking as lacking
+from bucketjit._jax_names import trouble_of_versions as trouble_of_versions
+
+_ad = _jax_names.module("interpreters.ad")
+_api_util = _jax_names.module("api_util")
+_array = _jax_names.module("array")
+_config = _jax_names.module("config")
+_convolution = _jax_names.module("lax.convolution")
+_core = _jax_names.module("core")
+_decision = _jax_names.module("export.shape_poly_decision")
+_effects = _jax_names.module("effects")
+_indexing = _jax_names.module("numpy.indexing")
+_lax = _jax_names.module("lax.lax")
+_lax_fft = _jax_names.module("lax.fft")
+_lax_numpy = _jax_names.module("numpy.lax_numpy")
+_lax_utils = _jax_names.module("lax.utils")
+_linalg = _jax_names.module("lax.linalg")
+_mesh = _jax_names.module("mesh")
+_mlir = _jax_names.module("interpreters.mlir")
+_numpy_fft = _jax_names.module("numpy.fft")
+_numpy_hijax = _jax_names.module("numpy.hijax")
+_partial_eval = _jax_names.module("interpreters.partial_eval")
+_pxla = _jax_names.module("interpreters.pxla")
+_random = _jax_names.module("random.core")
+_shape_poly = _jax_names.module("export.shape_poly")
+_sharding_impls = _jax_names.module("sharding_impls")
+_source_info_util = _jax_names.module("source_info_util")
+_tree_util = _jax_names.module("tree_util")
+_util = _jax_names.module("util")
+_xla_bridge = _jax_names.module("xla_bridge")
+_xla_client = _jax_names.module("lib").xla_client
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
-Jaxpr = Any  # ClosedJaxpr, or since 0.12 the merged Jaxpr
+_flags: Any = jax.config  # whose flags are public, and not typed
+Jaxpr = Any  # ClosedJaxpr, or since 0.11 the merged Jaxpr
 _T = TypeVar("_T")
 
 
@@ -90,11 +98,11 @@ def thread_config() -> Hashable:
     """
     return (
         _config.trace_context(),
-        _config.debug_nans.value,
-        _config.debug_infs.value,
-        _config.transfer_guard_host_to_device.value,
-        _config.transfer_guard_device_to_device.value,
-        _config.transfer_guard_device_to_host.value,
+        _flags.jax_debug_nans,
+        _flags.jax_debug_infs,
+        _flags.jax_transfer_guard_host_to_device,
+        _flags.jax_transfer_guard_device_to_device,
+        _flags.jax_transfer_guard_device_to_host,
     )
 
 
@@ -158,7 +166,7 @@ def only_differentiated() -> bool:
     ``ad.LinearizeTrace``, since 0.4.36 and 0.5).
     """
     trace = _core.trace_ctx.trace
-    while isinstance(trace, _ad.JVPTrace | _ad.LinearizeTrace):
+    while isinstance(trace, ad.JVPTrace | _ad.LinearizeTrace):
         trace = trace.parent_trace
     return trace is _core.eval_trace and _core.trace_ctx.axis_env is _core.top_axis_env
 
@@ -175,8 +183,8 @@ def eval_context() -> Iterator[None]:
     name = "abstract_mesh_context_manager"
     mesh: Any = getattr(_config, name, None) or getattr(_mesh, name)
     local = mesh.get_local()
-    is_empty = isinstance(local, _mesh.AbstractMesh) and local.empty
-    with _core.eval_context():
+    is_empty = isinstance(local, jax.sharding.AbstractMesh) and local.empty
+    with jax.core.eval_context():
         if is_empty:
             _set_local(mesh, _UNSET)
         try:
@@ -192,7 +200,8 @@ def hold_weakly(kind: type) -> None:
     It keeps the result types of 2,048 equations by their parameters, and would keep what those
     hold with them (``util.weakref_cache_key_types``, in 0.10 and 0.12).
     """
-    _util.weakref_cache_key_types.add(kind)
+    if not lacking(Without.FORGETTING):
+        _util.weakref_cache_key_types.add(kind)
 
 
 def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
@@ -205,7 +214,7 @@ def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
     residuals, which is left empty. Where JAX has something else in their place, it does without
     the rule.
     """
-    count = _parts_of_a_linearization()
+    count = 0 if lacking(Without.GRADIENTS) else _parts_of_a_linearization()
     if count not in (4, 5):
         return
 
@@ -242,7 +251,7 @@ def struct_of(aval: Any, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeSt
 def shaped(struct: Any) -> Any:
     """The abstract value of an array like this ``ShapeDtypeStruct`` (``core.ShapedArray``)."""
     weak = bool(getattr(struct, "weak_type", False))
-    return _core.ShapedArray(struct.shape, struct.dtype, weak_type=weak)
+    return jax.core.ShapedArray(struct.shape, struct.dtype, weak_type=weak)
 
 
 def current_trace() -> Hashable:
@@ -379,7 +388,7 @@ def placed_like(array: jax.Array, like: jax.Array, weak_type: bool) -> jax.Array
 
 @functools.lru_cache(maxsize=4096)
 def _aval(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
-    return _core.ShapedArray(shape, dtype, weak_type=weak_type)
+    return jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
 
 
 @functools.lru_cache(maxsize=256)
@@ -525,7 +534,7 @@ def partitions(array: Any) -> tuple[int, ...] | None:
 
     Of an array that is differentiated, outside of ``jit``, that is what its value tells.
     """
-    while isinstance(array, _ad.JVPTracer | _ad.LinearizeTracer):
+    while isinstance(array, ad.JVPTracer | _ad.LinearizeTracer):
         array = array.primal
     if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
         return None
@@ -540,13 +549,11 @@ def partitions(array: Any) -> tuple[int, ...] | None:
 # --- jaxprs -------------------------------------------------------------------------------
 
 
-_JAXPR_TYPES = tuple(
-    getattr(_core, name) for name in ("Jaxpr", "ClosedJaxpr") if hasattr(_core, name)
-)
+_JAXPR_TYPES = (jex_core.Jaxpr, jex_core.ClosedJaxpr)  # one since 0.11
 
 
 def open_jaxpr(jaxpr: Jaxpr) -> tuple[Any, Sequence[Any]]:
-    """``(jaxpr, consts)`` of a closed jaxpr; 0.12 merged the two classes into one."""
+    """``(jaxpr, consts)`` of a closed jaxpr; 0.11 merged the two classes into one."""
     if hasattr(jaxpr, "jaxpr"):
         return jaxpr.jaxpr, jaxpr.consts
     return jaxpr, getattr(jaxpr, "consts", ())
@@ -570,7 +577,7 @@ def called_jaxpr(params: Mapping[str, Any]) -> Any:
     return next(params[name] for name in _CALLED if name in params)
 
 
-_LOWERED_BY_FUNCTION = _mlir.lower_fun(lambda: None).__code__  # shared by all that it returns
+_LOWERED_BY_FUNCTION = mlir.lower_fun(lambda: None).__code__  # shared by all that it returns
 
 
 def implementation(primitive: Any) -> tuple[Callable[..., Any], bool] | None:
@@ -586,6 +593,8 @@ def implementation(primitive: Any) -> tuple[Callable[..., Any], bool] | None:
     run = primitive.impl
     if not (isinstance(run, functools.partial) and run.func.__name__ == "apply_primitive"):
         return run, primitive.multiple_results
+    if lacking(Without.INSIDE):
+        return None
     rule: Any = getattr(_mlir._lowerings.get(primitive), "rule", None)
     if getattr(rule, "__code__", None) is not _LOWERED_BY_FUNCTION:
         return None
@@ -595,7 +604,7 @@ def implementation(primitive: Any) -> tuple[Callable[..., Any], bool] | None:
 
 def evaluate_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
-    return _core.eval_jaxpr(jaxpr, (), *args)
+    return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
 def is_jaxpr(value: Any) -> bool:
@@ -635,7 +644,7 @@ def without_dead_code(jaxpr: Any) -> Any:
     ``jit`` does the same to what it compiles (``partial_eval.dce_jaxpr``, since 0.2.9): an
     equation that cannot be masked matters only if its result does. All inputs stay.
     """
-    return _partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
+    return partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
 
 
 def without_hi_primitives(closed: Jaxpr) -> Jaxpr:
@@ -648,17 +657,18 @@ def without_hi_primitives(closed: Jaxpr) -> Jaxpr:
 
 def is_shaped(aval: Any) -> bool:
     """True for the abstract value of an array (``core.ShapedArray``, since 0.2)."""
-    return type(aval) is _core.ShapedArray
+    return type(aval) is jax.core.ShapedArray
 
 
 def variable(aval: Any) -> Any:
     """A new variable of a jaxpr (``core.Var`` takes an aval alone since 0.7)."""
-    return _core.Var(aval)
+    return jex_core.Var(aval)
 
 
 def equation(invars: Sequence[Any], outvars: Sequence[Any], primitive: Any, params: Any) -> Any:
     """A new equation without effects (``core.new_jaxpr_eqn``, since 0.2)."""
-    return _core.new_jaxpr_eqn(list(invars), list(outvars), primitive, params, _core.no_effects)
+    effects = jex_core.no_effects
+    return jex_core.new_jaxpr_eqn(list(invars), list(outvars), primitive, params, effects)
 
 
 def rebuilt_jaxpr(
@@ -680,7 +690,7 @@ def rebuilt_jaxpr(
         "outvars": list(outvars),
         "eqns": list(eqns),
     }
-    if not hasattr(_core, "ClosedJaxpr"):  # 0.12 merged the two classes into one
+    if len(set(_JAXPR_TYPES)) == 1:
         return jaxpr.replace(**lists, consts=list(consts))
     rebuilt = jaxpr.replace(**lists)
     return (
@@ -702,13 +712,13 @@ class EquationScopes:
     """
 
     def __init__(self) -> None:
-        self._names = _source_info_util.current_name_stack()
+        self._names = jex_source_info.current_name_stack()
         self._context = _core.current_jaxpr_eqn_context()
 
     def __call__(self, eqn: Any) -> AbstractContextManager[Any]:
         """The scope of one equation."""
         source = eqn.source_info
-        names = _source_info_util.user_context(
+        names = jex_source_info.user_context(
             source.traceback, name_stack=self._names + source.name_stack
         )
         if eqn.ctx is self._context:
@@ -921,7 +931,7 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
     def reporting(*operands: Any) -> Any:
         try:
             return plain(*operands)
-        except _shape_poly.InconclusiveDimensionOperation as error:
+        except InconclusiveDimensionOperation as error:
             _report_raised(error)
             raise
 
@@ -1095,7 +1105,7 @@ def is_positive(size: Any) -> bool:
     """Whether a size is at least 1 whatever its variables are."""
     try:
         return bool(size >= 1)
-    except _shape_poly.InconclusiveDimensionOperation:
+    except InconclusiveDimensionOperation:
         return False
 
 
@@ -1178,7 +1188,7 @@ def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _has_open_shape(kind: Any) -> bool:
-    return not _core.is_constant_shape(kind.shape)
+    return any(map(is_symbolic_dim, kind.shape))
 
 
 def _is_watched_user() -> bool:
@@ -1193,15 +1203,15 @@ def _is_number_of_sizes(value: Any) -> bool:
     pending, has_size = [value], False
     while pending:
         tracer = pending.pop()
-        if not isinstance(tracer, _core.Tracer) or id(tracer) in seen:
+        if not isinstance(tracer, jax.core.Tracer) or id(tracer) in seen:
             continue
         seen.add(id(tracer))
-        if not isinstance(tracer, _partial_eval.DynamicJaxprTracer):
+        if not isinstance(tracer, partial_eval.DynamicJaxprTracer):
             return False
         if tracer.parent is not None:
-            has_size |= tracer.parent.primitive is _shape_poly.dim_as_value_p
+            has_size |= tracer.parent.primitive.name == "dim_as_value"
             pending += tracer.parent.in_tracers
-        elif not isinstance(tracer.val, _core.Literal):
+        elif not isinstance(tracer.val, jex_core.Literal):
             const = tracer._trace.frame.constvar_to_val.get(tracer.val)
             if const is None:  # an argument
                 return False
@@ -1211,7 +1221,7 @@ def _is_number_of_sizes(value: Any) -> bool:
 
 def _convertible(name: str) -> Callable[..., Any]:
     """What a number of Python answers, and a tracer refuses to: user code may catch the refusal."""
-    plain = getattr(_core.Tracer, name)
+    plain = getattr(jax.core.Tracer, name)
 
     @functools.wraps(plain)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1228,11 +1238,11 @@ def _convertible(name: str) -> Callable[..., Any]:
 _OF_NUMBERS = ("float", "int", "bool", "complex", "round", "hash", "array", "getattr")
 _EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
     _shape_poly._DimExpr: _HOOKS,
-    _core.ShapedArray: _type_hooks(_core.ShapedArray),
+    jax.core.ShapedArray: _type_hooks(jax.core.ShapedArray),
     jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
-    _core.Tracer: {
+    jax.core.Tracer: {
         # The text of an array is one of a tracer in the unpadded run, too.
-        "__repr__": _text_of(_core.Tracer, "__repr__", _is_number_of_sizes),
+        "__repr__": _text_of(jax.core.Tracer, "__repr__", _is_number_of_sizes),
         **{name: _convertible(name) for name in (f"__{name}__" for name in _OF_NUMBERS)},
     },
 }
@@ -1315,17 +1325,17 @@ class _OperatorOfSizes:
 
     @staticmethod
     def index(value: Any) -> Any:
-        return value if _core.is_symbolic_dim(value) else operator.index(value)
+        return value if is_symbolic_dim(value) else operator.index(value)
 
 
-def convolution_padding() -> tuple[Any, str, Any]:
+def convolution_padding() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` that lets convolutions have symbolic explicit padding.
 
     The primitive takes it, and ``padding="SAME"`` makes it, but ``conv_general_dilated``
     (since 0.4) passes explicit padding through ``operator.index``. So does every gradient of a
     convolution, which therefore does not trace with symbolic spatial sizes.
     """
-    return _convolution, "operator", _OperatorOfSizes()
+    return [(_convolution, "operator", _OperatorOfSizes())]
 
 
 def has_ordered_effect(eqn: Any) -> bool:
@@ -1336,12 +1346,12 @@ def has_ordered_effect(eqn: Any) -> bool:
     return bool(_effects.ordered_effects.filter_in(eqn.effects))
 
 
-def fft_lengths() -> tuple[Any, str, Any]:
+def fft_lengths() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` that lets ``jnp.fft`` have symbolic lengths.
 
     As with convolutions, the primitive takes them and ``operator.index`` does not.
     """
-    return _numpy_fft, "operator", _OperatorOfSizes()
+    return [(_numpy_fft, "operator", _OperatorOfSizes())]
 
 
 def real_fft_transposes() -> list[tuple[Any, str, Any]]:
@@ -1359,13 +1369,13 @@ def real_fft_transposes() -> list[tuple[Any, str, Any]]:
         return jax.numpy.where(single, 1.0, 2.0).astype(half.dtype)
 
     def rfft_transpose(t: Any, lengths: Any) -> Any:
-        if not _core.is_symbolic_dim(lengths[-1]):
+        if not is_symbolic_dim(lengths[-1]):
             return to_half(t, lengths)
         spectrum = jax.lax.conj(t) / weight(t, lengths)
         return _product(lengths) * jax.lax.fft(spectrum, "IRFFT", lengths)
 
     def irfft_transpose(t: Any, lengths: Any) -> Any:
-        if not _core.is_symbolic_dim(lengths[-1]):
+        if not is_symbolic_dim(lengths[-1]):
             return from_half(t, lengths)
         half = jax.lax.fft(t, "RFFT", lengths)
         return jax.lax.conj(weight(half, lengths) * half / _product(lengths))
@@ -1383,7 +1393,7 @@ def _product(sizes: Sequence[Any]) -> Any:
     return _core.dimension_as_value(total)
 
 
-def lengths() -> tuple[Any, str, Any]:
+def lengths() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` that lets ``jax.numpy`` ask ``len`` of an open axis.
 
     ``jnp.convolve``, ``correlate`` and ``digitize`` compare ``len(x)``, which Python insists
@@ -1393,12 +1403,12 @@ def lengths() -> tuple[Any, str, Any]:
 
     def length(x: Any) -> Any:
         shape = getattr(x, "shape", ())
-        return shape[0] if shape and _core.is_symbolic_dim(shape[0]) else len(x)
+        return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
 
-    return _lax_numpy, "len", length
+    return [(_lax_numpy, "len", length)]
 
 
-def inferred_sizes() -> tuple[Any, str, Any]:
+def inferred_sizes() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` for the size that a reshape to ``(2, -1)`` leaves open.
 
     JAX divides by -2 and takes the result negative (``core.divide_shape_sizes``, since 0.2). To it
@@ -1408,12 +1418,12 @@ def inferred_sizes() -> tuple[Any, str, Any]:
 
     def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
         sizes = (*before, *after)
-        closed = [d for d in sizes if not _core.is_symbolic_dim(d)]
+        closed = [d for d in sizes if not is_symbolic_dim(d)]
         if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
             return plain(before, after)
-        return -plain(before, [d for d in after if _core.is_symbolic_dim(d) or d != -1])
+        return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
 
-    return _core, "divide_shape_sizes", divided
+    return [(_core, "divide_shape_sizes", divided)]
 
 
 def fresh_dimension(like: Any, name: str) -> Any:
@@ -1427,11 +1437,11 @@ def open_scans() -> list[tuple[Any, str, Any]]:
     ``lax.scan(f, c, None, length=n)`` insists on an int (``loops.scan``, since 0.1), but scans
     over an array of as many steps, whose elements nobody looks at.
     """
-    original = _loops.scan
+    original = jax.lax.scan
 
     @functools.wraps(original)
     def scan(f: Any, init: Any, xs: Any = None, length: Any = None, *more: Any, **kw: Any) -> Any:
-        if not _core.is_symbolic_dim(length):
+        if not is_symbolic_dim(length):
             return original(f, init, xs, length, *more, **kw)
         if jax.tree_util.tree_leaves(xs):
             return original(f, init, xs, None, *more, **kw)
@@ -1458,7 +1468,7 @@ def open_searches() -> list[tuple[Any, str, Any]]:
         @functools.wraps(original)
         def search(array: Any, query: Any, /, **options: Any) -> Any:
             dimension, batch_dims = options.get("dimension", 0), options.get("batch_dims", 0)
-            if (dimension, batch_dims) != (0, 0) or not _core.is_symbolic_dim(array.shape[0]):
+            if (dimension, batch_dims) != (0, 0) or not is_symbolic_dim(array.shape[0]):
                 return original(array, query, **options)
             return _search(array, query, options.get("side", "left"), options["dtype"])
 
@@ -1491,11 +1501,11 @@ def open_shuffles() -> list[tuple[Any, str, Any]]:
     (``random.core``, since 0.1). Comparisons with the sizes where the number changes do as well:
     they become guards of the program. Counts as arguments become arrays of as many numbers.
     """
-    shuffle, permutation, choice = _random._shuffle, _random.permutation, _random.choice
+    shuffle, permutation, choice = _random._shuffle, jax.random.permutation, jax.random.choice
 
     @functools.wraps(shuffle)
     def open_shuffle(key: Any, x: Any, axis: int) -> Any:
-        if not _core.is_symbolic_dim(x.size):
+        if not is_symbolic_dim(x.size):
             return shuffle(key, x, axis)
         rounds = 0
         while x.size > _largest_shuffled_in(rounds):
@@ -1521,7 +1531,7 @@ def open_shuffles() -> list[tuple[Any, str, Any]]:
 
 
 def _numbers(count: Any) -> Any:
-    return jax.numpy.arange(count) if _core.is_symbolic_dim(count) else count
+    return jax.numpy.arange(count) if is_symbolic_dim(count) else count
 
 
 @functools.lru_cache(maxsize=64)
@@ -1538,7 +1548,7 @@ def _largest_shuffled_in(rounds: int) -> int:
     return low
 
 
-def open_reductions() -> tuple[Any, str, Any]:
+def open_reductions() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` for derivatives of products and of other reductions.
 
     JAX halves the reduced axes again and again (``lax._reduce_jvp``, since 0.2), which it can do
@@ -1549,10 +1559,10 @@ def open_reductions() -> tuple[Any, str, Any]:
 
     def reduce_jvp(reducer: Any, init: Any, primals: Any, tangents: Any, axes: Any) -> Any:
         shape = primals[0].shape
-        opened = [a for a in axes if _core.is_symbolic_dim(shape[a])]
-        if not any(map(_core.is_symbolic_dim, shape)):
+        opened = [a for a in axes if is_symbolic_dim(shape[a])]
+        if not any(map(is_symbolic_dim, shape)):
             return original(reducer, init, primals, tangents, axes)
-        if opened and getattr(reducer, "__module__", "") != _lax.__name__:
+        if opened and getattr(reducer, "__module__", "") != "jax._src.lax.lax":
             # JAX counts the start in now and then, by the size: only the run itself can tell.
             return original(reducer, init, primals, tangents, axes)
         kept = [a for a in range(len(shape)) if a not in axes]
@@ -1583,7 +1593,7 @@ def open_reductions() -> tuple[Any, str, Any]:
 
         return jax.jvp(halved, tuple(primals), tuple(tangents))
 
-    return _lax, "_reduce_jvp", reduce_jvp
+    return [(_lax, "_reduce_jvp", reduce_jvp)]
 
 
 def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:
@@ -1596,7 +1606,7 @@ def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:
     def rolled(prim: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
             mapped = [i for i, d in enumerate(dims) if d is not None]
-            if not (mapped and _core.is_symbolic_dim(axis.size)):
+            if not (mapped and is_symbolic_dim(axis.size)):
                 return original(axis, args, dims, **params)
 
             def step(carry: Any, rows: Any) -> Any:
@@ -1612,12 +1622,12 @@ def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:
 
         return rule
 
-    table = _batching.fancy_primitive_batchers
+    table = batching.fancy_primitive_batchers
     found = primitives("debug_callback", "debug_print")
     return [(table, p, rolled(p, table[p])) for p in found]
 
 
-def open_constants() -> tuple[Any, str, Any]:
+def open_constants() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` that lets a symbolic size be a constant beside an array.
 
     ``jnp.take(mode="wrap")`` and others make one by ``lax._const`` (since 0.1) of NumPy's.
@@ -1625,12 +1635,12 @@ def open_constants() -> tuple[Any, str, Any]:
     original = _lax._const
 
     def const(example: Any, value: Any) -> Any:
-        if not _core.is_symbolic_dim(value):
+        if not is_symbolic_dim(value):
             return original(example, value)
         weak = bool(jax.typeof(example).weak_type)
         return with_type(_core.dimension_as_value(value), jax.typeof(example).dtype, weak)
 
-    return _lax, "_const", const
+    return [(_lax, "_const", const)]
 
 
 def open_index_types() -> list[tuple[Any, str, Any]]:
@@ -1642,7 +1652,7 @@ def open_index_types() -> list[tuple[Any, str, Any]]:
 
     def for_dim(original: Callable[..., Any]) -> Callable[..., Any]:
         def dtype(size: Any, *, signed: bool) -> Any:
-            if _core.is_symbolic_dim(size):
+            if is_symbolic_dim(size):
                 return np.dtype(np.int32 if signed else np.uint32)
             return original(size, signed=signed)
 
@@ -1650,16 +1660,17 @@ def open_index_types() -> list[tuple[Any, str, Any]]:
 
     def for_shape(original: Callable[..., Any]) -> Callable[..., Any]:
         def dtype(shape: Any, *, signed: bool) -> Any:
-            return original([d for d in shape if not _core.is_symbolic_dim(d)], signed=signed)
+            return original([d for d in shape if not is_symbolic_dim(d)], signed=signed)
 
         return dtype
 
-    makers = {"int_dtype_for_dim": for_dim, "int_dtype_for_shape": for_shape}
-    found = [(name, make, vars(_lax_utils).get(name)) for name, make in makers.items()]
-    return [(_lax_utils, name, make(f)) for name, make, f in found if f is not None]
+    return [
+        (_lax_utils, "int_dtype_for_dim", for_dim(_lax_utils.int_dtype_for_dim)),
+        (_lax_utils, "int_dtype_for_shape", for_shape(_lax_utils.int_dtype_for_shape)),
+    ]
 
 
-def clamped_indices() -> tuple[Any, str, Any]:
+def clamped_indices() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)``: ``x[i]`` with axes that stay symbolic clamps as of a size.
 
     JAX makes a `lax.dynamic_slice` of it where the size is known (``numpy.indexing``, since 0.8),
@@ -1677,17 +1688,17 @@ def clamped_indices() -> tuple[Any, str, Any]:
         if (
             parsed in clamping
             and strategy is _indexing.IndexingStrategy.AUTO
-            and any(map(_core.is_symbolic_dim, arr.shape))
+            and any(map(is_symbolic_dim, arr.shape))
         ):
             indexer = _indexing.NDIndexer.from_raw_indices(idx, arr.shape)
             if all(map(_slices_one, indexer.indices)):
-                if _config.check_static_indices.value:
+                if _flags.jax_check_static_indices:
                     by_end = options.get("normalize_indices", True)
                     indexer.validate_static_indices(normalize_indices=by_end)
                 mode = "clip"
         return original(arr, idx, mode=mode, **options)
 
-    return _indexing, "rewriting_take", take
+    return [(_indexing, "rewriting_take", take)]
 
 
 def _slices_one(part: Any) -> bool:
@@ -1716,7 +1727,7 @@ def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
     JAX calls it by its name in ``control_flow.loops`` for the derivatives of ``cumprod``,
     ``cummax`` and the like.
     """
-    original = _loops.associative_scan
+    original = jax.lax.associative_scan
     return original, [module for module, _ in _holding("associative_scan", original)]
 
 
@@ -1776,7 +1787,7 @@ def brief_decisions() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def weak_finalizers() -> tuple[Any, str, Any]:
+def weak_finalizers() -> list[tuple[Any, str, Any]]:
     """``(module, name, replacement)`` for what lets go of a trace's constants, with their tracers.
 
     JAX has ``weakref.finalize`` hold the trace as long as the tracer of a constant is there, which
@@ -1794,7 +1805,7 @@ def weak_finalizers() -> tuple[Any, str, Any]:
 
         return weakref.finalize(tracer, called, *args)
 
-    return _partial_eval, "finalize", finalize
+    return [(_partial_eval, "finalize", finalize)]
 
 
 # --- executables in files -------------------------------------------------------------------
@@ -1817,13 +1828,13 @@ def compilation_cache() -> tuple[str, float, int] | None:
 
     Non-public: the flags are public, but not typed (``config``, since 0.4.1).
     """
-    directory = _config.compilation_cache_dir.value
-    if not directory or not _config.enable_compilation_cache.value or "://" in directory:
+    directory = _flags.jax_compilation_cache_dir
+    if not directory or not _flags.jax_enable_compilation_cache or "://" in directory:
         return None
-    seconds = float(_config.persistent_cache_min_compile_time_secs.value)
+    seconds = float(_flags.jax_persistent_cache_min_compile_time_secs)
     if seconds == _SECONDS_BY_DEFAULT:
         seconds = 0.0
-    return directory, seconds, int(_config.compilation_cache_max_size.value)
+    return directory, seconds, int(_flags.jax_compilation_cache_max_size)
 
 
 def device_name(device: jax.Device) -> str:
@@ -1848,7 +1859,7 @@ def context_of_keys() -> Sequence[Any]:
 
 def looks_for_nans() -> bool:
     """Whether JAX looks for NaNs or infinities in results (the flags are not typed)."""
-    return bool(_config.debug_nans.value or _config.debug_infs.value)
+    return bool(_flags.jax_debug_nans or _flags.jax_debug_infs)
 
 
 _TELLING = frozenset(
@@ -1873,23 +1884,20 @@ def parts_of(value: Any) -> Sequence[Any] | None:
     dataclasses, trees (``flattree``, since 0.9) or hijax primitives (``numpy.hijax``, since 0.10).
     """
     kind = type(value)
-    if kind in _TYPED:
+    if kind.__module__ == "jax._src.literals" and kind.__mro__[1] in (int, float, complex):
         return [kind.__mro__[1](value), value.dtype]
     if kind.__module__ == "jax._src.flattree":
         return list(value.elts) if kind.__name__ == "FTTuple" else [len(value), *value.vals]
-    if kind.__module__ == _numpy_hijax.__name__ and isinstance(getattr(value, "params", 0), dict):
+    if kind.__module__ == "jax._src.numpy.hijax" and isinstance(getattr(value, "params", 0), dict):
         return [kind.__name__, value.in_avals, value.params]
     if (
         dataclasses.is_dataclass(value)
         and not isinstance(value, type)
         and _is_of_jax(kind.__module__)
-        and kind not in (_core.ShapedArray, _random.PRNGImpl)
+        and kind not in (jax.core.ShapedArray, _random.PRNGImpl)
     ):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     return None
-
-
-_TYPED = (_literals.TypedInt, _literals.TypedFloat, _literals.TypedComplex)
 
 
 def text_of(value: Any) -> str | None:
@@ -1902,7 +1910,7 @@ def text_of(value: Any) -> str | None:
         The text; None for an object that is not known to tell all by it.
     """
     kind = type(value)
-    if kind is _core.ShapedArray:
+    if kind is jax.core.ShapedArray:
         dtype = text_of(value.dtype)
         if dtype is None:
             return None
@@ -1924,12 +1932,12 @@ def text_of(value: Any) -> str | None:
         text = f"function {value.__module__}.{value.__qualname__}"
         if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
             return None
-    elif isinstance(value, _mesh.Mesh):
+    elif isinstance(value, jax.sharding.Mesh):
         if not value.empty:  # its text does not tell which devices it is made of
             return None
         text = "empty mesh"
     elif isinstance(value, jax.sharding.NamedSharding):
-        if isinstance(value.mesh, _mesh.Mesh) and not value.mesh.empty:
+        if isinstance(value.mesh, jax.sharding.Mesh) and not value.mesh.empty:
             return None
         text = repr(value)
     elif isinstance(value, jax.tree_util.PyTreeDef):
@@ -1943,7 +1951,9 @@ def text_of(value: Any) -> str | None:
     return None if " at 0x" in text else text
 
 
-_SHAPED_FIELDS = [n for n in _core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"]
+_SHAPED_FIELDS = [
+    n for n in jax.core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"
+]
 # Interned dicts of configuration ("configs") follow from the other fields.
 _CONTEXT_FIELDS = [
     n for n in _core.JaxprEqnContext.__slots__ if not n.startswith("_") and n != "configs"
@@ -2064,6 +2074,8 @@ def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowere
         NotElsewhere: Said by ``compile``, or the program is not for one CPU, or calls back.
         Exception: Whatever ``lowered.compile()`` raises before it asks XLA.
     """
+    if lack := lacking(Without.ELSEWHERE):
+        raise NotElsewhere(lack)
     arguments = lowered._lowering.compile_args
     client = arguments.get("backend")
     if not _is_cpu_of_one_host(client):
@@ -2235,7 +2247,7 @@ def only_on_cpu() -> bool:
 
     Tracing a program for each platform takes time (``xla_bridge.backends``, since 0.2).
     """
-    return set(_xla_bridge.backends()) == {"cpu"}
+    return set(jex_backend.backends()) == {"cpu"}
 
 
 def is_started() -> bool:
@@ -2255,7 +2267,7 @@ def by_platform(*operands: Any, cpu: Callable[..., Any], default: Callable[..., 
 
 def default_device() -> Any:
     """Where ``jit`` runs what nobody has placed (``pxla.get_default_device``, since 0.4)."""
-    return _pxla.get_default_device()
+    return jex_backend.get_default_device()
 
 
 def sole_device() -> Any | None:
@@ -2272,6 +2284,8 @@ def single_threaded_device() -> Any | None:
     one. (``NPROC`` would tell XLA too, but to write to the environment is not safe beside threads
     that read it.)
     """
+    if lacking(Without.SINGLE_THREADED):
+        return None
     with _one_client:  # a cache lets two threads that come at the same time both make one
         return _make_single_threaded_device()
 
@@ -2323,7 +2337,7 @@ def can_lend(value: Any, device: Any) -> bool:
         value: An array, or the type of one with the place that it is committed to.
         device: The device.
     """
-    if isinstance(value, _core.Tracer):
+    if isinstance(value, jax.core.Tracer):
         return False
     is_type = isinstance(value, jax.ShapeDtypeStruct)
     placed = value.sharding if is_type or getattr(value, "committed", False) else None

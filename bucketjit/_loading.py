@@ -131,7 +131,7 @@ class Shelf:
             chunks: How many chunks of a call run at the same time, as a rule; 0 for whole calls.
         """
         store = self.store()
-        if store is None or _jax.looks_for_nans():
+        if store is None or _jax.looks_for_nans() or _jax.lacking(_jax.Without.FILES):
             return
         if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
             return  # what runs is a derivative
@@ -302,6 +302,8 @@ class Stored:
         """Trace what the key is made from, if that is still to do; raises what the call would."""
 
     def _key(self) -> Wanted:
+        if lack := _jax.lacking(_jax.Without.FILES):
+            raise NoDigest(lack)
         if _jax.looks_for_nans():
             raise NoDigest("jax_debug_nans or jax_debug_infs is on")
         device = self._device()

@@ -34,7 +34,8 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     prim = eqn.primitive
     found = _jax.implementation(prim)
     if found is None:
-        raise _without_rule(prim.name)
+        lack = _jax.lacking(_jax.Without.INSIDE)
+        raise _without_rule(prim.name, f", and {lack} to find its implementation" if lack else "")
     function, several = found
     decided: list[str] = []
 

@@ -13,20 +13,23 @@ from typing import Any
 
 from bucketjit import _jax
 from bucketjit._associative import associative_scan_of
+from bucketjit._jax import Without
 
 _ABSENT = object()
 _Replacement = tuple[Any, Any, Any]  # owner (a module, or a table), name, and what is there then
+_Patch = tuple[Callable[[], Sequence[_Replacement]], Without | None]
 
 
 class _Replacing:
     """Replaces functions while it is active. Nests, in any threads.
 
     Args:
-        find: Gives the replacements.
+        patches: Functions that give replacements, each with the feature that it is for. Patches
+            of features that are left out with this JAX are left out.
     """
 
-    def __init__(self, find: Callable[[], Sequence[_Replacement]]) -> None:
-        self._find = find
+    def __init__(self, patches: Sequence[_Patch]) -> None:
+        self._patches = patches
         self._lock = threading.Lock()
         self._active = 0
         self._originals: list[_Replacement] = []
@@ -35,7 +38,7 @@ class _Replacing:
     def __call__(self) -> Iterator[None]:
         with self._lock:
             if self._active == 0:
-                for owner, name, replacement in self._find():
+                for owner, name, replacement in self._found():
                     names = _names_of(owner)
                     self._originals.append((owner, name, names.get(name, _ABSENT)))
                     _set(owner, name, replacement)
@@ -48,6 +51,11 @@ class _Replacing:
                 if self._active == 0:
                     while self._originals:
                         _set(*self._originals.pop())
+
+    def _found(self) -> Iterator[_Replacement]:
+        for find, feature in self._patches:
+            if feature is None or not _jax.lacking(feature):
+                yield from find()
 
 
 def _names_of(owner: Any) -> Any:
@@ -63,30 +71,42 @@ def _set(owner: Any, name: Any, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _for_symbolic_sizes() -> list[_Replacement]:
+def _associative_scans() -> list[_Replacement]:
     scan, modules = _jax.associative_scans()
-    open_scan = associative_scan_of(scan)
-    return [
-        *((module, "associative_scan", open_scan) for module in modules),
-        *_jax.open_scans(),
-        *_jax.open_searches(),
-        *_jax.open_shuffles(),
-        _jax.open_constants(),
-        _jax.open_reductions(),
-        *_jax.open_debug_callbacks(),
-        *_jax.open_index_types(),
-        _jax.clamped_indices(),
-        *_jax.brief_decisions(),
-        _jax.convolution_padding(),
-        _jax.lengths(),
-        _jax.inferred_sizes(),
-        _jax.fft_lengths(),
-        *_jax.real_fft_transposes(),
-    ]
+    return [(module, "associative_scan", associative_scan_of(scan)) for module in modules]
 
 
-lenient_jax = _Replacing(_for_symbolic_sizes)
+# Each patch, with the feature that is left out where this JAX lacks what it replaces.
+_FOR_SYMBOLIC_SIZES: tuple[_Patch, ...] = (
+    (_associative_scans, None),
+    (_jax.open_scans, None),
+    (_jax.open_searches, Without.SEARCHES),
+    (_jax.open_shuffles, Without.SHUFFLES),
+    (_jax.open_constants, Without.CONSTANTS),
+    (_jax.open_reductions, Without.REDUCTIONS),
+    (_jax.open_debug_callbacks, Without.CALLBACKS),
+    (_jax.open_index_types, None),
+    (_jax.clamped_indices, None),
+    (_jax.brief_decisions, Without.DECISIONS),
+    (_jax.convolution_padding, Without.CONVOLUTIONS),
+    (_jax.lengths, Without.LENGTHS),
+    (_jax.inferred_sizes, Without.RESHAPES),
+    (_jax.fft_lengths, Without.FFT),
+    (_jax.real_fft_transposes, Without.FFT_GRADIENTS),
+)
+_FOR_FAILURES = ((_jax.weak_finalizers, Without.FORGETTING),)
+
+lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
 """While active, JAX traces more programs with symbolic sizes."""
 
-forgetful_jax = _Replacing(lambda: [_jax.weak_finalizers()])
+forgetful_jax = _Replacing(_FOR_FAILURES)
 """While active, JAX lets go of traces that fail."""
+
+
+def left_out() -> str:
+    """What this JAX lacks of the patches for symbolic sizes, in words; ``""`` if nothing."""
+    return "; ".join(
+        f"{_jax.lacking(feature)}, without which {feature}"
+        for _, feature in _FOR_SYMBOLIC_SIZES
+        if feature is not None and _jax.lacking(feature)
+    )

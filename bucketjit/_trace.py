@@ -47,7 +47,7 @@ from bucketjit._guards import (
 from bucketjit._nan_paths import may_lose_nan
 from bucketjit._nesting import tree_holds_a_size
 from bucketjit._number_errors import Samples
-from bucketjit._patches import forgetful_jax, lenient_jax
+from bucketjit._patches import forgetful_jax, left_out, lenient_jax
 from bucketjit._size_numbers import refuse_decisions
 from bucketjit._unmerge import keep_apart
 
@@ -412,8 +412,15 @@ def _refusal(error: Exception) -> TraceRefused:
     if _jax.repeats_by_size(error):
         told = "a list is repeated by a size, as where Python iterates over an axis of that size"
     line = _jax.raising_line(error)
+    at = f" [{line}]" if line else ""
+    if trouble := _jax.trouble_of_versions(error) or left_out():
+        return TraceRefused(
+            f"cannot trace with symbolic sizes: {told}{at}; {trouble}",
+            _jax.REMEDY_OF_VERSIONS,
+            error,
+        )
     return TraceRefused(
-        f"cannot trace with symbolic sizes: {told}{f' [{line}]' if line else ''}",
+        f"cannot trace with symbolic sizes: {told}{at}",
         "leave that axis static, or compute on the size with jax.numpy",
         error,
     )

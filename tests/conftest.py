@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 # Nearly all the time of the suite goes into LLVM, for programs that run once. What XLA itself
 # does to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.
@@ -21,6 +23,23 @@ import pytest
 # expects a fallback says so with `pytest.warns(FallbackWarning)`.
 FILTERS = ("error::bucketjit.FallbackWarning",)
 
+ROOT = Path(__file__).parent.parent
+
+# The core of the suite, which runs on each release of JAX that is promised (`make test-jax`): of
+# the tests in these files, or folders, those without parameters, and every fourth set of parameters.
+# (Of the masking cases `--every` picks.)
+CORE = (
+    "persistence",
+    "test_cases.py",
+    "test_exec.py",
+    "test_guards.py",
+    "test_paired.py",
+    "test_results.py",
+    "test_supply.py",
+    "test_transformations.py",
+    "test_versions.py",
+)
+
 _backend_compiles: list[str] = []
 
 
@@ -34,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` picks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     every, count = config.getoption("every"), itertools.count()
     dropped = [
@@ -45,6 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dropped)
         left_out = set(dropped)
         items[:] = [i for i in items if i not in left_out]
+    met: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        if not set(CORE).isdisjoint(item.path.relative_to(ROOT).parts):
+            of = item.path, getattr(item, "originalname", item.name)
+            if item.path.name == "test_cases.py" or met[of] % 4 == 0:
+                item.add_marker("core")
+            met[of] += 1
 
 
 def pytest_configure(config: pytest.Config) -> None:

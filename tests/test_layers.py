@@ -21,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "_errors _version _events _safe_text _planning",
+        "_jax_names",
         "_jax strategies _cache _size_params _timeline",
         "_persistence _apart",
         "_dims _axes _associative _elementwise _stats _device _padded _parallel",

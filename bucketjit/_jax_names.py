@@ -1,0 +1,278 @@
+"""The names that JAX makes no promise about, looked up in one place when the package is imported.
+
+JAX moves the names of ``jax._src``, ``jax.extend`` and ``jax.interpreters`` without notice.
+Essential names that are missing make the import fail, with one error for all of them. Where other
+names are missing, one warning tells which features are left out. `bucketjit._jax` takes its modules
+of ``jax._src`` from here, and asks `lacking` before it uses the names of a feature.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import re
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit._errors import VersionError, VersionWarning
+from bucketjit._events import logger
+from bucketjit._version import __version__
+
+# The releases that the tests run with. pyproject.toml, README.md and CI say the same.
+OLDEST, NEWEST = "0.10.2", "0.12"
+REMEDY_OF_VERSIONS = "upgrade bucketjit or pin jax"
+
+
+class Without(enum.StrEnum):
+    """The features that bucketjit can do without: what holds where one is left out."""
+
+    CALLBACKS = "jax.debug callbacks that are mapped over an open axis run exact"
+    CONSTANTS = "jax.numpy.take(mode='wrap') and the like are traced at each size"
+    CONVOLUTIONS = "convolutions whose padding depends on sizes are traced at each size"
+    DECISIONS = "comparisons of sizes may take long"
+    ELSEWHERE = "no other process compiles in the background"
+    FFT = "jax.numpy.fft along open axes is traced at each size"
+    FFT_GRADIENTS = "gradients of real Fourier transforms compile for even and for odd sizes"
+    FILES = "executables are not kept in files"
+    FORGETTING = "programs of traces that fail may stay in memory"
+    GRADIENTS = "a loss and its gradient are two executables"
+    INSIDE = "primitives that have no masking rule run exact"
+    LENGTHS = "jax.numpy.convolve, correlate and digitize are traced at each size"
+    LINES = "messages may name no line of code"
+    REDUCTIONS = "derivatives of products along open axes run exact"
+    RESHAPES = "reshapes of open axes to a size of -1 may be traced at each size"
+    SEARCHES = "jax.numpy.searchsorted in an open axis is traced at each size"
+    SHUFFLES = "random permutations of an open axis are traced at each size"
+    SINGLE_THREADED = "each chunk of a call that is split uses all cores"
+
+
+class Use(NamedTuple):
+    """Names of a module.
+
+    Attributes:
+        module: The module, below ``jax._src`` if it does not begin with ``jax``; ``a|b`` for names
+            that are in one or the other, by the version of JAX.
+        names: The names, with dots where one is an attribute of another.
+        without: What holds where a name is missing; None if bucketjit cannot do without.
+    """
+
+    module: str
+    names: str
+    without: Without | None = None
+
+
+_OPERATORS = (
+    *("eq", "hash", "ge", "le", "gt", "lt", "int", "add", "radd", "sub", "rsub", "mul", "rmul"),
+    *("truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod"),
+    *("pow", "rpow"),
+)
+
+USES = (
+    Use("array", "ArrayImpl"),
+    Use("config", "config_ext.Config config_ext.unset config_states trace_context"),
+    Use("config", "default_device disable_jit"),
+    Use("config", "persistent_cache_min_compile_time_secs", Without.ELSEWHERE),
+    Use("config|mesh", "abstract_mesh_context_manager"),
+    Use("core", "JaxprEqnContext current_jaxpr_eqn_context definitely_equal dimension_as_value"),
+    Use("core", "eval_trace top_axis_env trace_ctx trace_state_strong_ref"),
+    Use("core", "divide_shape_sizes", Without.RESHAPES),
+    Use("effects", "ordered_effects"),
+    Use("export.shape_poly", " ".join(f"_DimExpr.__{name}__" for name in _OPERATORS)),
+    Use(
+        "export.shape_poly_decision",
+        "_DecisionByElimination._bounds_for_sorted_terms"
+        " _DecisionByElimination.combine_constraint_with_existing",
+        Without.DECISIONS,
+    ),
+    Use("interpreters.ad", "LinearizeTrace LinearizeTracer"),
+    Use("interpreters.ad", "fallback_linearize_rule primitive_linearizations", Without.GRADIENTS),
+    Use("interpreters.mlir", "_lowerings", Without.INSIDE),
+    Use("interpreters.partial_eval", "convert_constvars_jaxpr lower_jaxpr2"),
+    Use("interpreters.partial_eval", "finalize", Without.FORGETTING),
+    Use(
+        "interpreters.pxla",
+        "JitGlobalCppCacheKeys MeshExecutableFastpathData UnloadedMeshExecutable"
+        " _get_layouts_from_executable cc_shard_arg get_dispatch_layouts"
+        " reflatten_outputs_for_dispatch",
+        Without.FILES,
+    ),
+    Use("api_util", "InternalFloatingPointError", Without.FILES),
+    Use("sharding_impls", "physical_sharding", Without.FILES),
+    Use("tree_util", "dispatch_registry", Without.FILES),
+    Use("lax.linalg", "initialize_lapack", Without.FILES),
+    Use("lib", "xla_client.DeviceList xla_client._xla.pjit", Without.FILES),
+    Use("lax.linalg", "initialize_lapack", Without.ELSEWHERE),
+    Use(
+        "lib",
+        "xla_client.CompileOptions xla_client.DeviceList xla_client.make_cpu_client",
+        Without.ELSEWHERE,
+    ),
+    Use("lib", "xla_client.make_cpu_client", Without.SINGLE_THREADED),
+    Use("lib", "xla_client.batched_device_put"),
+    Use("lax.convolution", "operator", Without.CONVOLUTIONS),
+    Use("lax.fft", "_irfft_transpose _rfft_transpose", Without.FFT_GRADIENTS),
+    Use("lax.lax", "_convert_element_type"),
+    Use("lax.lax", "_const", Without.CONSTANTS),
+    Use("lax.lax", "_reduce_jvp", Without.REDUCTIONS),
+    Use("lax.lax", "_sort_le_comparator _sort_lt_comparator", Without.SEARCHES),
+    Use("lax.utils", "int_dtype_for_dim int_dtype_for_shape"),
+    Use("mesh", "get_concrete_mesh"),
+    Use("numpy.fft", "operator", Without.FFT),
+    Use("numpy.hijax", "searchsorted", Without.SEARCHES),
+    Use(
+        "numpy.indexing",
+        "IndexType IndexingStrategy NDIndexer.from_raw_indices rewriting_take",
+    ),
+    Use("numpy.lax_numpy", "convolve correlate digitize", Without.LENGTHS),
+    Use("random.core", "PRNGImpl PRNGSpec prng.KeyTy prng.PRNGKeyArray prng.prngs"),
+    Use("random.core", "_shuffle", Without.SHUFFLES),
+    Use("source_info_util", "is_user_filename"),
+    Use("source_info_util", "_summarize_frame user_frames", Without.LINES),
+    Use("util", "weakref_cache_key_types", Without.FORGETTING),
+    Use("xla_bridge", "_backends"),
+    Use("jax.core", "ShapedArray Tracer eval_context eval_jaxpr"),
+    Use("jax.extend.backend", "backends get_default_device"),
+    Use("jax.extend.core", "ClosedJaxpr Jaxpr Literal Primitive Var new_jaxpr_eqn no_effects"),
+    Use("jax.extend.source_info_util", "current_name_stack user_context"),
+    Use("jax.interpreters.ad", "JVPTrace JVPTracer primitive_jvps"),
+    Use("jax.interpreters.batching", "fancy_primitive_batchers", Without.CALLBACKS),
+    Use("jax.interpreters.mlir", "lower_fun"),
+    Use("jax.interpreters.partial_eval", "DynamicJaxprTracer dce_jaxpr"),
+)
+
+
+def _full(name: str) -> str:
+    return name if name.startswith("jax.") else f"jax._src.{name}"
+
+
+def module(name: str) -> Any:
+    """A module of `USES`; an empty one of its name where JAX has none.
+
+    An empty one, so that each use of a name says which name is missing.
+    """
+    full = _full(name)
+    try:
+        return importlib.import_module(full)
+    except ModuleNotFoundError:
+        return ModuleType(full)
+
+
+def _is_there(place: str, name: str) -> bool:
+    value = module(place)
+    try:
+        for part in name.split("."):
+            value = getattr(value, part)
+    except AttributeError:
+        return False
+    return True
+
+
+def _looked_up(uses: Sequence[Use]) -> dict[str, list[Without | None]]:
+    """The names that are missing, each with what holds without it."""
+    missing: dict[str, list[Without | None]] = {}
+    for places, names, without in uses:
+        for name in names.split():
+            if not any(_is_there(place, name) for place in places.split("|")):
+                full = _full(places.split("|")[-1])
+                missing.setdefault(f"{full}.{name}", []).append(without)
+    return missing
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def is_tested(version: str) -> bool:
+    """Whether a release of JAX is among those that the tests run with."""
+    newest = _numbers(NEWEST)
+    return _numbers(OLDEST) <= _numbers(version) and _numbers(version)[: len(newest)] <= newest
+
+
+def _told(missing: Sequence[str]) -> str:
+    remedy = REMEDY_OF_VERSIONS if _numbers(jax.__version__) >= _numbers(OLDEST) else "upgrade jax"
+    return (
+        f"bucketjit {__version__} is tested with jax {OLDEST} to {NEWEST}; this is "
+        f"{jax.__version__}: these names are missing: {', '.join(missing)}; {remedy}"
+    )
+
+
+def _look_up() -> dict[Without, list[str]]:
+    """Look up all names.
+
+    Returns:
+        The features that are left out, each with the names that it lacks.
+
+    Raises:
+        VersionError: Essential names are missing.
+    """
+    missing = _looked_up(USES)
+    if essential := [name for name, withouts in missing.items() if None in withouts]:
+        raise VersionError(_told(essential))
+    left_out: dict[Without, list[str]] = {}
+    for name, withouts in missing.items():
+        for without in withouts:
+            assert without is not None
+            left_out.setdefault(without, []).append(name)
+    if left_out:
+        told = f"{_told(list(missing))}. Until then: {'; '.join(left_out)}"
+        warnings.warn(told, VersionWarning, stacklevel=2)
+        for without, names in left_out.items():
+            logger.info("%s: jax %s has no %s", without, jax.__version__, ", ".join(names))
+    elif not is_tested(jax.__version__):
+        logger.info(
+            "bucketjit %s is tested with jax %s to %s; this is %s, and it has all names that are "
+            "needed",
+            *(__version__, OLDEST, NEWEST, jax.__version__),
+        )
+    return left_out
+
+
+LEFT_OUT = _look_up()
+
+
+def lacking(feature: Without) -> str:
+    """The names for want of which a feature is left out, in words; ``""`` if it is there."""
+    names = LEFT_OUT.get(feature)
+    return f"jax {jax.__version__} has no {', '.join(names)}" if names else ""
+
+
+def trouble_of_versions(error: BaseException) -> str:
+    """What an error says of a name that this JAX lacks, in words; ``""`` if it is another error.
+
+    That is a module of JAX, or a name in one; or an attribute of an object of JAX's that only
+    `bucketjit._jax` asks for.
+    """
+    if isinstance(error, ImportError):
+        is_of_jax = _is_of_jax(error.name or "")
+    elif isinstance(error, AttributeError):
+        owner = error.obj
+        if isinstance(owner, ModuleType):
+            is_of_jax = _is_of_jax(owner.__name__)
+        else:
+            kind = owner if isinstance(owner, type) else type(owner)
+            is_of_jax = _is_of_jax(kind.__module__) and _is_of_door(error)
+    else:
+        return ""
+    if not is_of_jax:
+        return ""
+    return (
+        f"bucketjit {__version__} is tested with jax {OLDEST} to {NEWEST}; in {jax.__version__}, "
+        f"{error}"
+    )
+
+
+def _is_of_jax(name: str) -> bool:
+    return name.split(".")[0] in ("jax", "jaxlib")
+
+
+def _is_of_door(error: BaseException) -> bool:
+    """Whether an error was raised by a line of `bucketjit._jax`."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    name = "" if step is None else step.tb_frame.f_globals.get("__name__", "")
+    return bool(name == "bucketjit._jax" or name.startswith("bucketjit._jax."))

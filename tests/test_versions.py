@@ -1,0 +1,376 @@
+"""The releases of JAX that are promised, and what happens where JAX lacks a name."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import BucketedExec, FallbackWarning, _jax, _jax_names
+from bucketjit._jax_names import NEWEST, OLDEST, USES, Without
+
+ROOT = Path(bucketjit.__file__).parent.parent
+# As many as there are: fewer is better, and one more needs a reason.
+MOST_MODULES, MOST_NAMES = 28, 70
+
+
+# --- the window -------------------------------------------------------------------------------
+
+
+def test_this_jax_is_tested_and_lacks_nothing() -> None:
+    assert _jax_names.is_tested(jax.__version__)
+    assert not _jax_names.LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.10.1", False),
+        ("0.10.2", True),
+        ("0.11.2", True),
+        ("0.12.0.1", True),
+        ("0.12.9", True),
+        ("0.13.0", False),
+        ("0.13.0.dev20260101", False),
+        ("1.0", False),
+    ],
+)
+def test_which_releases_are_tested(version: str, expected: bool) -> None:
+    assert _jax_names.is_tested(version) is expected
+
+
+def test_all_files_promise_the_same() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (needed,) = [line for line in project["dependencies"] if re.match(r"jax\W", line)]
+    assert needed.startswith(f"jax>={OLDEST}")
+    named = [c.rpartition(" ")[2] for c in project["classifiers"] if "Python :: 3." in c]
+    pythons = f"Python {named[0]} to {named[-1]}"
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"jax {OLDEST} to {NEWEST}" in readme and pythons in readme
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    lanes = workflow + (ROOT / ".ci/run").read_text() + (ROOT / "Makefile").read_text()
+    assert all(f'"{python}"' in workflow for python in named)
+    assert all(f"jax {release}" in lanes for release in (OLDEST, NEWEST))
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+def door() -> list[ast.Module]:
+    files = [*ROOT.glob("bucketjit/_jax.py"), *ROOT.glob("bucketjit/_jax/*.py")]
+    return [ast.parse(path.read_text()) for path in files]
+
+
+def used_names() -> Iterator[tuple[str, str]]:
+    """Each attribute that the door asks of a module below ``jax._src``, with the module."""
+    for tree in door():
+        modules = {
+            target.id: node.value.args[0].value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "_jax_names.module"
+            for target in node.targets
+            if isinstance(target, ast.Name) and isinstance(node.value.args[0], ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute):
+                continue
+            if isinstance(node.value, ast.Name) and node.value.id in modules:
+                yield modules[node.value.id], node.attr
+            elif ast.unparse(node.value).startswith("_jax_names.module("):
+                yield ast.unparse(node.value).split("'")[1], node.attr
+
+
+def held_names() -> set[tuple[str, str]]:
+    """The first parts of the names of the table that are below ``jax._src``, with the module."""
+    return {
+        (module, name.split(".")[0])
+        for places, names, _ in USES
+        for module in places.split("|")
+        for name in names.split()
+        if not module.startswith("jax.")
+    }
+
+
+def test_every_name_that_is_used_is_looked_up_at_import() -> None:
+    assert set(used_names()) <= held_names(), "bucketjit/_jax_names.py lacks these"
+
+
+def test_every_name_that_is_looked_up_is_used() -> None:
+    texts = "".join(ast.unparse(tree) for tree in door())
+    unused = {(m, n) for m, n in held_names() if n not in texts}
+    # Python looks `len` up among the names of the module that has these.
+    assert {name for _, name in unused} <= {"convolve", "correlate", "digitize"}
+
+
+def test_how_many_names_are_not_public() -> None:
+    modules = {module for module, _ in held_names()}
+    names = len(held_names())
+    print(f"{len(modules)} modules and {names} names of jax._src")
+    assert len(modules) <= MOST_MODULES and names <= MOST_NAMES
+
+
+def test_looking_the_names_up_takes_no_time() -> None:
+    def once() -> float:
+        began = time.perf_counter()
+        _jax_names._look_up()
+        return time.perf_counter() - began
+
+    assert min(once() for _ in range(5)) < 0.02
+
+
+# --- names that are missing -------------------------------------------------------------------
+
+
+_TAKE_AWAY = """
+import importlib, sys, types, warnings
+import jax, jax.export
+
+class Without(types.ModuleType):
+    '''A module without some of its names; JAX itself, which has others for them, still has them.'''
+
+    def __init__(self, module, gone, changed):
+        vars = object.__getattribute__(self, "__dict__")
+        vars.update(module=module, gone=gone, changed=changed)
+
+    def __getattribute__(self, name):
+        own = object.__getattribute__(self, "__dict__")
+        asks = sys._getframe(1).f_globals.get("__name__", "")
+        if name in own["gone"] and not asks.startswith("jax."):
+            raise AttributeError(f"module {own['module'].__name__!r} has no attribute {name!r}")
+        return own["changed"].get(name) or getattr(own["module"], name)
+
+    def __setattr__(self, name, value):
+        setattr(object.__getattribute__(self, "__dict__")["module"], name, value)
+
+    def __delattr__(self, name):
+        delattr(object.__getattribute__(self, "__dict__")["module"], name)
+
+def without(module, names):
+    gone, inner = set(), {}
+    for name in names:
+        first, _, rest = name.partition(".")
+        if rest and isinstance(getattr(module, first), types.ModuleType):
+            inner.setdefault(first, []).append(rest)
+        else:
+            gone.add(first)
+    return Without(module, gone, {n: without(getattr(module, n), r) for n, r in inner.items()})
+
+def take_away(names):
+    for name, taken in names.items():
+        full = name if name.startswith("jax.") else f"jax._src.{name}"
+        sys.modules[full] = without(importlib.import_module(full), taken)
+"""
+
+
+def run(script: str, names: dict[str, list[str]]) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process whose JAX lacks names of some modules."""
+    return subprocess.run(
+        [sys.executable, "-c", f"{_TAKE_AWAY}\ntake_away({names!r})\n{script}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def told(missing: str) -> str:
+    return (
+        f"bucketjit {bucketjit.__version__} is tested with jax {OLDEST} to {NEWEST}; this is "
+        f"{jax.__version__}: these names are missing: {missing}; upgrade bucketjit or pin jax"
+    )
+
+
+def test_essential_names_that_are_missing_are_one_error() -> None:
+    missing = {"core": ["eval_trace"], "mesh": ["get_concrete_mesh"], "lax.lax": ["_const"]}
+    done = run("import bucketjit", missing)
+    assert done.returncode == 1
+    expected = told("jax._src.core.eval_trace, jax._src.mesh.get_concrete_mesh")
+    assert done.stderr.splitlines()[-1] == f"bucketjit._errors.VersionError: {expected}"
+    assert done.stderr.count("VersionError: ") == 1 and "Warning" not in done.stderr
+
+
+def test_a_jax_that_is_too_old_is_to_be_upgraded() -> None:
+    script = "jax.__version__ = '0.10.1'\nimport bucketjit"
+    done = run(script, {"random.core": ["prng"]})
+    last = done.stderr.splitlines()[-1]
+    assert "this is 0.10.1: these names are missing: jax._src.random.core.prng" in last
+    assert last.endswith("; upgrade jax")
+
+
+def test_an_unknown_jax_that_has_all_names_is_logged() -> None:
+    script = """
+import logging
+logging.basicConfig(level="INFO")
+warnings.simplefilter("error")
+jax.__version__ = "9.9"
+import bucketjit
+"""
+    done = run(script, {})
+    assert done.returncode == 0, done.stderr
+    assert f"is tested with jax {OLDEST} to {NEWEST}; this is 9.9" in done.stderr
+
+
+_WORK = """
+import json, logging
+logging.basicConfig(level="INFO")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import bucketjit
+found = {"warnings": [str(w.message) for w in caught]}
+import tempfile
+import jax.numpy as jnp, numpy as np
+from jax import lax
+from bucketjit import BucketedExec, _jax
+warnings.simplefilter("ignore")
+key = np.zeros(2, np.uint32)
+image = np.ones((3, 3, 1, 1), np.float32)
+kernels = np.ones(3, np.float32)
+
+def convolved(x):
+    padding = [(x.shape[0] // 2, 1)]
+    return lax.conv_general_dilated(x[None, None], kernels[None, None], (1,), padding)
+
+WORK = {
+    "CALLBACKS": lambda x: jax.vmap(lambda r: (jax.debug.callback(lambda _: None, r), r + 1)[1])(x),
+    "CONSTANTS": lambda x: jnp.take(x, jnp.array([7, 2]), mode="wrap"),
+    "CONVOLUTIONS": convolved,
+    "DECISIONS": lambda x: jnp.sort(x),
+    "FFT": lambda x: jnp.fft.fft(x),
+    "FFT_GRADIENTS": jax.grad(lambda x: jnp.abs(jnp.fft.rfft(x)).sum()),
+    "FORGETTING": lambda x: x.sum() if x.shape[0] > 3 else x.max(),
+    "LENGTHS": lambda x: jnp.convolve(x, kernels),
+    "LINES": lambda x: jnp.tanh(x).mean(),
+    "REDUCTIONS": jax.grad(lambda x: jnp.prod(x)),
+    "RESHAPES": lambda x: x.reshape(-1, 1).sum(0),
+    "SEARCHES": lambda x: jnp.searchsorted(x, 2.5),
+    "SHUFFLES": lambda x: jax.random.permutation(key, x),
+}
+for name, fn in WORK.items():
+    executor = BucketedExec(fn).with_pow2()
+    x = np.arange(1, 6, dtype=np.float32)
+    np.testing.assert_allclose(executor(x), jax.jit(fn)(x), rtol=1e-4, atol=1e-4, err_msg=name)
+    found[name] = list(executor.stats().fallback_reasons)
+
+loss = BucketedExec(lambda x: jnp.tanh(x).sum()).with_pow2()
+x = np.ones(5, np.float32)
+np.testing.assert_allclose(jax.grad(loss)(x), jax.grad(lambda x: jnp.tanh(x).sum())(x), rtol=1e-5)
+
+events = []
+kept = BucketedExec(jnp.tanh).with_pow2().with_persistence(tempfile.mkdtemp())
+kept.with_on_event(events.append)(x)
+found["FILES"] = [e.detail for e in events if e.kind == "unstored"]
+
+events = []
+behind = BucketedExec(jnp.sin).with_pow2(max=8).with_background_compile()
+behind = behind.with_on_event(events.append)
+behind.warmup(jax.ShapeDtypeStruct((8,), np.float32), sizes={"batch": 8}, progress=False)
+behind(np.ones(3, np.float32))
+behind.wait_for_compiles()
+found["ELSEWHERE"] = [e.detail for e in events if e.kind == "process"]
+found["SINGLE_THREADED"] = _jax.single_threaded_device() is None
+print(json.dumps(found))
+"""
+
+
+def test_without_all_names_that_it_can_do_without_results_are_right() -> None:
+    missing: dict[str, list[str]] = {}
+    for places, names, without in USES:
+        if without is not None:
+            missing.setdefault(places, []).extend(names.split())
+    done = run(_WORK, missing)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+
+    (warning,) = found["warnings"]
+    assert warning.startswith(told("")[: told("").index("missing: ")])
+    assert "; upgrade bucketjit or pin jax. Until then: " in warning
+    for module, names in missing.items():
+        assert all(f"{module}.{name}" in warning for name in names)
+    assert all(feature in warning for feature in Without)
+    assert all(
+        f"INFO:bucketjit:{feature}: jax {jax.__version__} has no" in done.stderr
+        for feature in Without
+    )
+
+    # The others are traced at several concrete sizes.
+    for feature in (Without.CALLBACKS, Without.REDUCTIONS):
+        assert found[feature.name]
+        for reason in found[feature.name]:
+            assert f"without which {feature}" in reason and "a defect" not in reason
+    assert all("has no jax._src" in found[name][0] for name in ("FILES", "ELSEWHERE"))
+    assert found["SINGLE_THREADED"]
+
+
+def test_a_name_that_is_missing_at_run_time_is_no_defect_of_a_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rule(ctx: Any, operand: Any) -> Any:
+        return _jax.with_type(operand.sum(), operand.dtype, False)
+
+    executor = BucketedExec(lambda x: x.sum()).with_pow2().with_rules({jax.lax.reduce_sum_p: rule})
+    with monkeypatch.context() as patch:
+        lax = types.ModuleType("jax._src.lax.lax")
+        vars(lax).update(vars(_jax._lax))
+        del lax._convert_element_type
+        patch.setattr(_jax, "_lax", lax)
+        with pytest.warns(
+            FallbackWarning, match=f"tested with jax {OLDEST} to {NEWEST}; in {jax.__version__}"
+        ):
+            assert executor(np.ones(5, np.float32)) == 5
+    (reason,) = executor.stats().fallback_reasons
+    assert "module 'jax._src.lax.lax' has no attribute" in reason and "a defect" not in reason
+
+
+def error_of(work: Callable[[], object]) -> Exception:
+    with pytest.raises((AttributeError, ImportError)) as caught:
+        work()
+    return caught.value
+
+
+def test_which_errors_are_trouble_of_versions() -> None:
+    import jax._src.core as core
+
+    def imported() -> None:
+        from jax._src.core import no_such_name  # noqa: F401
+
+    def no_module() -> None:
+        import jax._src.no_such_module  # noqa: F401
+
+    of_versions = [lambda: core.no_such_name, lambda: jax.no_such_name, imported, no_module]
+    assert all(map(_jax.trouble_of_versions, map(error_of, of_versions)))
+    assert "no attribute 'no_such_name'" in _jax.trouble_of_versions(error_of(of_versions[0]))
+
+    def import_of_others() -> None:
+        import no_such_package  # noqa: F401
+
+    others = [lambda: jnp.ones(3).no_such_name, lambda: np.no_such_name, import_of_others]
+    assert not any(map(_jax.trouble_of_versions, map(error_of, others)))
+    # An attribute of an object of JAX's counts where the door asks for it.
+    in_door = types.FunctionType((lambda x: x.no_such_name).__code__, vars(_jax))
+    assert _jax.trouble_of_versions(error_of(lambda: in_door(jnp.ones(3))))
+
+
+def test_a_rule_of_the_user_that_fails_is_a_defect_still() -> None:
+    def rule(ctx: Any, operand: Any) -> Any:
+        return operand.no_such_name
+
+    executor = BucketedExec(lambda x: x.sum()).with_pow2().with_rules({jax.lax.reduce_sum_p: rule})
+    with pytest.warns(FallbackWarning, match="this is a defect of the rule"):
+        assert executor(np.ones(5, np.float32)) == 5
