@@ -71,7 +71,7 @@ test-jax:
 
 test-core: $(STAMP)-test
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "core and not slow" --every 10 --ignore=tests/ecosystem tests $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" --core --every 10 tests $(PYTEST_ARGS)
 
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)

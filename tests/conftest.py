@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-from collections import Counter
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Nearly all the time of the suite goes into LLVM, for programs that run once. What XLA itself
 # does to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.
@@ -25,9 +26,9 @@ FILTERS = ("error::bucketjit.FallbackWarning",)
 
 ROOT = Path(__file__).parent.parent
 
-# The core of the suite, which runs on each release of JAX that is promised (`make test-jax`): of
-# the tests in these files, or folders, those without parameters, and every fourth set of parameters.
-# (Of the masking cases `--every` picks.)
+# The core of the suite, which runs on each release of JAX that is promised (`make test-jax`): the
+# tests in these files and folders, of those with parameters every fourth set of parameters. Of the
+# masking cases `--every` picks.
 CORE = (
     "persistence",
     "test_cases.py",
@@ -51,27 +52,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run every Nth of the masking cases and models",
     )
+    parser.addoption("--core", action="store_true", help="run the core of the suite alone")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` picks
+def _is_core(path: Path) -> bool:
+    return not set(CORE).isdisjoint(path.relative_to(ROOT).parts)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = collection_path.is_file() and not _is_core(collection_path)
+    return True if config.getoption("core") and left_out else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     every, count = config.getoption("every"), itertools.count()
-    dropped = [
-        i
-        for i in items
-        if i.path.name in ("test_cases.py", "test_models.py") and next(count) % every
-    ]
+    core: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
+
+    def is_dropped(item: pytest.Item) -> bool:
+        if item.path.name in ("test_cases.py", "test_models.py"):
+            return bool(next(count) % every)
+        if not config.getoption("core"):
+            return False
+        return bool(next(core[item.path, getattr(item, "originalname", item.name)]) % 4)
+
+    dropped = list(filter(is_dropped, items))
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         left_out = set(dropped)
         items[:] = [i for i in items if i not in left_out]
-    met: Counter[tuple[Path, str]] = Counter()
-    for item in items:
-        if not set(CORE).isdisjoint(item.path.relative_to(ROOT).parts):
-            of = item.path, getattr(item, "originalname", item.name)
-            if item.path.name == "test_cases.py" or met[of] % 4 == 0:
-                item.add_marker("core")
-            met[of] += 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
