@@ -178,7 +178,7 @@ def eval_context() -> Iterator[None]:
     The backward pass of ``grad`` sets the mesh that an equation was traced under, also where there
     was none, and what is set is part of what ``jit`` knows its traces by. So an empty one is left,
     too: what runs here finds what was compiled outside of a backward pass. (JAX 0.12 takes unset
-    for empty; ``config.abstract_mesh_context_manager``, since 0.5, in ``mesh`` since 0.12.)
+    for empty; ``config.abstract_mesh_context_manager``, since 0.5, in ``mesh`` since 0.11.2.)
     """
     name = "abstract_mesh_context_manager"
     mesh: Any = getattr(_config, name, None) or getattr(_mesh, name)
@@ -1826,7 +1826,7 @@ def compilation_cache() -> tuple[str, float, int] | None:
     seconds that JAX has by default are for every function that it compiles, of which most are not
     met again. Buckets are: unless they are set, none is too quick.
 
-    Non-public: the flags are public, but not typed (``config``, since 0.4.1).
+    The flags are public, but not typed (since 0.4.1).
     """
     directory = _flags.jax_compilation_cache_dir
     if not directory or not _flags.jax_enable_compilation_cache or "://" in directory:
