@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -381,3 +382,11 @@ def test_a_rule_of_the_user_that_fails_is_a_defect_still() -> None:
     executor = BucketedExec(lambda x: x.sum()).with_pow2().with_rules({jax.lax.reduce_sum_p: rule})
     with pytest.warns(FallbackWarning, match="this is a defect of the rule"):
         assert executor(np.ones(5, np.float32)) == 5
+
+
+def test_a_linearization_with_other_parts_is_left_to_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _jax._parts_of_a_linearization() in (4, 5)
+    primitive = jax.extend.core.Primitive("of_no_linearization")
+    monkeypatch.setattr(_jax, "_parts_of_a_linearization", lambda: 6)
+    _jax.set_linearization(primitive, lambda *args: None)
+    assert primitive not in _jax._ad.primitive_linearizations
