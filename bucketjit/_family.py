@@ -5,6 +5,10 @@ configuration. It knows a token per axis (a dimension variable, an expression, o
 keeps one program per set of static sizes and guards. Axes without a name (the default rule, or
 GoMLX's list of axes) are named by the sizes of the first call, and learn: an axis that was
 taken as static and then varies is opened.
+
+A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
+at 2 rows, half of them is one row, and JAX broadcasts that. So a refusal is of the sizes of its
+call; `_Refused` decides how often others are tried.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
 _SHOWN = 8  # arguments, or reasons, in one line of a log
-_MAX_REFUSALS = 4
+_MAX_REFUSALS = 4  # then only larger sizes are tried
+_MAX_LARGER = 8  # then only sizes more than twice as large
 _REFUSALS_KEPT = 4096
 _MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
 _LOOKED_THROUGH = 64  # sets of static sizes, at which those without a program are first looked for
@@ -92,6 +97,32 @@ def variables_in(tokens: Tokens) -> tuple[str, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """Sizes at which something could not be traced, and whether it is tried at others.
+
+    Whatever the sizes are, it is tried at most ``_MAX_LARGER + 31`` times for each variable.
+
+    Attributes:
+        count: How many sizes were refused.
+        largest: The largest refused size of each variable.
+    """
+
+    count: int = 0
+    largest: tuple[int, ...] = ()
+
+    def and_at(self, sizes: tuple[int, ...]) -> _Refused:
+        """The same, refused at these sizes too."""
+        return _Refused(self.count + 1, tuple(map(max, sizes, self.largest or sizes)))
+
+    def may_do_at(self, sizes: tuple[int, ...]) -> bool:
+        """Whether it is tried at these sizes."""
+        if self.count < _MAX_REFUSALS:
+            return True
+        factor = 1 if self.count < _MAX_LARGER else 2
+        return any(n > factor * most for n, most in zip(sizes, self.largest, strict=True))
+
+
 @dataclass
 class _Traced:
     """What is known for one set of static sizes: programs, and by size why there is none.
@@ -99,11 +130,13 @@ class _Traced:
     Attributes:
         tracer: Gives what traces at concrete sizes; None if nothing does, or its programs are gone.
         refusals: Why there is no program, by sizes.
+        refused: At which sizes there is none.
         is_traced_again: Whether there was a program before those that are there.
     """
 
     tracer: Callable[[], Tracer | None] = lambda: None
     refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
+    refused: _Refused = _Refused()
     is_traced_again: bool = False
     _programs: list[weakref.ref[Program]] = field(default_factory=list)
 
@@ -119,9 +152,25 @@ class _Traced:
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
         """Why a call is not traced again: it was refused, or so was every one of several."""
-        if not self.programs() and len(self.refusals) >= _MAX_REFUSALS:
-            return next(iter(self.refusals.values()))
-        return self.refusals.get(tuple(sizes.values()))
+        at = tuple(sizes.values())
+        if at in self.refusals or self._has_served() or self.refused.may_do_at(at):
+            return self.refusals.get(at)
+        return next(reversed(self.refusals.values()))
+
+    def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
+        """Take note of why there is no program at these sizes."""
+        at = tuple(sizes.values())
+        if at not in self.refusals:
+            self.refused = self.refused.and_at(at)
+        self.refusals[at] = refusal.without_frames()
+        if len(self.refusals) > _REFUSALS_KEPT:
+            del self.refusals[next(iter(self.refusals))]
+        if self.refused.count >= _MAX_REFUSALS and not self._has_served():
+            self.tracer = lambda: None  # it holds traces, which will hardly be of use
+
+    def _has_served(self) -> bool:
+        """Whether there is a program for some sizes, or was one that is gone since."""
+        return bool(self._programs)
 
 
 class Family:
@@ -167,7 +216,7 @@ class Family:
         self._look_through_at = _LOOKED_THROUGH
         self._kept: set[Program] = set()
         self._last: Shapes = ()
-        self._closed: set[tuple[int, int]] = set()
+        self._closed: dict[tuple[int, int], _Refused] = {}
         self._refusal: TraceRefused | None = None
         self._reasons = [why]  # for what is learnt next
         self._news: list[str] = []
@@ -178,7 +227,7 @@ class Family:
     @contextmanager
     def unlearning(self) -> Iterator[None]:
         """Forget afterwards which axes were opened meanwhile."""
-        state = self._tokens, self._last, set(self._closed), self._refusal
+        state = self._tokens, self._last, dict(self._closed), self._refusal
         told = list(self._reasons), list(self._news), dict(self._told)
         try:
             yield
@@ -219,9 +268,8 @@ class Family:
         else:
             if not self._named:
                 self._split_groups(shapes)
-            if self._learns:
-                self._open_what_varies(shapes)
-            call = self._serve(self._tokens, shapes)
+            opening = None if self._named else self._open_what_varies(shapes)
+            call = opening or self._serve(self._tokens, shapes)
         if self._reasons or (call.program is not None and call.program not in self._told):
             self._note(call, shapes)
         return call
@@ -345,6 +393,7 @@ class Family:
         if pinned is not None:
             return self._settle(pinned[0], shapes, pinned[1])
         self._refusal = refusal and refusal.without_frames()
+        self._close(wanted, shapes)
         tokens = self._with_axes(shapes, {})
         return self._settle(tokens, shapes, Call(tokens, {}, None, refusal))
 
@@ -416,6 +465,12 @@ class Family:
 
     # --- learning ---
 
+    def _unnamed_axes(self, shapes: Shapes) -> list[tuple[int, int]]:
+        """The axes that are opened, or get another variable, as calls show how they vary."""
+        if self._learns:
+            return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
+        return self._anonymous_axes(shapes)
+
     def _split_groups(self, shapes: Shapes) -> None:
         """Axes that shared a variable and now differ get their own."""
         assert self._tokens is not None
@@ -423,11 +478,7 @@ class Family:
         rows = [list(row) for row in self._tokens]
         renamed: dict[tuple[str, int], str] = {}
         told: set[tuple[str, int]] = set()
-        if self._learns:
-            unnamed = [(i, axis) for i, row in enumerate(rows) for axis in range(len(row))]
-        else:
-            unnamed = self._anonymous_axes(shapes)
-        for leaf, axis in unnamed:
+        for leaf, axis in self._unnamed_axes(shapes):
             token, size = rows[leaf][axis], shapes[leaf][axis]
             if token == STATIC or seen.setdefault(token, size) == size:
                 continue
@@ -444,27 +495,33 @@ class Family:
         if renamed:
             self._tokens = tuple(map(tuple, rows))
 
-    def _open_what_varies(self, shapes: Shapes) -> None:
-        """Open the static axes that changed since the last program was traced."""
+    def _open_what_varies(self, shapes: Shapes) -> Call | None:
+        """Open the static axes that changed since the last program was traced.
+
+        Returns:
+            The call, if it was traced for that.
+        """
         assert self._tokens is not None
         if not self._last or any(0 in shape for shape in shapes):
-            return
+            return None
         rows = [list(row) for row in self._tokens]
         changed: dict[tuple[int, int], str] = {}
         opened: list[tuple[int, int]] = []
-        for leaf, (old, new) in enumerate(zip(self._last, shapes, strict=True)):
-            for axis, (before, now) in enumerate(zip(old, new, strict=True)):
-                if rows[leaf][axis] != STATIC or before == now or (leaf, axis) in self._closed:
-                    continue
-                name = changed.get((before, now)) or self._variable_that_moved(before, now, shapes)
-                if name is None:
-                    taken = {t for row in rows for t in row}
-                    name = bind_unique_names(_base_name(axis), taken)
-                changed[before, now] = name
-                rows[leaf][axis] = name
-                opened.append((leaf, axis))
+        for leaf, axis in self._unnamed_axes(shapes):
+            before, now = self._last[leaf][axis], shapes[leaf][axis]
+            if rows[leaf][axis] != STATIC or before == now:
+                continue
+            if not self._closed.get((leaf, axis), _Refused()).may_do_at((now,)):
+                continue
+            name = changed.get((before, now)) or self._variable_that_moved(before, now, shapes)
+            if name is None:
+                taken = {t for row in rows for t in row}
+                name = bind_unique_names(_base_name(axis), taken)
+            changed[before, now] = name
+            rows[leaf][axis] = name
+            opened.append((leaf, axis))
         if not changed:
-            return
+            return None
         tokens = tuple(map(tuple, rows))
         varied = [
             f"re-signed: axis {axis} of {self.paths[leaf]} varies ({self._last[leaf][axis]}, then "
@@ -472,15 +529,42 @@ class Family:
             for leaf, axis in opened
         ]
         call = self._attempt(tokens, shapes)
-        if call.program is not None:
+        traced_at, traced, tried = shapes, call, [shapes]
+        if call.program is None and self._is_larger_before(opened, shapes):
+            tried.append(self._last)
+            traced_at, traced = self._last, self._attempt_before(tokens) or call
+        if traced.program is not None:
             names = [rows[leaf][axis] for leaf, axis in opened]
             self._reasons += [f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)]
-            self._settle(tokens, shapes, call)
-        else:
-            why = "it cannot be traced" if call.refusal is None else call.refusal.reason
-            self._reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
-            self._refusal = call.refusal and call.refusal.without_frames()
-            self._closed.update(opened)
+            self._settle(tokens, traced_at, traced)
+            return call
+        why = "it cannot be traced" if call.refusal is None else call.refusal.reason
+        self._reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
+        self._refusal = call.refusal and call.refusal.without_frames()
+        for refused_at in tried:
+            self._close(opened, refused_at)
+        return None
+
+    def _is_larger_before(self, axes: Sequence[tuple[int, int]], shapes: Shapes) -> bool:
+        """Whether an axis was larger than now, and than where it could not be opened."""
+        refused = [self._closed.get(place, _Refused()).largest for place in axes]
+        return any(
+            self._last[leaf][axis] > max((shapes[leaf][axis], *most))
+            for (leaf, axis), most in zip(axes, refused, strict=True)
+        )
+
+    def _close(self, axes: Sequence[tuple[int, int]], shapes: Shapes) -> None:
+        """Take note of axes that could not be opened at these sizes."""
+        for leaf, axis in axes:
+            closed = self._closed.get((leaf, axis), _Refused())
+            self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
+
+    def _attempt_before(self, tokens: Tokens) -> Call | None:
+        """`_attempt` at the sizes before these, where the function has been run."""
+        try:
+            return self._attempt(tokens, self._last)
+        except Exception:  # these sizes are not those of the call, to whom it would be raised
+            return None
 
     def _variable_that_moved(self, before: int, now: int, shapes: Shapes) -> str | None:
         """The open variable that went from ``before`` to ``now`` as well, if there is one."""
@@ -631,12 +715,7 @@ class Family:
     def remember_refusal(self, call: Call, shapes: Shapes) -> None:
         """Do not try to trace this again: the exact run has succeeded."""
         if call.refusal is not None:
-            known = self._at(call.tokens, shapes)
-            known.refusals[tuple(call.sizes.values())] = call.refusal.without_frames()
-            if len(known.refusals) > _REFUSALS_KEPT:
-                del known.refusals[next(iter(known.refusals))]
-            if not known.programs() and len(known.refusals) >= _MAX_REFUSALS:
-                known.tracer = lambda: None  # it holds traces, of no use any more
+            self._at(call.tokens, shapes).refuse(call.sizes, call.refusal)
 
     def _check_constraints(self, sizes: Mapping[str, int]) -> None:
         for text in self.constraints:

@@ -6,6 +6,7 @@ import collections
 import decimal
 import fractions
 import functools
+import itertools
 import math
 import numbers
 import operator
@@ -491,8 +492,101 @@ def test_refusals_are_remembered_by_size() -> None:
         for n in (3, 4, 5, 6):
             executor(ramp(n))
     assert len(traced) == count
-    executor(ramp(9))  # refused at four sizes: not tried again, traced for its exact run only
+    executor(ramp(2))  # refused at four larger sizes: not tried, traced for its exact run only
     assert len(traced) == count + 1
+
+
+def half_rolled(x: Any) -> Any:
+    """At 2 and 3 rows half of them is one row, which JAX broadcasts by other equations."""
+    return jnp.roll(x, len(x) // 2, 0)
+
+
+def half_rolled_in_a_dict(batch: dict[str, Any]) -> Any:
+    return half_rolled(batch["x"])
+
+
+# How the sizes of an argument are opened: by name, by axis, or as calls show them.
+OPENED: dict[str, tuple[Callable[..., Any], Any]] = {
+    "default": (half_rolled, None),
+    "listed": (half_rolled, ([0],)),
+    "declared": (half_rolled, "n"),
+    "default_in_a_dict": (half_rolled_in_a_dict, None),
+    "listed_in_a_dict": (half_rolled_in_a_dict, ({"x": [0]},)),
+    "declared_in_a_dict": (half_rolled_in_a_dict, ({"x": "n"},)),
+}
+
+
+def _resolved(executor: BucketedExec, argument: Any) -> bool:
+    """What a call learns, without its compiles. Returns whether there is a program for it."""
+    engine = executor._engine
+    signed = engine.signer.sign((argument,), {})
+    call = engine.resolve(signed)
+    signed.family.remember_refusal(call, signed.shapes)
+    return call.program is not None
+
+
+@pytest.mark.parametrize("form", OPENED)
+def test_the_same_sizes_are_in_buckets_in_whatever_order_they_come(form: str) -> None:
+    fn, spec = OPENED[form]
+    for sizes in list(itertools.permutations((2, 3, 7, 1000)))[::3]:
+        executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
+        given = {n: {"x": ramp(n)} if fn is half_rolled_in_a_dict else ramp(n) for n in sizes}
+        for n in sizes:
+            _resolved(executor, given[n])
+        assert {n for n in sizes if _resolved(executor, given[n])} == {7, 1000}, sizes
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 7, 8, 9, 12, 1000), (12, 2, 8, 1000, 3, 9, 7)])
+@pytest.mark.parametrize("form", ["default", "default_in_a_dict", "declared_in_a_dict"])
+def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
+    form: str, sizes: Sequence[int]
+) -> None:
+    fn, spec = OPENED[form]
+    executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in sizes:
+            assert_like_jit(executor, fn, {"x": ramp(n)} if "dict" in form else ramp(n))
+    buckets = executor.stats().buckets
+    assert {b.sizes["batch" if spec is None else "n"] for b in buckets if not b.exact} == {
+        *(8, 16, 1024)
+    }
+    # Nothing is known of the axes of a container before the second call.
+    first = {sizes[0]} if form == "default_in_a_dict" else set()
+    assert {n for b in buckets if b.exact for n in b.sizes.values()} == {2, 3} | first
+
+
+def test_many_small_sizes_do_not_either() -> None:
+    def fn(x: Any) -> Any:
+        return unrolled(x) if len(x) < 40 else jnp.roll(x, len(x) // 2)
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in range(1, 31):
+        assert not _resolved(executor, ramp(n)) or n == 1
+    assert _resolved(executor, ramp(100))
+    assert _resolved(executor, ramp(80))
+
+
+@pytest.mark.parametrize("form", ["default", "listed", "declared", "default_in_a_dict"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_never_traced_is_tried_so_often_and_no_more(form: str, order: int) -> None:
+    traced = []
+
+    def fn(tree: Any) -> Any:
+        (x,) = jax.tree_util.tree_leaves(tree)
+        traced.append(x.shape)
+        return [x] * int(x.shape[0])
+
+    executor = BucketedExec(fn, dynamic_axes=OPENED[form][1]).with_pow2()
+    sizes = [2**k for k in range(2, 10)] + list(range(5, 60, 2))
+    for n in sorted(sizes)[::order]:
+        assert not _resolved(executor, {"x": ramp(n)} if "dict" in form else ramp(n))
+    # Each trial is a symbolic trace or two, and one at each of six other sizes.
+    assert len(traced) <= 9 * (8 + 8 if order == 1 else 8)
+    count = len(traced)
+    for n in range(6, 60, 2):
+        assert not _resolved(executor, {"x": ramp(n)} if "dict" in form else ramp(n))
+    assert len(traced) == count
 
 
 def test_a_size_that_is_refused_does_not_close_the_bucket() -> None:
