@@ -104,23 +104,22 @@ class _Refused:
     Whatever the sizes are, it is tried at most ``_MAX_LARGER + 31`` times for each variable.
 
     Attributes:
-        count: How many sizes were refused.
-        largest: The largest refused size of each variable.
+        sizes: The sizes of each variable, wherever it was refused.
     """
 
-    count: int = 0
-    largest: tuple[int, ...] = ()
+    sizes: frozenset[tuple[int, ...]] = frozenset()
 
     def and_at(self, sizes: tuple[int, ...]) -> _Refused:
         """The same, refused at these sizes too."""
-        return _Refused(self.count + 1, tuple(map(max, sizes, self.largest or sizes)))
+        return _Refused(self.sizes | {sizes})
 
     def may_do_at(self, sizes: tuple[int, ...]) -> bool:
         """Whether it is tried at these sizes."""
-        if self.count < _MAX_REFUSALS:
-            return True
-        factor = 1 if self.count < _MAX_LARGER else 2
-        return any(n > factor * most for n, most in zip(sizes, self.largest, strict=True))
+        if len(self.sizes) < _MAX_REFUSALS:
+            return sizes not in self.sizes
+        factor = 1 if len(self.sizes) < _MAX_LARGER else 2
+        largest = map(max, zip(*self.sizes, strict=True))
+        return any(n > factor * most for n, most in zip(sizes, largest, strict=True))
 
 
 @dataclass
@@ -130,7 +129,7 @@ class _Traced:
     Attributes:
         tracer: Gives what traces at concrete sizes; None if nothing does, or its programs are gone.
         refusals: Why there is no program, by sizes.
-        refused: At which sizes there is none.
+        refused: At which sizes there was none before the first program.
         is_traced_again: Whether there was a program before those that are there.
     """
 
@@ -158,15 +157,17 @@ class _Traced:
         return next(reversed(self.refusals.values()))
 
     def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
-        """Take note of why there is no program at these sizes."""
+        """Take note of why there is no program at these sizes, if it was tried there."""
         at = tuple(sizes.values())
-        if at not in self.refusals:
+        if not self._has_served():
+            if not self.refused.may_do_at(at):
+                return
             self.refused = self.refused.and_at(at)
+            if len(self.refused.sizes) >= _MAX_REFUSALS:
+                self.tracer = lambda: None  # it holds traces, which will hardly be of use
         self.refusals[at] = refusal.without_frames()
         if len(self.refusals) > _REFUSALS_KEPT:
             del self.refusals[next(iter(self.refusals))]
-        if self.refused.count >= _MAX_REFUSALS and not self._has_served():
-            self.tracer = lambda: None  # it holds traces, which will hardly be of use
 
     def _has_served(self) -> bool:
         """Whether there is a program for some sizes, or was one that is gone since."""
@@ -546,11 +547,12 @@ class Family:
         return None
 
     def _is_larger_before(self, axes: Sequence[tuple[int, int]], shapes: Shapes) -> bool:
-        """Whether an axis was larger than now, and than where it could not be opened."""
-        refused = [self._closed.get(place, _Refused()).largest for place in axes]
+        """Whether an axis was larger when the last program was traced, and may be opened there."""
+        sizes = [(self._last[leaf][axis], shapes[leaf][axis]) for leaf, axis in axes]
+        closed = [self._closed.get(place, _Refused()) for place in axes]
         return any(
-            self._last[leaf][axis] > max((shapes[leaf][axis], *most))
-            for (leaf, axis), most in zip(axes, refused, strict=True)
+            before > now and refused.may_do_at((before,))
+            for (before, now), refused in zip(sizes, closed, strict=True)
         )
 
     def _close(self, axes: Sequence[tuple[int, int]], shapes: Shapes) -> None:

@@ -556,15 +556,16 @@ def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
     assert {n for b in buckets if b.exact for n in b.sizes.values()} == {2, 3} | first
 
 
-def test_many_small_sizes_do_not_either() -> None:
+@pytest.mark.parametrize("spec", [None, "n"])
+def test_many_small_sizes_do_not_either(spec: str | None) -> None:
     def fn(x: Any) -> Any:
-        return unrolled(x) if len(x) < 40 else jnp.roll(x, len(x) // 2)
+        return [x] * len(x) if len(x) < 40 else [jnp.roll(x, len(x) // 2)]
 
-    executor = BucketedExec(fn).with_pow2()
-    for n in range(1, 31):
-        assert not _resolved(executor, ramp(n)) or n == 1
-    assert _resolved(executor, ramp(100))
-    assert _resolved(executor, ramp(80))
+    executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
+    served = [n for n in range(2, 90) if _resolved(executor, ramp(n))]
+    assert served == list(range(served[0], 90))
+    assert served[0] <= 80
+    assert _resolved(executor, ramp(45))
 
 
 @pytest.mark.parametrize("form", ["default", "listed", "declared", "default_in_a_dict"])
