@@ -189,7 +189,7 @@ def _refused(signed: Signed, program: Program) -> MaskingError | None:
     if program.jaxpr.effects:
         return MaskingError(
             "a derivative in buckets would run the function's effects (io_callback, debug.print) "
-            "once more",
+            f"once more: {_jax.first_effect(program.jaxpr)}",
             "make an executor of the gradient",
         )
     return None

@@ -30,6 +30,7 @@ same situation, so code that already handles ``TypeError`` or ``ValueError`` kee
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, Self
 
@@ -123,6 +124,9 @@ class ShapeCheckError(BucketJitError, TypeError):
     """The call's sizes break a shape rule that the unpadded function would enforce too."""
 
 
+_PLACE = re.compile(r"\[[^\[\]]+:\d+(:\d+)? \(")  # [file.py:12:5 (function)]
+
+
 class MaskingError(BucketJitError):
     """A program cannot be masked.
 
@@ -141,6 +145,11 @@ class MaskingError(BucketJitError):
         self.is_defect = is_defect
         self.in_bucket = in_bucket or is_defect
         super().__init__(f"{reason} ({remedy})" if remedy else reason)
+
+    @property
+    def names_a_line(self) -> bool:
+        """Whether the reason says which line of code it is about."""
+        return _PLACE.search(self.reason) is not None
 
     def without_frames(self) -> Self:
         """The same, to be kept: an error that was raised holds the arguments of its call.

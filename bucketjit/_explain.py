@@ -143,7 +143,8 @@ def describe(program: Program) -> str:
     samples = "; ".join(map(shown, program.pairing.samples))
     leaked = program.pairing.leaked
     trees = ", and so does the tree of the results" if program.pairing.nests_by_size else ""
-    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes{trees}"
+    why = f"; {program.pairing.why}" if program.pairing.why else ""
+    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes{trees}{why}"
 
 
 def masked_equations(

@@ -29,6 +29,7 @@ from bucketjit._nesting import same_tree
 from bucketjit._paired import Tracer, pair
 from bucketjit._signature import LeafType, bind_sizes, check_declared
 from bucketjit._trace import (
+    COMPUTE,
     NO_LEAKS,
     Leaf,
     Leaks,
@@ -299,7 +300,10 @@ class Family:
         inputs = self._inputs(self._static_key(*served))
         more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
         shown = ", ".join(inputs[:_SHOWN])
-        self._news.append(f"{'; '.join(reasons[:_SHOWN])}; traced as {shown}{more}")
+        how = f"traced as {shown}{more}"
+        if program.pairing is not None and program.pairing.why:
+            how += f", once at each size: {program.pairing.why}"
+        self._news.append(f"{'; '.join(reasons[:_SHOWN])}; {how}")
 
     def _why_again(self, call: Call, shapes: Shapes) -> str:
         """Why no program that was there serves a call."""
@@ -649,11 +653,11 @@ class Family:
         try:
             program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
         except TraceRefused as refusal:
-            return self._pair(tokens, shapes, sizes, refusal)
+            return self._pair(tokens, shapes, sizes, refusal.placed(self.fn))
         if program.may_hold_sizes:
             nested = self._tracer(tokens, shapes).at(sizes).out_tree
             if not same_tree(nested, program.out_tree):
-                return self._pair(tokens, shapes, sizes, size_in_data())
+                return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
         if any(g.pins for g in program.guards):  # good for one size; traces may serve more
             call = self._pair(tokens, shapes, sizes)
             if call.program is not None:
@@ -680,11 +684,14 @@ class Family:
             tracer.at(sizes)  # what it raises by itself, the exact run raises too
             if len(known) >= _MAX_PAIRED:
                 return Call(tokens, sizes, None, refusal)
-            program = pair(tracer, sizes, self._constraints(tokens), known)
+            why = "" if refusal is None else refusal.reason
+            program = pair(tracer, sizes, self._constraints(tokens), known, why)
         except TraceRefused as second:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
-                refusal = TraceRefused(reason, second.remedy, refusal.cause)
+                both = f"{refusal.remedy}; {second.remedy}"
+                remedy = refusal.remedy if second.remedy == COMPUTE else both
+                refusal = TraceRefused(reason, remedy, refusal.cause)
             return Call(tokens, sizes, None, refusal)
         leaks = program.leaks(sizes)
         if leaks is None:  # it is not traced the same way twice

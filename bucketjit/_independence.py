@@ -88,9 +88,11 @@ class _Proof:
     def whole(self, program: Program) -> None:
         v = self.variable
         if program.jaxpr.effects:
+            what = _jax.first_effect(program.jaxpr)
             raise MaskingError(
                 "it has effects (io_callback, debug.print) or references that it writes to, which "
-                "chunks would repeat"
+                f"chunks would repeat: {what}",
+                "leave the effect out, or return what it tells",
             )
         if program.found:
             raise MaskingError(f"it has sizes that are no expression of {v}: {program.found[0]}")

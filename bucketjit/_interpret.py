@@ -6,6 +6,7 @@ The table of rules is an argument: the engine knows no primitive by itself.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
@@ -166,10 +167,10 @@ class _Walk:
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]
         except MaskingError as error:
-            if "[" in error.reason:  # an inner equation has said where
+            if error.names_a_line:  # that of an inner equation
                 raise
             raise MaskingError(
-                error.reason + _where(eqn), error.remedy, in_bucket=error.in_bucket
+                _of(eqn, error.reason) + _where(eqn), error.remedy, in_bucket=error.in_bucket
             ) from error
         except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
             raise
@@ -181,13 +182,13 @@ class _Walk:
             raise MaskingError(
                 f"{name}: its masking rule failed with {type(error).__name__}: "
                 f"{first_line(error)}{_where(eqn)}",
-                "this is a defect of the rule",
+                _DEFECT,
                 is_defect=True,
             ) from error
         if wrong := self._not_as_traced(outs, ctx.out_avals):
             raise MaskingError(
                 f"{name}: its rule gave {wrong}{_where(eqn)}",
-                "this is a defect of the rule",
+                _DEFECT,
                 is_defect=True,
             )
         if ctx.stands(out):  # of what else a rule may do, nothing is known
@@ -254,6 +255,14 @@ class _Walk:
 def _as_array(operand: Any, aval: Any) -> Any:
     """A literal with a dtype: rules need not know Python scalars."""
     return np.asarray(operand, aval.dtype) if isinstance(operand, _SCALARS) else operand
+
+
+_DEFECT = "this is a defect of the rule; leave the axis static until it is mended"
+
+
+def _of(eqn: Any, reason: str) -> str:
+    """A reason that names a primitive: that of its equation, or of one inside of it."""
+    return reason if re.match(r"\w+: ", reason) else f"{eqn.primitive.name}: {reason}"
 
 
 def _where(eqn: Any) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import dis
 import functools
 import gc
 import inspect
 import io
 import itertools
+import linecache
 import math
 import numbers
 import operator
@@ -25,7 +27,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 import jax
@@ -729,12 +731,22 @@ class EquationScopes:
         return both
 
 
-def source_line(eqn: Any) -> str:
+def source_line(eqn: Any, within: Sequence[Any] = ()) -> str:
     """``file:line (function)`` of the user's code that made the equation, or ``""``.
 
     That is the innermost line outside of JAX and of this package, whose functions stand in for some
-    of JAX's while it traces (``source_info_util.user_frames``, since 0.2.21).
+    of JAX's while it traces (``source_info_util.user_frames``, since 0.2.21). The equations of a
+    program that JAX jits by itself (``jnp.roll``) have none.
+
+    Args:
+        eqn: The equation.
+        within: The equations around it, outermost first. The innermost that has a line is told.
     """
+    lines = map(_line_of_equation, (eqn, *reversed(within)))
+    return next(filter(None, lines), "")
+
+
+def _line_of_equation(eqn: Any) -> str:
     try:
         frames = _source_info_util.user_frames(eqn.source_info.traceback)
         of_user = (f for f in frames if not f.file_name.startswith(_PACKAGE))
@@ -743,6 +755,7 @@ def source_line(eqn: Any) -> str:
         return ""
 
 
+_LONGEST_CODE = 60  # characters of an expression that is told
 _STATUS = re.compile(r"[A-Z_]+: ")
 
 
@@ -758,16 +771,68 @@ def failed_running(error: Exception) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
 
 
+def first_effect(jaxpr: Any) -> str:
+    """The first equation of an open jaxpr that has an effect, with its line; ``""`` if none has."""
+    found = next((eqn for eqn in all_equations(jaxpr) if eqn.effects and not [*bodies(eqn)]), None)
+    if found is None:
+        return ""
+    line = source_line(found, equations_around(jaxpr, found))
+    return f"{found.primitive.name} [{line}]" if line else str(found.primitive.name)
+
+
+def equations_around(jaxpr: Any, eqn: Any) -> tuple[Any, ...]:
+    """The equations of an open jaxpr, outermost first, whose sub-programs hold this equation."""
+    for other in jaxpr.eqns:
+        if other is eqn:
+            return ()
+        for body in bodies(other):
+            if eqn in all_equations(body):
+                return (other, *equations_around(body, eqn))
+    return ()
+
+
 def raising_line(error: BaseException) -> str:
     """``file:line (function)`` of the user's code that an error came of, or ``""``.
 
     That is the innermost line outside of JAX, of NumPy and of this package.
     """
-    line, step = "", error.__traceback__
+    step = _raised_by_user(error)
+    return "" if step is None else _place(step.tb_frame, step.tb_lineno)
+
+
+def raising_code(error: BaseException) -> str:
+    """What the same line does there, such as ``range(x.shape[0])``; ``""`` if it is not known."""
+    step = _raised_by_user(error)
+    if step is None:
+        return ""
+    code = step.tb_frame.f_code
+    places = itertools.islice(code.co_positions(), step.tb_lasti // 2, None)
+    line, last, start, end = next(places, (None,) * 4)
+    if line is None or line != last or start is None or end is None:
+        return ""
+    text = linecache.getline(code.co_filename, line, step.tb_frame.f_globals)
+    told = text.encode()[start:end].decode(errors="ignore")
+    return told if len(told) <= _LONGEST_CODE else ""
+
+
+def _raised_by_user(error: BaseException) -> TracebackType | None:
+    found, step = None, error.__traceback__
     while step is not None:
-        line = _place(step.tb_frame, step.tb_lineno) or line
+        if _place(step.tb_frame, step.tb_lineno):
+            found = step
         step = step.tb_next
-    return line
+    return found
+
+
+def defining_line(function: Callable[..., Any]) -> str:
+    """``file:line (function)`` of where a function is defined, or ``""``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", function)  # noqa: B004
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno} ({code.co_qualname})"
 
 
 def _line_of_user(frame: FrameType | None) -> str:
@@ -1054,6 +1119,20 @@ def _no_index(self: Any) -> int:
     _fail(TypeError("'_DimExpr' object cannot be interpreted as an integer"))
 
 
+class LengthIsInt(TypeError):
+    """``len(x)`` of an array whose axis 0 is open: Python wants an int."""
+
+
+_plain_len = _core.Tracer.__len__
+
+
+def _length(self: Any) -> Any:
+    size = _plain_len(self)
+    if isinstance(size, _shape_poly._DimExpr) and getattr(_watching, "report", None) is not None:
+        _fail(LengthIsInt("len() of an array is always an int"))
+    return size
+
+
 def _no_attribute(self: Any, name: str) -> Any:
     error = AttributeError(f"a symbolic size has no attribute {name!r}")
     if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
@@ -1243,6 +1322,7 @@ _EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
     jax.core.Tracer: {
         # The text of an array is one of a tracer in the unpadded run, too.
         "__repr__": _text_of(jax.core.Tracer, "__repr__", _is_number_of_sizes),
+        "__len__": _length,
         **{name: _convertible(name) for name in (f"__{name}__" for name in _OF_NUMBERS)},
     },
 }
@@ -1716,9 +1796,16 @@ def repeats_by_size(error: BaseException) -> bool:
 
     JAX raises something else about it (``shape_poly._DimExpr.__rmul__``, 0.10 and 0.12).
     """
+    kinds = TypeError | AttributeError | _shape_poly.InconclusiveDimensionOperation
+    if not isinstance(error, kinds):
+        return False
+    step = _raised_by_user(error)
+    if step is not None:
+        operation = dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]]
+        if operation in ("GET_ITER", "FOR_ITER"):
+            return True
     by_size = _shape_poly._DimExpr.__rmul__.__code__
-    found = (frame.f_code is by_size for frame, _ in traceback.walk_tb(error.__traceback__))
-    return isinstance(error, TypeError | AttributeError) and any(found)
+    return any(frame.f_code is by_size for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def associative_scans() -> tuple[Callable[..., Any], list[Any]]:

@@ -39,6 +39,7 @@ from bucketjit._nesting import flat, same_tree
 from bucketjit._patches import forgetful_jax
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
 from bucketjit._trace import (
+    COMPUTE,
     Leaf,
     Leaks,
     Program,
@@ -139,6 +140,7 @@ class Pairing:
         samples: The sizes it was made from.
         leaked: How many constants are taken from the trace at the logical sizes.
         nests_by_size: Whether the tree of the outputs is taken from it, too.
+        why: Why the function is not traced with symbolic sizes.
     """
 
     def __init__(
@@ -152,7 +154,9 @@ class Pairing:
         leaks: Sequence[int | None],
         hosts: Hosts,
         nests_by_size: bool,
+        why: str,
     ) -> None:
+        self.why = why
         self._hosts = hosts
         self.nests_by_size = nests_by_size
         self.samples = tuple(dict(s) for s in samples)
@@ -245,6 +249,7 @@ def pair(
     sizes: Sizes,
     constraints: Sequence[str] = (),
     others: Sequence[Sizes] = (),
+    why: str = "",
 ) -> Program:
     """Make a program of concrete traces.
 
@@ -253,6 +258,7 @@ def pair(
         sizes: The sizes at hand, which the program will serve.
         constraints: The user's constraints on the sizes.
         others: Sizes at which the function has been traced before.
+        why: Why it is not traced with symbolic sizes.
 
     Returns:
         The program. It serves the sizes at hand, and whatever others its `Pairing` says.
@@ -263,7 +269,7 @@ def pair(
     """
     first = tracer.at(sizes)
     traces, samples = [first], [dict(sizes)]
-    difference = None
+    difference = failure = None
     guards = [parse_constraint(c) for c in constraints]
     trials = (c for c in _candidates(sizes, others) if all(g.holds(c) for g in guards))
     for candidate in itertools.islice(trials, _TRIALS):
@@ -273,30 +279,31 @@ def pair(
             continue
         try:
             trace = tracer.at(candidate)
-        except Exception:  # these sizes are nothing that the user asked for
+        except Exception as error:  # these sizes are nothing that the user asked for
+            line = _jax.raising_line(error)
+            told = f"at others it raises {type(error).__name__}"
+            failure = failure or (f"{told} [{line}]" if line else told)
             continue
         if trace.out_tree.num_leaves != first.out_tree.num_leaves:
             difference = difference or "it returns more arrays at one size than at another"
         elif differs := first.skeleton.difference(trace.skeleton):
             difference = difference or differs
-        elif any(
-            type(v) is not type(w) and not np.isscalar(v)
-            for v, w in zip(first.skeleton.values, trace.skeleton.values, strict=True)
-        ):
-            difference = difference or "a constant of another type at another size"
+        elif (other := _of_another_type(first.skeleton, trace.skeleton)) is not None:
+            line = first.skeleton.line_of_constant(other)
+            difference = difference or f"a constant of another type at another size{line}"
         else:
             traces.append(trace)
             samples.append(candidate)
     if not _tells_apart(samples, tracer.variables):
         raise TraceRefused(
             "traced at concrete sizes, the function does different things at different sizes "
-            f"({difference or 'it fails at others'})",
-            "compute on the size with jax.numpy, or leave that axis static",
+            f"({difference or failure or 'none was tried'})",
+            COMPUTE,
         )
     held = list(constraints)
     while True:
         try:
-            return _merged(tracer, traces, samples, held)
+            return _merged(tracer, traces, samples, held, why)
         except TraceRefused:
             raise
         except Exception as error:  # of JAX, about symbolic sizes
@@ -305,9 +312,15 @@ def pair(
             if None in evens:
                 raise TraceRefused(
                     f"traces at several sizes do not make one program: {in_one_line(error)}",
-                    "leave that axis static",
+                    COMPUTE,
                 ) from error
             held.append(str(evens[0]))
+
+
+def _of_another_type(one: Skeleton, other: Skeleton) -> int | None:
+    """The number of the first constant that has other types in two programs."""
+    pairs = enumerate(zip(one.values, other.values, strict=True))
+    return next((i for i, (v, w) in pairs if type(v) is not type(w) and not np.isscalar(v)), None)
 
 
 def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int]]:
@@ -346,6 +359,7 @@ def _merged(
     traces: Sequence[Concrete],
     samples: Sequence[Sizes],
     constraints: Sequence[str],
+    why: str,
 ) -> Program:
     first = traces[0]
     number: dict[tuple[int, ...], int] = {}
@@ -367,12 +381,14 @@ def _merged(
         labels.append(label)
     nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
     leaks: list[int | None] = []
-    for values in zip(*(t.skeleton.values for t in traces), strict=True):
+    for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
         same = all(same_constant(values[0], v) for v in values[1:])
         leaks.append(None if same else sum(leak is not None for leak in leaks))
         if not same and not _can_leak(values):
             raise TraceRefused(
-                "a random key in the program depends on a size", "pass it as an argument"
+                "a random key in the program depends on a size"
+                + first.skeleton.line_of_constant(i),
+                "pass it as an argument, or use jax.random.fold_in with the size",
             )
     hosts = Hosts()
     scope = export.SymbolicScope(tuple(constraints))
@@ -405,7 +421,8 @@ def _merged(
         found=tuple(found),
         leak_shapes=leak_shapes,
         pairing=Pairing(
-            *(tracer, first, samples, labels, found, label_of_size, leaks, hosts, nests_by_size)
+            *(tracer, first, samples, labels, found, label_of_size, leaks, hosts, nests_by_size),
+            why,
         ),
     )
 

@@ -90,7 +90,16 @@ def refuse_decisions(jaxpr: Any, samples: Samples) -> None:
         MaskingError: An equation does.
     """
     has_numbers = any(map(_mark_of, _jax.all_equations(jaxpr)))
-    _Walk(samples if has_numbers else None).program(jaxpr, [None] * len(jaxpr.invars))
+    try:
+        _Walk(samples if has_numbers else None).program(jaxpr, [None] * len(jaxpr.invars))
+    except _Refusal as refusal:
+        eqn = refusal.eqn
+        line = _jax.source_line(eqn, _jax.equations_around(jaxpr, eqn))
+        raise MaskingError(
+            f"{eqn.primitive.name}: {refusal}, and is not as exact at symbolic sizes"
+            + (f" [{line}]" if line else ""),
+            "compute it of an array, such as jnp.float32(x.shape[0]), or leave the axis static",
+        ) from None
 
 
 def _mark_of(eqn: Any) -> str | None:
@@ -336,8 +345,12 @@ def _any_of(found: Sequence[_Known | None]) -> _Known | None:
 
 
 def _refuse(eqn: Any, why: str) -> NoReturn:
-    line = _jax.source_line(eqn)
-    raise MaskingError(
-        f"{why}, and is not as exact at symbolic sizes" + (f" [{line}]" if line else ""),
-        "leave the axis static",
-    )
+    raise _Refusal(eqn, why)
+
+
+class _Refusal(Exception):
+    """An equation is refused; its line may be that of an equation around it."""
+
+    def __init__(self, eqn: Any, why: str) -> None:
+        super().__init__(why)
+        self.eqn = eqn

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -64,29 +64,90 @@ class Skeleton:
         parts: What must be equal in two traces that do the same.
         sizes: Every size, in order.
         values: Every constant, literals and host functions included, in order.
-        equations: Each equation, by the place of its primitive among the parts.
+        equations: Each equation, by the place of its primitive among the parts, behind those
+            whose sub-programs it is in.
+        told: What a part is of an equation, such as ``"parameter axes"``, by its place.
+        owners: The equation that has each constant; none for those of the whole program.
     """
 
     parts: list[Any] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    equations: dict[int, Any] = field(default_factory=dict)
+    equations: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    told: dict[int, str] = field(default_factory=dict)
+    owners: list[tuple[Any, ...]] = field(default_factory=list)
 
     def difference(self, other: Skeleton) -> str | None:
         """Where two programs first do different things, in words; None if they do the same."""
-        last = None
         for i, (a, b) in enumerate(zip(self.parts, other.parts, strict=False)):
-            last = self.equations.get(i, last)
             if not _same(a, b):
-                name = "the function" if last is None else _jax.name_of(last)
-                what = f"{name} has other parameters or operands"
-                if i in self.equations and i in other.equations:
-                    what = f"{a.name} at one size, {b.name} at another"
-                line = "" if last is None else _jax.source_line(last)
-                return f"{what} [{line}]" if line else what
-        if len(self.parts) != len(other.parts):
-            return "more equations at one size than at another"
-        return None
+                return self._difference_at(i, a, other, b)
+        if len(self.parts) == len(other.parts):
+            return None
+        longer = max(self, other, key=lambda skeleton: len(skeleton.parts))
+        after = min(len(self.parts), len(other.parts))
+        first = next((e for i, e in longer.equations.items() if i >= after), ())
+        return f"{_told(first)}, at one size only" if first else "it returns other arrays"
+
+    def _difference_at(self, i: int, a: Any, other: Skeleton, b: Any) -> str:
+        if i in self.equations and i in other.equations:
+            mine = self.equations[i]
+            names = [_name(s.equations[i][-1]) for s in (self, other)]
+            return f"{names[0]} at one size, {names[1]} at another{_where(mine)}"
+        for skeleton in (self, other):
+            if i in skeleton.equations:
+                return f"{_told(skeleton.equations[i])}, at one size only"
+        at = max((k for k in self.equations if k <= i), default=None)
+        if at is None and isinstance(a, _Type):
+            return f"an argument: {_both(a, b)}"
+        if at is None:
+            return (
+                "it closes over more arrays, or takes or returns more, at one size than at another"
+            )
+        of = self.equations[at]
+        part = max((k for k in self.told if at < k <= i), default=None)
+        what = "" if part is None else f"{self.told[part]}: "
+        return f"{_name(of[-1])}: {what}{_both(a, b)}{_where(of)}"
+
+    def line_of_constant(self, index: int) -> str:
+        """The line of the user's code that has a constant, in brackets; ``""`` if none is known."""
+        return _where(self.owners[index])
+
+
+def _told(equations: tuple[Any, ...]) -> str:
+    return f"{_name(equations[-1])}{_where(equations)}"
+
+
+def _name(eqn: Any) -> str:
+    """The name of a primitive, and that of the function which it calls."""
+    called = eqn.params.get("name") if _jax.name_of(eqn) in _jax.CALLS else None
+    return f"{eqn.primitive.name} of {called}" if called else str(eqn.primitive.name)
+
+
+def _where(equations: tuple[Any, ...]) -> str:
+    line = _jax.source_line(equations[-1], equations[:-1]) if equations else ""
+    return f" [{line}]" if line else ""
+
+
+def _both(a: Any, b: Any) -> str:
+    """What differs between two parts of programs, in words."""
+    match a, b:
+        case _Type(), _Type() if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
+            return "an axis of size 1 at one size, of more at another, which broadcast differently"
+        case _Type(), _Type():
+            return f"an array of {a} at one size, of {b} at another"
+    return "another one at another size"
+
+
+class _Type(NamedTuple):
+    """What of an array's type must be equal; an axis is of no, one or more positions."""
+
+    dtype: Any
+    weak_type: bool
+    kinds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"rank {len(self.kinds)} and {self.dtype}"
 
 
 def _same(a: Any, b: Any, depth: int = 8) -> bool:
@@ -150,6 +211,7 @@ class _Apart:
     def __init__(self, found: Skeleton) -> None:
         self._found = found
         self._part = found.parts.append
+        self._within: tuple[Any, ...] = ()  # the equations around
 
     def program(self, jaxpr: Any, consts: Sequence[Any]) -> None:
         number: dict[Any, int] = {}
@@ -157,34 +219,47 @@ class _Apart:
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             number[var] = len(number)
             self._aval(var.aval)
-            self._found.values.append(value)
+            self._value(value)
         # A program inside an equation may get its constants as operands.
         for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
             number[var] = len(number)
             self._aval(var.aval)
         for eqn in jaxpr.eqns:
-            self._found.equations[len(self._found.parts)] = eqn
+            outer, self._within = self._within, (*self._within, eqn)
+            self._found.equations[len(self._found.parts)] = self._within
             self._part(eqn.primitive)
-            for atom in eqn.invars:
+            for i, atom in enumerate(eqn.invars):
+                self._tell(f"operand {i}")
                 self._atom(atom, number)
             slots = SIZE_PARAMS.get(eqn.primitive.name, ())
             for name in sorted(eqn.params):
+                self._tell(f"parameter {name}")
                 self._part(name)
                 if _is_host(eqn, name):
-                    self._found.values.append(HostFunction(eqn.params[name]))
+                    self._value(HostFunction(eqn.params[name]))
                 elif name not in _IDLE:
                     self._param(eqn.params[name], name in slots)
-            for var in eqn.outvars:
+            for i, var in enumerate(eqn.outvars):
                 number[var] = len(number)
+                self._tell(f"result {i}")
                 self._aval(var.aval)
+            self._within = outer
+        self._tell("what its program returns")
         for atom in jaxpr.outvars:
             self._atom(atom, number)
+
+    def _tell(self, what: str) -> None:
+        self._found.told[len(self._found.parts)] = what
+
+    def _value(self, value: Any) -> None:
+        self._found.values.append(value)
+        self._found.owners.append(self._within)
 
     def _atom(self, atom: Any, number: Mapping[Any, int]) -> None:
         if _jax.is_literal(atom):
             self._part("literal")
             self._aval(atom.aval)
-            self._found.values.append(atom.val)
+            self._value(atom.val)
         else:
             self._part(number[atom])
 
@@ -194,7 +269,7 @@ class _Apart:
             return
         # An axis of size 1 broadcasts, by the same equation that takes two axes of one size.
         kinds = tuple(min(n, 2) for n in aval.shape)
-        self._part((aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
+        self._part(_Type(aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
         self._found.sizes += aval.shape
 
     def _param(self, value: Any, slot: bool) -> None:

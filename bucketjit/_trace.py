@@ -123,6 +123,10 @@ class Pairing(Protocol):
     def nests_by_size(self) -> bool:
         """Whether data in the tree of the outputs depends on the logical sizes."""
 
+    @property
+    def why(self) -> str:
+        """Why the function is not traced with symbolic sizes."""
+
     def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
         """What to know at these sizes; None if the program does not serve them."""
 
@@ -233,6 +237,12 @@ class TraceRefused(MaskingError):
         super().__init__(reason, remedy)
         self.cause = cause
 
+    def placed(self, fn: Callable[..., Any]) -> TraceRefused:
+        """The same; a reason that names no line names that of the function."""
+        line = "" if self.names_a_line else _jax.defining_line(fn)
+        reason = f"{self.reason} [{line}]" if line else self.reason
+        return TraceRefused(reason, self.remedy, self.cause)
+
     def without_frames(self) -> Self:
         """The same, without its cause."""
         kept = super().without_frames()
@@ -240,6 +250,7 @@ class TraceRefused(MaskingError):
         return kept
 
 
+_OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)__")
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
 
@@ -337,6 +348,7 @@ def trace(
         Exception: Whatever the function raises by itself.
     """
     guards: list[Guard] = []
+    decided_at = ""
     for _ in range(MAX_RETRACES):
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
@@ -352,8 +364,8 @@ def trace(
                 continue
             raise TraceRefused(
                 f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
-                f" {error}",
-                "leave the variable static",
+                f" {error}{decided_at}",
+                "decide by other sizes, or by fewer, or leave the axis static",
             ) from error
         failure: Exception | None = None
         closed = None
@@ -363,6 +375,8 @@ def trace(
             failure = error
         except Exception as error:
             failure = error
+        if failure is not None:
+            decided_at = _in_brackets(_jax.raising_line(failure))
         if closed is not None and attempt.raised:  # and caught by user code
             closed, failure = None, attempt.raised[0]
         # A wrong branch may have been taken before the failure, so equalities come first.
@@ -387,7 +401,8 @@ def trace(
             raise _refusal(failure) from failure
         guards.append(guard)
     raise TraceRefused(
-        f"tracing needed more than {MAX_RETRACES} decisions about sizes", "leave the axis static"
+        f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
+        "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
     )
 
 
@@ -404,26 +419,44 @@ def _whole_number(value: Any) -> int | None:
 
 def _refusal(error: Exception) -> TraceRefused:
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    if found := _INT.search(str(error)):
-        message = f"size {found[1]!r} is used as a Python int"
-    elif "cannot be interpreted as an integer" in message and "_DimExpr" in message:
-        message = "a symbolic size is used as a Python int"
-    told = f"{type(error).__name__}: {message}"
-    if _jax.repeats_by_size(error):
+    code = _jax.raising_code(error)
+    remedy = COMPUTE
+    if isinstance(error, _jax.LengthIsInt):
+        code = code if code.startswith("len(") else "len(x)"
+        size = f"{code[4:-1]}.shape[0]"
+        told = f"{code} is always a Python int, where {size} stays symbolic"
+        remedy = f"write {size} in place of {code}, or leave that axis static"
+        code = ""
+    elif _jax.repeats_by_size(error):
         told = "a list is repeated by a size, as where Python iterates over an axis of that size"
-    line = _jax.raising_line(error)
-    at = f" [{line}]" if line else ""
+        remedy = _LOOP
+    else:
+        if found := _INT.search(str(error)):
+            message = f"size {found[1]!r} is used as a Python int"
+        elif "cannot be interpreted as an integer" in message and "_DimExpr" in message:
+            message = "a symbolic size is used as a Python int"
+        if code.startswith(("range(", "list(", "enumerate(", "zip(")):
+            remedy = _LOOP
+        elif _OF_INTS.search(message):
+            remedy = "use +, -, *, //, % and comparisons of sizes, or leave that axis static"
+        told = f"{type(error).__name__}: {message}"
+    what = f"{code}: {told}" if code else told
+    refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(_jax.raising_line(error))}"
     if trouble := _jax.trouble_of_versions(error) or left_out():
-        return TraceRefused(
-            f"cannot trace with symbolic sizes: {told}{at}; {trouble}",
-            _jax.REMEDY_OF_VERSIONS,
-            error,
-        )
+        return TraceRefused(f"{refused}; {trouble}", _jax.REMEDY_OF_VERSIONS, error)
     return TraceRefused(
-        f"cannot trace with symbolic sizes: {told}{at}",
-        "leave that axis static, or compute on the size with jax.numpy",
+        refused,
+        remedy,
         error,
     )
+
+
+COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
+_LOOP = "loop with jax.lax.scan, map or fori_loop, or use jax.vmap, or leave that axis static"
+
+
+def _in_brackets(line: str) -> str:
+    return f" [{line}]" if line else ""
 
 
 def _program(
@@ -438,9 +471,8 @@ def _program(
     refuse_tracers(consts)
     _refuse_host_functions(jaxpr)
     if attempt.texts:
-        line = f" [{attempt.texts[0]}]" if attempt.texts[0] else ""
         raise TraceRefused(
-            f"a size is made a text{line}",
+            f"a size is made a text{_in_brackets(attempt.texts[0])}",
             "leave that axis static; to print it, use jax.debug.print",
         )
     in_data = tree_holds_a_size(attempt.out_tree, in_tree)
@@ -483,9 +515,10 @@ def _refuse_host_functions(jaxpr: Any) -> None:
     """A host function that closes over a size would see an expression: it needs its number."""
     for eqn in _jax.all_equations(jaxpr):
         if holds_a_size(eqn.params.get("callback")):
+            line = _jax.source_line(eqn, _jax.equations_around(jaxpr, eqn))
             raise TraceRefused(
                 f"{eqn.primitive.name}: its host function closes over a size, or over an array "
-                "that is traced",
+                f"that is traced{_in_brackets(line)}",
                 "pass the size to it as an operand, such as jnp.shape(x)[0]",
             )
 
@@ -496,9 +529,9 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
     Raises:
         TraceRefused: The function closes over such a value.
     """
-    if any(isinstance(c, jax.core.Tracer) for c in consts):
+    for traced in (c for c in consts if isinstance(c, jax.core.Tracer)):
         raise TraceRefused(
-            "the function closes over a value that is being differentiated",
+            f"the function closes over a value that is being differentiated, {traced.aval}",
             "pass the value as an argument",
         )
 
