@@ -75,7 +75,10 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
             "pass the size to it as an operand, such as jnp.shape(x)[0]",
         )
     if ctx.params.get("partitioned"):
-        ctx.refuse("with partitioned=True it sees shards, which do not know their padding")
+        ctx.refuse(
+            "with partitioned=True it sees shards, which do not know their padding",
+            "drop partitioned=True, or leave the axis static (None or _)",
+        )
     return _Host(ctx), [
         jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
         for x in operands

@@ -30,7 +30,10 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
     kind = _jax.fft_name(ctx.params["fft_type"])
     size = ctx.in_shapes[0][-1]
     if kind == "IRFFT" and is_symbolic(size) and not is_symbolic(lengths[axes[-1]]):
-        ctx.refuse(f"an axis of symbolic size {size} meets the static length {lengths[axes[-1]]}")
+        ctx.refuse(
+            f"an axis of symbolic size {size} meets the static length {lengths[axes[-1]]}",
+            "give the length as an expression of the array's shape, or leave the axis static",
+        )
     if not any(map(is_symbolic, lengths.values())):
         return ctx.bind(operand)
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):

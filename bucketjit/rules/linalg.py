@@ -170,9 +170,15 @@ def eigh(ctx: RuleContext, operand: Any) -> Any:
             "use eigvalsh, or leave the axis static",
         )
     if ctx.params.get("subset_by_index") is not None:
-        ctx.refuse(f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}")
+        ctx.refuse(
+            f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}",
+            "compute all of them and slice, or leave the axis static",
+        )
     if not ctx.params["sort_eigenvalues"]:
-        ctx.refuse(f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}")
+        ctx.refuse(
+            f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}",
+            "use sort_eigenvalues=True, or leave the axis static",
+        )
     half = jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix)
     matrix, back = without_overflow(half, (-2, -1), 16 * matrix.shape[-1])
     vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
@@ -213,7 +219,10 @@ def svd(ctx: RuleContext, operand: Any) -> Any:
     """
     if sizes := _open_matrix(ctx):
         if ctx.params.get("subset_by_index") is not None:
-            ctx.refuse(f"a subset of the singular values of a matrix of symbolic size {sizes[0]}")
+            ctx.refuse(
+                f"a subset of the singular values of a matrix of symbolic size {sizes[0]}",
+                "compute all of them and slice, or leave the axis static",
+            )
         if any(map(ctx.is_read, range(1, len(ctx.out_shapes)))):
             if not _up_to_sign(ctx):
                 ctx.refuse(

@@ -84,7 +84,10 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     axes = ctx.params["dimensions"]
     inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
     if _reads_size(inner):
-        ctx.refuse("its function reads a symbolic size")
+        ctx.refuse(
+            "its function reads a symbolic size",
+            "use the size outside of the function, or leave the axis static (None or _)",
+        )
     if not any(is_symbolic(ctx.in_shapes[0][a]) for a in axes):
         return list(ctx.bind(*operands))
     identity = _known_monoid(inner)

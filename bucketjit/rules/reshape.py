@@ -25,7 +25,10 @@ from bucketjit.rules._regions import INT32_MAX
 def reshape(ctx: RuleContext, operand: Any) -> Any:
     """Each group of axes is reshaped by itself, plainly or by computed index."""
     if ctx.params.get("sharding") is not None:
-        ctx.refuse("a reshape with an explicit sharding")
+        ctx.refuse(
+            "a reshape with an explicit sharding",
+            "reshape first and reshard the result, or leave the axis static (None or _)",
+        )
     shape = ctx.in_shapes[0]
     if (order := ctx.params.get("dimensions")) is not None:
         operand, shape = lax.transpose(operand, order), tuple(shape[a] for a in order)
