@@ -1123,7 +1123,7 @@ class LengthIsInt(TypeError):
     """``len(x)`` of an array whose axis 0 is open: Python wants an int."""
 
 
-_plain_len = _core.Tracer.__len__
+_plain_len = jax.core.Tracer.__len__
 
 
 def _length(self: Any) -> Any:
