@@ -1133,8 +1133,12 @@ def _length(self: Any) -> Any:
     return size
 
 
+class SizeAttributeError(AttributeError):
+    """User code asks a symbolic size for an attribute that it does not have."""
+
+
 def _no_attribute(self: Any, name: str) -> Any:
-    error = AttributeError(f"a symbolic size has no attribute {name!r}")
+    error = SizeAttributeError(f"a symbolic size has no attribute {name!r}")
     if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
         _report_raised(error)
     raise error
@@ -1796,7 +1800,7 @@ def repeats_by_size(error: BaseException) -> bool:
 
     JAX raises something else about it (``shape_poly._DimExpr.__rmul__``, 0.10 and 0.12).
     """
-    kinds = TypeError | AttributeError | _shape_poly.InconclusiveDimensionOperation
+    kinds = TypeError | AttributeError | InconclusiveDimensionOperation
     if not isinstance(error, kinds):
         return False
     step = _raised_by_user(error)

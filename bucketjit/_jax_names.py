@@ -248,7 +248,7 @@ def trouble_of_versions(error: BaseException) -> str:
     """
     if isinstance(error, ImportError):
         is_of_jax = _is_of_jax(error.name or "")
-    elif isinstance(error, AttributeError):
+    elif type(error) is AttributeError:  # subclasses are raised on purpose
         owner = error.obj
         if isinstance(owner, ModuleType):
             is_of_jax = _is_of_jax(owner.__name__)
