@@ -171,6 +171,7 @@ class Config:
     fallback: Fallback = Fallback.EXACT
     check: Check = Check.OFF
     out: Out = Out.JAX
+    copy_inputs: bool = False
     default: Strategy = dataclasses.field(default_factory=strategies.Exact)
     per_dim: Mapping[str, Strategy] = dataclasses.field(default_factory=dict)
     rules: Mapping[Any, Rule] = dataclasses.field(default_factory=dict)

@@ -34,6 +34,7 @@ class Options(TypedDict, total=False):
     fallback: Fallback
     check: Check
     out: str
+    copy_inputs: bool
     overflow: Overflow | str | Mapping[str, Overflow | str]
     compile_budget: CompileBudget | int | None
     compiler_options: Mapping[str, Any] | None
@@ -63,6 +64,7 @@ def jit(
     fallback: Fallback = Fallback.EXACT,
     check: Check = Check.OFF,
     out: str = "jax",
+    copy_inputs: bool = False,
     overflow: Overflow | str | Mapping[str, Overflow | str] = Overflow.ERROR,
     compile_budget: CompileBudget | int | None = None,
     compiler_options: Mapping[str, Any] | None = None,
@@ -86,6 +88,8 @@ def jit(
         fallback: What to do with calls that cannot be masked.
         check: Checked execution, for tests.
         out: The form of results: ``"jax"``, ``"numpy"`` or ``"padded"``, see `BucketedExec`.
+        copy_inputs: Whether NumPy arguments are copied, so that they may be overwritten as soon as
+            the call returns, see `BucketedExec`.
         overflow: What to do with sizes beyond the largest bucket, see `BucketedExec.with_overflow`;
             or that by the name of a dimension variable.
         compile_budget: How much may be compiled, see `CompileBudget`.
@@ -123,6 +127,7 @@ def jit(
             fallback=fallback,
             check=check,
             out=out,
+            copy_inputs=copy_inputs,
             compile_budget=compile_budget,
             compiler_options=compiler_options,
         ).with_maxsize(maxsize)

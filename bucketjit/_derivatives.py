@@ -17,6 +17,7 @@ from bucketjit._engine import Engine
 from bucketjit._errors import MaskingError
 from bucketjit._executable import Origin
 from bucketjit._family import Call
+from bucketjit._padding import copied
 from bucketjit._results import Out
 from bucketjit._signing import Signed
 from bucketjit._trace import Program
@@ -128,6 +129,8 @@ class Derivatives:
 
         def execute(*leaves: Any) -> list[Any]:
             shapes = [np.shape(x) for x in leaves]
+            if engine.config.copy_inputs:
+                leaves = tuple(map(copied, leaves))
             given = dataclasses.replace(signed, leaves=list(leaves), shapes=shapes)
             return jax.tree_util.tree_leaves(engine.serve(given))
 

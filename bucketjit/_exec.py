@@ -30,7 +30,7 @@ from bucketjit._padded import Padded
 from bucketjit._padding import without_padding
 from bucketjit._plan import Evicted
 from bucketjit._results import Out
-from bucketjit._route import Given
+from bucketjit._route import Given, Routes
 from bucketjit._signing import Signed
 from bucketjit._supply import CompileGuard
 from bucketjit._view.views import Views
@@ -79,6 +79,10 @@ class BucketedExec(Builders, Views):
         check: Checked execution, for tests; see `Check`.
         out: The form of results: ``"jax"`` for arrays of logical shape, ``"numpy"`` for host
             arrays, ``"padded"`` for `Padded` ones, which the next executor takes as they are.
+        copy_inputs: Whether NumPy arguments are copied before the call, so that they may be
+            overwritten as soon as it returns. Without it, as in ``jit``, one that fits its bucket,
+            or has no open axes, may be read after the call has returned: wait for the result
+            before you write to it.
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             Called in another ``jit``, that one's options hold.
@@ -94,6 +98,16 @@ class BucketedExec(Builders, Views):
         [1.0, 2.0, 3.0]
         >>> mean.cache_size()  # the buckets 4 and 8
         2
+
+        A buffer that is filled anew for each call, before the last result is waited for:
+
+        >>> total = BucketedExec(jnp.sum, copy_inputs=True).with_pow2()
+        >>> buffer, totals = np.empty(4, np.float32), []
+        >>> for value in (1, 2):
+        ...     buffer[:] = value
+        ...     totals.append(total(buffer))
+        >>> [float(x) for x in totals]
+        [4.0, 8.0]
     """
 
     def __init__(
@@ -108,6 +122,7 @@ class BucketedExec(Builders, Views):
         fallback: Fallback = Fallback.EXACT,
         check: Check = Check.OFF,
         out: str = "jax",
+        copy_inputs: bool = False,
         compile_budget: int | CompileBudget | None = None,
         compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -119,6 +134,8 @@ class BucketedExec(Builders, Views):
             raise SpecError(f"check must be a member of bucketjit.Check, got {check!r}")
         if out not in [form.value for form in Out]:
             raise SpecError(f"out must be 'jax', 'numpy' or 'padded', got {out!r}")
+        if not isinstance(copy_inputs, bool):
+            raise SpecError(f"copy_inputs must be True or False, got {copy_inputs!r}")
         if not isinstance(compile_budget, CompileBudget):
             compile_budget = CompileBudget(compile_budget)
         if isinstance(constraints, str):
@@ -143,6 +160,7 @@ class BucketedExec(Builders, Views):
                 fallback,
                 check,
                 Out(out),
+                copy_inputs,
                 budget=compile_budget,
                 compiler_options=checked_options(compiler_options),
             )
@@ -158,6 +176,13 @@ class BucketedExec(Builders, Views):
         self._derivatives = Derivatives(self._engine, make)
         # The attributes of a callable object are its own: it may have one named like one here.
         functools.update_wrapper(self, config.fn, updated=())
+        self._of_copies: BucketedExec | None = None
+        if config.copy_inputs:
+            # It serves the calls, of copies. This one has no routes, so it comes to where they are
+            # made, and an executor that makes none does not ask on its warm path.
+            twin = object.__new__(type(self))
+            vars(twin).update(vars(self))
+            self._of_copies, self._routes = twin, Routes()
 
     def _with(self, **changes: Any) -> Self:
         new = object.__new__(type(self))
@@ -214,12 +239,17 @@ class BucketedExec(Builders, Views):
             route = route.following
         if _jax.jit_disabled():
             return self._inside(args, kwargs)
+        if self._of_copies is not None:
+            args, kwargs = self._engine.signer.with_copies(args, kwargs)
+            return self._of_copies(*args, **kwargs)
         signed = self._engine.signer.sign(args, kwargs)
         return self._engine.serve(signed, Given(args, kwargs, self._routes))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
         engine = self._engine
+        if self._config.copy_inputs:
+            args, kwargs = engine.signer.with_copies(args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
         if _jax.only_differentiated() and not _jax.jit_disabled() and not engine.always_exact:
             differentiated = self._derivatives.of(args, kwargs)

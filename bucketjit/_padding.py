@@ -228,6 +228,11 @@ def fresh(value: Any) -> Any:
     return _jax.array_from_host(np.array(value), bool(value.weak_type), value)
 
 
+def copied(value: Any) -> Any:
+    """A copy of a NumPy array, which the caller may overwrite; anything else as it is."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def plain(value: Any) -> Any:
     """``value``, without its padding if it is a `Padded` array."""
     return unpad(value.array, value.sizes) if type(value) is Padded else value

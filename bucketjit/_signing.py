@@ -23,6 +23,7 @@ from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._family import Family, is_default_name
 from bucketjit._padded import Padded
+from bucketjit._padding import copied
 from bucketjit._resign import Key, nearest, why_new
 from bucketjit._signature import LeafType, Parameters, Statics, leaf_type
 from bucketjit._trace import Program
@@ -108,6 +109,22 @@ class Signer:
         """The leaves of a call as `sign` orders them, whatever they are."""
         positional, keywords, _ = self._parameters.split(args, kwargs)
         return jax.tree_util.tree_leaves((positional, keywords))
+
+    def with_copies(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with copies of the NumPy arrays in those that are not static."""
+        given = self._parameters
+        return (
+            tuple(
+                x if i in given.static_nums else jax.tree_util.tree_map(copied, x)
+                for i, x in enumerate(args)
+            ),
+            {
+                name: x if name in given.static_names else jax.tree_util.tree_map(copied, x)
+                for name, x in kwargs.items()
+            },
+        )
 
     def _types(
         self, leaves: Sequence[Any], positions: Sequence[int], args: Any, kwargs: Any
