@@ -8,10 +8,9 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 
 from bucketjit import _jax
 from bucketjit._associative import Combine, associative_scan_p
@@ -40,30 +39,6 @@ _OWN = Own(
 _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
 
-class _Digested(NamedTuple):
-    """Digests of a program, or why there are none, and the arrays that may be written to.
-
-    Attributes:
-        digests: The digests, or the reason.
-        consts: Its constants, if some of them are NumPy's: those are the user's own.
-        arrays: The arrays of NumPy's elsewhere in it: literals, and constants of inner programs.
-        contents: The digest of those.
-    """
-
-    digests: Mapping[str, str] | str
-    consts: Sequence[Any] = ()
-    arrays: Sequence[np.ndarray] = ()
-    contents: str = ""
-
-    def changed(self) -> bool:
-        """Whether an array holds something else than when the digests were made."""
-        if isinstance(self.digests, str):
-            return False
-        if self.arrays and _digest_of(self.arrays) != self.contents:
-            return True
-        return bool(self.consts) and _digest_of(self.consts) != self.digests["constants"]
-
-
 class Shelf:
     """Where the executables of one engine are kept in files.
 
@@ -89,7 +64,9 @@ class Shelf:
         self._tell = tell
         self.preloading = preloading
         self._stores: dict[Any, Store] = {}
-        self._programs: weakref.WeakKeyDictionary[Program, _Digested] = weakref.WeakKeyDictionary()
+        # The digests, or why there are none.
+        self._programs: weakref.WeakKeyDictionary[Program, Mapping[str, str] | str]
+        self._programs = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._refused: set[tuple[str, str]] = set()
 
@@ -145,47 +122,34 @@ class Shelf:
             return
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
-        """Digests of a program and its constants, with the contents that arrays have now.
+        """Digests of a program and its constants, which nobody can write to.
 
         Raises:
             NoDigest: There are none.
         """
         with self._lock:  # threads that want buckets of one program wait, and need not do it again
             known = self._programs.get(program)
-            if is_new := known is None:
-                known = self._programs[program] = self._digested(program)
-        if not is_new and known.changed():
-            known = self._programs[program] = self._digested(program)
-        if isinstance(known.digests, str):
-            raise NoDigest(known.digests)
-        return known.digests
-
-    def _digested(self, program: Program) -> _Digested:
-        consts = program.consts
-        try:
-            told, arrays = self._digest(program.jaxpr, consts)
-        except NoDigest as error:
-            return _Digested(str(error))  # and not the error, whose frames hold the program
-        own = consts if any(isinstance(x, np.ndarray) for x in consts) else ()
-        return _Digested(told, own, arrays, _digest_of(arrays))
+            if known is None:
+                try:
+                    known = self.digests(program.jaxpr, program.consts)
+                except NoDigest as error:
+                    known = str(error)  # and not the error, whose frames hold the program
+                self._programs[program] = known
+        if isinstance(known, str):
+            raise NoDigest(known)
+        return known
 
     def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
-        """Digests of an open jaxpr and of its constants.
+        """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
 
         Raises:
             NoDigest: There are none.
         """
-        return self._digest(jaxpr, consts)[0]
-
-    def _digest(
-        self, jaxpr: Any, consts: Sequence[Any]
-    ) -> tuple[Mapping[str, str], Sequence[np.ndarray]]:
-        """The digests, and the arrays of NumPy's in the program itself."""
         program = program_digest(jaxpr, _OWN)
         for primitive in program.primitives:
             if primitive in self._rules or primitive.name in self._rules:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        return {"program": program.text, "constants": _digest_of(consts)}, program.arrays
+        return {"program": program.text, "constants": _digest_of(consts)}
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
         """Tell, once for each reason and bucket, why an executable is not stored."""

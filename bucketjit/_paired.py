@@ -36,6 +36,7 @@ from bucketjit._fit import fit
 from bucketjit._guards import Guard, decide_even, parse_constraint
 from bucketjit._hosts import Hosts
 from bucketjit._nesting import flat, same_tree
+from bucketjit._own_constants import own_constants
 from bucketjit._patches import forgetful_jax
 from bucketjit._skeleton import HostFunction, Skeleton, put_together, same_constant, take_apart
 from bucketjit._trace import (
@@ -124,7 +125,7 @@ class Tracer:
         closed = _jax.without_hi_primitives(closed)
         jaxpr, consts = _jax.open_jaxpr(closed)
         refuse_tracers(consts)
-        jaxpr = _jax.without_dead_code(jaxpr)
+        jaxpr, consts = own_constants(_jax.without_dead_code(jaxpr), consts)
         return Concrete(jaxpr, consts, out_tree, take_apart(jaxpr, consts))
 
     @staticmethod

@@ -47,6 +47,7 @@ from bucketjit._guards import (
 from bucketjit._nan_paths import may_lose_nan
 from bucketjit._nesting import tree_holds_a_size
 from bucketjit._number_errors import Samples
+from bucketjit._own_constants import own_constants
 from bucketjit._patches import forgetful_jax, left_out, lenient_jax
 from bucketjit._size_numbers import refuse_decisions
 from bucketjit._unmerge import keep_apart
@@ -140,7 +141,7 @@ class Program:
 
     Attributes:
         jaxpr: The open jaxpr; its shapes hold symbolic dimensions.
-        consts: Arrays it closes over.
+        consts: Arrays it closes over, which nobody else can write to.
         in_shapes, out_shapes: Shapes of the inputs (sizes left out) and outputs.
         out_types: dtype and weak type of each output.
         out_tree: How outputs nest; a tuple of them if that depends on the logical sizes.
@@ -469,6 +470,7 @@ def _program(
 ) -> Program:
     jaxpr, consts = _jax.open_jaxpr(closed)
     refuse_tracers(consts)
+    jaxpr, consts = own_constants(jaxpr, consts)
     _refuse_host_functions(jaxpr)
     if attempt.texts:
         raise TraceRefused(

@@ -28,6 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_closures _hosts",
         "_guards _nesting _number_errors _size_numbers _groups _known _stand_ins _folding",
         "_skeleton _fit",
+        "_own_constants",
         "_nan_paths _constant_sides _library_folds _compared",
         "_unmerge _signs",
         "_padding",

@@ -69,7 +69,6 @@ class Digest:
 
     Attributes:
         primitives: The primitives of the programs taken in.
-        arrays: The arrays of NumPy's taken in, which may be written to afterwards.
     """
 
     def __init__(self, own: Own | None = None) -> None:
@@ -79,7 +78,6 @@ class Digest:
         self._programs: dict[int, tuple[Any, str]] = {}
         self._told: dict[int, tuple[Any, bytes]] = {}
         self.primitives: set[Any] = set()
-        self.arrays: list[np.ndarray] = []
 
     def hexdigest(self) -> str:
         """The digest of all that was taken in so far."""
@@ -158,8 +156,6 @@ class Digest:
             value = jax.random.key_data(value)
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             raise NoDigest("a program that closes over an array of other processes has no digest")
-        if isinstance(value, np.ndarray):
-            self.arrays.append(value)
         weak = bool(getattr(value, "weak_type", False))
         host = np.asarray(value)
         if host.dtype.hasobject:
@@ -183,7 +179,7 @@ class Digest:
         if known is None:
             inner = Digest(self._own)
             inner._programs, inner._told = self._programs, self._told
-            inner._renamed, inner.arrays = self._renamed, self.arrays
+            inner._renamed = self._renamed
             inner._walk(jaxpr)
             self.primitives |= inner.primitives
             known = self._programs[id(jaxpr)] = jaxpr, inner.hexdigest()
@@ -236,12 +232,10 @@ class ProgramDigest(NamedTuple):
     Attributes:
         text: The digest.
         primitives: The primitives of the program.
-        arrays: The arrays of NumPy's in it, of which it tells the contents as they are now.
     """
 
     text: str
     primitives: frozenset[Any]
-    arrays: Sequence[np.ndarray]
 
 
 def program_digest(jaxpr: Any, own: Own | None = None) -> ProgramDigest:
@@ -252,7 +246,7 @@ def program_digest(jaxpr: Any, own: Own | None = None) -> ProgramDigest:
     """
     digest = Digest(own)
     digest._program(jaxpr, ())
-    return ProgramDigest(digest.hexdigest(), frozenset(digest.primitives), digest.arrays)
+    return ProgramDigest(digest.hexdigest(), frozenset(digest.primitives))
 
 
 def _named(kind: type) -> str:
