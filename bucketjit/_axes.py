@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import export
 
-from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._errors import ArgumentError, SpecError, is_of_machine
 
 STATIC = "_"
 Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one for each of its axes
@@ -324,6 +324,8 @@ def _checked(token: str, path: str) -> str:
     try:
         (dim,) = export.symbolic_shape(token)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         message = str(error).strip().splitlines()[0]
         raise SpecError(
             f"dynamic_axes of {path}: {token!r} is not a size: {message}; expected a name such "

@@ -17,7 +17,7 @@ from bucketjit import _jax
 from bucketjit._check import Check, poison_equations
 from bucketjit._chunk_device import device_for
 from bucketjit._dims import BucketSizes, is_symbolic, shape_function
-from bucketjit._errors import MaskingError, in_one_line
+from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._executable import (
     Executable,
     OpenOut,
@@ -118,6 +118,8 @@ def masked_function(
         except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
             raise
         except Exception as error:
+            if is_of_machine(error):
+                raise
             if trouble := _jax.trouble_of_versions(error):
                 raise MaskingError(trouble, _jax.REMEDY_OF_VERSIONS) from error
             raise MaskingError(

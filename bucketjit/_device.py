@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bucketjit._errors import is_of_machine
+
 _ALIGNMENT = 16  # bytes; XLA refuses operands that begin elsewhere
 _MOST = 2**31 - 1  # of int32
 
@@ -104,7 +106,9 @@ def _exports(dtype: Any, platform: str) -> bool:
         capsule = probe.__dlpack__()
         strides = _Tensor.from_address(_pointer_of(capsule)).strides
         return not strides or (strides[0], strides[1]) == (2, 1)
-    except Exception:  # each dtype that DLPack lacks raises in a way of its own
+    except Exception as error:  # each dtype that DLPack lacks raises in a way of its own
+        if is_of_machine(error):
+            raise
         return False
 
 

@@ -25,6 +25,7 @@ from bucketjit._errors import (
     FallbackWarning,
     MaskingError,
     frames_inside,
+    is_of_machine,
 )
 from bucketjit._events import Event, logger, shown, tell
 from bucketjit._executable import (
@@ -516,6 +517,8 @@ class Engine:
         try:
             want = one_by_one(signed)
         except Exception as error:
+            if is_of_machine(error):
+                raise
             why = one_line(f"{self.name}: does not run one operation at a time: {error}", LONGEST)
             logger.debug("%s", why)
             return False

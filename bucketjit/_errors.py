@@ -187,6 +187,60 @@ class VersionWarning(UserWarning):
     """This version of JAX lacks names that bucketjit uses; the message says what is left out."""
 
 
+#: Status codes of XLA that tell of the device or the moment, and not of the program.
+_STATUSES_OF_MACHINE = (
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "ABORTED",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+)
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Whether an error tells of the machine and the moment, and nothing of the function.
+
+    Such errors are want of memory, recursion that is too deep for the stack at hand, files and
+    connections, interrupts, and a plain ``RuntimeError``, of which nothing is known. They are
+    raised to the caller unchanged, and nothing is learnt from them: the same call may succeed a
+    moment later.
+
+    A ``RuntimeError`` of a class of its own says what it is about, and is of the function:
+    ``NotImplementedError``, einops' errors, JAX's unless its status is one of the device. An error
+    with an explicit cause is what its cause is.
+    """
+    seen: set[int] = set()
+    told: BaseException | None = error
+    while told is not None and id(told) not in seen:
+        seen.add(id(told))
+        if isinstance(told, MemoryError | OSError | RecursionError):
+            return True
+        if not isinstance(told, Exception):
+            return True
+        if type(told).__name__ == "JaxRuntimeError":  # this module does not import JAX
+            return str(told).startswith(_STATUSES_OF_MACHINE)
+        cause, _ = _cause_and_context(told)
+        if cause is None and type(told) is RuntimeError:
+            return True
+        told = cause
+    return False
+
+
+def handled_before(error: BaseException) -> BaseException | None:
+    """The error that was being handled when another one was raised."""
+    return _cause_and_context(error)[1]
+
+
+# What JAX sets as the cause of an error to show a traceback. The real cause and context move there.
+_TRACEBACKS = ("JaxStackTraceBeforeTransformation", "UnfilteredStackTrace")
+
+
+def _cause_and_context(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    while error.__cause__ is not None and type(error.__cause__).__name__ in _TRACEBACKS:
+        error = error.__cause__
+    return error.__cause__, error.__context__
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for use inside another one."""
     return (str(error).strip().splitlines() or [""])[0]

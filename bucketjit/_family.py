@@ -265,13 +265,20 @@ class Family:
             SizeMismatchError: One variable is given two sizes.
             ArgumentError: A size does not fit what was declared.
         """
-        if self._tokens is None:
-            call = self._first(shapes)
-        else:
-            if not self._named:
-                self._split_groups(shapes)
-            opening = None if self._named else self._open_what_varies(shapes)
-            call = opening or self._serve(self._tokens, shapes)
+        state = self._tokens, self._last, self._refusal
+        closed, reasons = dict(self._closed), list(self._reasons)
+        try:
+            if self._tokens is None:
+                call = self._first(shapes)
+            else:
+                if not self._named:
+                    self._split_groups(shapes)
+                opening = None if self._named else self._open_what_varies(shapes)
+                call = opening or self._serve(self._tokens, shapes)
+        except BaseException:  # a call that fails teaches nothing
+            self._tokens, self._last, self._refusal = state
+            self._closed, self._reasons = closed, reasons
+            raise
         if self._reasons or (call.program is not None and call.program not in self._told):
             self._note(call, shapes)
         return call
@@ -650,10 +657,13 @@ class Family:
     def _attempt(self, tokens: Tokens, shapes: Shapes) -> Call:
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        program: Program | TraceRefused
         try:
             program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
         except TraceRefused as refusal:
-            return self._pair(tokens, shapes, sizes, refusal.placed(self.fn))
+            program = refusal.placed(self.fn)
+        if isinstance(program, TraceRefused):  # what is raised now has nothing to do with it
+            return self._pair(tokens, shapes, sizes, program)
         if program.may_hold_sizes:
             nested = self._tracer(tokens, shapes).at(sizes).out_tree
             if not same_tree(nested, program.out_tree):

@@ -25,7 +25,7 @@ from bucketjit import _jax
 from bucketjit._associative import PRIMAL, associative_scan_p
 from bucketjit._dims import Dim, Shape, is_multiple, is_symbolic, variables_of
 from bucketjit._elementwise import ELEMENTWISE
-from bucketjit._errors import MaskingError, first_line
+from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._groups import groups, without_ones
 from bucketjit._opaque import looked_inside
 from bucketjit._skeleton import leaked_p
@@ -582,6 +582,8 @@ def _hi_primitive(step: _Step) -> None:
         avals = [v.aval for v in step.eqn.invars]
         expanded = _jax.expand_hi_primitive(step.params["_prim"], avals)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         step.refuse(f"it does not expand at symbolic sizes: {first_line(error)}")
     step.proof.inside(expanded)
 

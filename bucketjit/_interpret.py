@@ -16,7 +16,7 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._compared import compared
 from bucketjit._dims import BucketSizes, is_symbolic
-from bucketjit._errors import MaskingError, first_line
+from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._folding import folded
 from bucketjit._known import KnownPadding
 from bucketjit._opaque import looked_inside
@@ -175,6 +175,8 @@ class _Walk:
         except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
             raise
         except Exception as error:
+            if is_of_machine(error):
+                raise
             if trouble := _jax.trouble_of_versions(error):
                 raise MaskingError(
                     f"{name}: {trouble}{_where(eqn)}", _jax.REMEDY_OF_VERSIONS

@@ -42,7 +42,7 @@ from jax.extend import source_info_util as jex_source_info
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from bucketjit import _jax_names
-from bucketjit._errors import in_one_line
+from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._jax_names import REMEDY_OF_VERSIONS as REMEDY_OF_VERSIONS
 from bucketjit._jax_names import Without as Without
 from bucketjit._jax_names import lacking as lacking
@@ -2636,7 +2636,7 @@ class _Loaded:
             flat = executable.unsafe_call(*leaves)
         except jax.errors.JaxRuntimeError as error:
             arrays = [x for x in leaves if isinstance(x, jax.Array)]
-            if self._runs or any(x.is_deleted() for x in arrays):
+            if self._runs or is_of_machine(error) or any(x.is_deleted() for x in arrays):
                 raise
             self._runs = False
             self._failed(error)

@@ -17,7 +17,7 @@ from bucketjit._associative import Combine, associative_scan_p
 from bucketjit._building import Exact, Masked, masked_executable
 from bucketjit._chunk_device import device_of_chunks
 from bucketjit._config import Persistent
-from bucketjit._errors import in_one_line
+from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._events import Event
 from bucketjit._executable import Executable, Origin, SignatureChanged
 from bucketjit._lowered_types import Expected, without_values
@@ -206,7 +206,8 @@ class Stored:
             header, raw = found
             return self._entry(header, _jax.deserialized(raw, self._device()), began)
         except Exception as error:
-            self._store.discard(wanted, in_one_line(error))
+            if not is_of_machine(error):
+                self._store.discard(wanted, in_one_line(error))
             return None
 
     def save(self, entry: Executable) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from bucketjit._closures import holds_a_size
+from bucketjit._errors import is_of_machine
 
 _STRUCTURAL = (type(None), list, tuple)  # what they hold besides their children: nothing
 
@@ -26,7 +27,9 @@ def same_tree(a: Any, b: Any) -> bool:
     """Whether two trees are equal, their data included."""
     try:
         return bool(a == b)
-    except Exception:  # of data whose comparison answers with an array, or not at all
+    except Exception as error:  # of data whose comparison answers with an array, or not at all
+        if is_of_machine(error):
+            raise
         return False
 
 
@@ -66,5 +69,7 @@ def _data(tree: Any) -> Iterator[Any]:
 def _same(a: Any, b: Any) -> bool:
     try:
         return bool(a is b or a == b)
-    except Exception:
+    except Exception as error:
+        if is_of_machine(error):
+            raise
         return False

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from bucketjit import _jax
-from bucketjit._errors import MaskingError, in_one_line
+from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._patches import lenient_jax
 
 
@@ -52,6 +52,8 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
         with _jax.watch_equalities(note, note, note, note), lenient_jax():
             closed = jax.make_jaxpr(run)(*structs)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
     if decided:
         raise _without_rule(prim.name, f", and its implementation decides by sizes: {decided[0]}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from bucketjit._building import result_types
+from bucketjit._errors import is_of_machine
 from bucketjit._executable import Executable
 from bucketjit._lowered_types import at_sizes
 from bucketjit._signature import bind_sizes
@@ -41,7 +42,9 @@ def _found(count: int, signed: Signed) -> Sequence[int]:
     ]
     try:
         found = [result_types(at_sizes(signed, tokens, at)) for at in (sizes, *larger)]
-    except Exception:  # whatever the function raises at sizes that nobody has called it with
+    except Exception as error:  # of the function, at sizes that nobody has called it with
+        if is_of_machine(error):
+            raise
         return range(count)
     if len(set(map(jax.tree_util.tree_structure, found))) > 1:
         return range(count)

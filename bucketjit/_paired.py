@@ -16,13 +16,12 @@ trace costs what tracing costs, once for each logical size, and never a compile.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import cachetools
 import jax
@@ -31,7 +30,7 @@ from jax import export
 
 from bucketjit import _jax
 from bucketjit._dims import bind_unique_names, evaluate_text, variables_of
-from bucketjit._errors import in_one_line
+from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._fit import fit
 from bucketjit._guards import Guard, decide_even, parse_constraint
 from bucketjit._hosts import Hosts
@@ -55,6 +54,7 @@ _RECENT = 16  # traces that are kept whole, for each tracer
 _REMEMBERED = 1 << 26  # bytes of what traces have said, for each program
 
 Sizes = Mapping[str, int]
+X = TypeVar("X")
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,15 @@ class Pairing:
         """The found sizes at a bucket; None if the trace there is another program."""
         if not self._found:
             return {}
-        leaks = self.leaks(sizes)
+        leaks = at_other_sizes(lambda: self.leaks(sizes))
         return None if leaks is None else dict(zip(self._found, leaks.sizes, strict=True))
 
     def _look(self, sizes: Sizes) -> Leaks | None:
         try:
             concrete = self._tracer.at(sizes)
-        except Exception:  # the exact run raises it to the user
+        except Exception as error:  # the exact run raises it to the user
+            if is_of_machine(error):
+                raise
             return None
         skeleton = concrete.skeleton
         tree = concrete.out_tree
@@ -241,6 +243,39 @@ class Pairing:
         )
 
 
+def at_other_sizes(
+    ask: Callable[[], X], failed: Callable[[Exception], object] = lambda error: None
+) -> X | None:
+    """What the function does at sizes that the user has not asked for; None where it fails there.
+
+    An error of the machine is none of the call at hand, so it is not raised; one that is raised
+    again at once is one of these sizes (an array of `n` times `n` numbers).
+
+    Args:
+        ask: Asks the function.
+        failed: Is told of the error, if it fails.
+    """
+    try:
+        try:
+            return ask()
+        except Exception as error:
+            if not is_of_machine(error):
+                raise
+        return ask()
+    except Exception as error:
+        failed(error)
+        return None
+
+
+def _failure_at_others(failures: Sequence[Exception]) -> str:
+    """What a function raised at other sizes than those at hand, and where, in words."""
+    if not failures:
+        return "none was tried"
+    line = _jax.raising_line(failures[0])
+    told = f"at others it raises {type(failures[0]).__name__}"
+    return f"{told} [{line}]" if line else told
+
+
 def _bytes_of(leaks: Leaks | None) -> int:
     return 1024 + (0 if leaks is None else leaks.nbytes)
 
@@ -270,7 +305,7 @@ def pair(
     """
     first = tracer.at(sizes)
     traces, samples = [first], [dict(sizes)]
-    difference = failure = None
+    difference, failures = None, list[Exception]()
     guards = [parse_constraint(c) for c in constraints]
     trials = (c for c in _candidates(sizes, others) if all(g.holds(c) for g in guards))
     for candidate in itertools.islice(trials, _TRIALS):
@@ -278,12 +313,8 @@ def pair(
             break
         if candidate in samples:
             continue
-        try:
-            trace = tracer.at(candidate)
-        except Exception as error:  # these sizes are nothing that the user asked for
-            line = _jax.raising_line(error)
-            told = f"at others it raises {type(error).__name__}"
-            failure = failure or (f"{told} [{line}]" if line else told)
+        trace = at_other_sizes(functools.partial(tracer.at, candidate), failures.append)
+        if trace is None:
             continue
         if trace.out_tree.num_leaves != first.out_tree.num_leaves:
             difference = difference or "it returns more arrays at one size than at another"
@@ -298,7 +329,7 @@ def pair(
     if not _tells_apart(samples, tracer.variables):
         raise TraceRefused(
             "traced at concrete sizes, the function does different things at different sizes "
-            f"({difference or failure or 'none was tried'})",
+            f"({difference or _failure_at_others(failures)})",
             COMPUTE,
         )
     held = list(constraints)
@@ -308,6 +339,8 @@ def pair(
         except TraceRefused:
             raise
         except Exception as error:  # of JAX, about symbolic sizes
+            if is_of_machine(error):
+                raise
             known = [parse_constraint(c) for c in held]
             evens = [decide_even(str(error), s, known) for s in samples]
             if None in evens:
@@ -405,8 +438,11 @@ def _merged(
     out_avals = [v.aval for v in jaxpr.outvars]
     in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
     # JAX does not trace every symbolic program that can be written down.
-    with contextlib.suppress(Exception):
+    try:
         jaxpr, consts = keep_apart(jaxpr, consts)
+    except Exception as error:
+        if is_of_machine(error):
+            raise
     return Program(
         jaxpr=jaxpr,
         consts=tuple(consts),

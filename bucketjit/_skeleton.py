@@ -20,6 +20,7 @@ from jax.extend import core as jex_core
 from bucketjit import _jax
 from bucketjit._closures import held_by
 from bucketjit._dims import Dim, Shape
+from bucketjit._errors import is_of_machine
 from bucketjit._hosts import Hosts, LeakedHost
 from bucketjit._size_params import SIZE_PARAMS
 
@@ -160,7 +161,9 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
     try:
         if a == b:
             return True
-    except Exception:  # a comparison that answers with an array, or not at all
+    except Exception as error:  # a comparison that answers with an array, or not at all
+        if is_of_machine(error):
+            raise
         return False
     return depth > 0 and _same_parts(a, b, depth - 1)
 

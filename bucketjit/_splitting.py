@@ -26,6 +26,7 @@ from bucketjit._independence import split_axes
 from bucketjit._overflow import policy_of
 from bucketjit._padded import Padded
 from bucketjit._padding import fresh, plain
+from bucketjit._paired import at_other_sizes
 from bucketjit._plan import Evicted, Way
 from bucketjit._results import Out, joined
 from bucketjit._route import Given, Routes
@@ -289,7 +290,7 @@ class Splitter:
             """Whether the program is given the same at another size; None if it is not asked."""
             nonlocal changed
             with self._lock:
-                leaks = program.leaks({**traced_at, variable: n})
+                leaks = at_other_sizes(lambda: program.leaks({**traced_at, variable: n}))
             if leaks is None:
                 return None
             same = [x.tobytes() for x in leaks.values] == constants

@@ -12,6 +12,7 @@ import functools
 import numbers
 import operator
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -32,7 +33,7 @@ from bucketjit._dims import (
     is_symbolic,
     variables_of,
 )
-from bucketjit._errors import MaskingError, ShapeCheckError
+from bucketjit._errors import MaskingError, ShapeCheckError, handled_before, is_of_machine
 from bucketjit._guards import (
     Guard,
     decide,
@@ -252,6 +253,11 @@ class TraceRefused(MaskingError):
 
 
 _OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)__")
+_ASKED_SYMBOLICALLY = (
+    "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
+    "from it. If every call raises it, the function does not take symbolic sizes: leave its axes "
+    "static (dynamic_axes), or raise an error of another class."
+)
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
 
@@ -346,10 +352,11 @@ def trace(
 
     Raises:
         TraceRefused: The function cannot be traced this way; the message says why.
-        Exception: Whatever the function raises by itself.
+        Exception: An error of the machine (`is_of_machine`), as it is.
     """
     guards: list[Guard] = []
     decided_at = ""
+    handled = sys.exception()  # by whoever calls
     for _ in range(MAX_RETRACES):
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
@@ -378,7 +385,8 @@ def trace(
             failure = error
         if failure is not None:
             decided_at = _in_brackets(_jax.raising_line(failure))
-        if closed is not None and attempt.raised:  # and caught by user code
+        # Caught by user code, which goes on, or raises another one of which nothing is known.
+        if attempt.raised and (closed is not None or type(failure) is RuntimeError):
             closed, failure = None, attempt.raised[0]
         # A wrong branch may have been taken before the failure, so equalities come first.
         equal = [
@@ -392,6 +400,10 @@ def trace(
         if closed is not None:
             return _program(closed, attempt, in_tree, leaves, constraints, guards)
         assert failure is not None
+        if is_of_machine(failure) and not _stands_for_another(failure, handled):
+            if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
+                failure.add_note(_ASKED_SYMBOLICALLY)
+            raise failure
         if isinstance(failure, InconclusiveDimensionOperation):
             guard = decide(failure, sizes)
         else:
@@ -405,6 +417,23 @@ def trace(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
     )
+
+
+def _stands_for_another(error: Exception, handled: BaseException | None) -> bool:
+    """Whether user code raised a plain ``RuntimeError`` where it had caught an error of sizes.
+
+    Args:
+        error: The error.
+        handled: What was being handled before the function was called.
+    """
+    caught = handled_before(error)
+    if type(error) is not RuntimeError or caught is None or caught is handled:
+        return False
+    return not is_of_machine(caught)
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _whole_number(value: Any) -> int | None:

@@ -25,6 +25,7 @@ from bucketjit._errors import (
     MaskingError,
     SpecError,
     in_one_line,
+    is_of_machine,
 )
 from bucketjit._events import shown
 from bucketjit._family import Call, variables_in
@@ -554,7 +555,9 @@ def _takes(
     """Whether the function takes other sizes; it is traced at them."""
     try:
         result_types(at_sizes(signed, tokens, {**own, **other}))
-    except Exception:  # calls will raise it
+    except Exception as error:  # calls will raise it
+        if is_of_machine(error):
+            raise
         return False
     return True
 

@@ -16,6 +16,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
+from bucketjit._errors import is_of_machine
 from bucketjit._rule import Rule, RuleContext, running_rows
 
 
@@ -67,6 +68,8 @@ def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
     try:
         expanded = _jax.expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         message = str(error).strip().splitlines() or [""]
         ctx.refuse(
             f"{type(ctx.symbolic_params['_prim']).__name__} does not expand at symbolic sizes "

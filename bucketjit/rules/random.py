@@ -18,6 +18,7 @@ from jax.extend.random import threefry2x32_p
 
 from bucketjit import _jax
 from bucketjit._dims import symbolic_axes
+from bucketjit._errors import is_of_machine
 from bucketjit._rule import Rule, RuleContext
 
 _WORD = 1 << 32
@@ -143,6 +144,8 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Any) -
     try:
         jaxpr = jax.make_jaxpr(fn)(*structs)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         message = (str(error).strip().splitlines() or [""])[0]
         ctx.refuse(f"the generator cannot be traced: {type(error).__name__}: {message}")
     (out,) = ctx.evaluate(jaxpr, *operands)

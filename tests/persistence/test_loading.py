@@ -12,6 +12,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -485,6 +486,18 @@ def test_an_array_inside_the_program_that_is_written_to(kept, where):
     table[...] = 1
     jax.clear_caches()  # as in another process, which traces it anew
     kept.did(kept(fn), (rows(9, 4),))
+
+
+@pytest.mark.parametrize("error", [MemoryError, jax.errors.JaxRuntimeError])
+def test_a_file_that_does_not_load_for_the_moment_stays(kept, monkeypatch, error):
+    call = (rows(3, 4),)
+    assert kept.did(kept(), call) == (1, 0)
+    with monkeypatch.context() as patch:
+        failing = Mock(side_effect=error("RESOURCE_EXHAUSTED: planted"))
+        patch.setattr(_jax, "deserialized", failing)
+        assert kept.did(kept(), call) == (1, 0) and failing.called
+    assert len(kept.files()) == 1 and "damaged" not in kept.kinds()
+    assert kept.did(kept(), call) == (0, 1)
 
 
 @pytest.mark.parametrize("name", ["jax", "bucketjit", "device", "XLA_FLAGS"])

@@ -1,0 +1,414 @@
+"""What fails for the moment is raised as it is, and nothing is learnt of the function from it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.errors import InconclusiveDimensionOperation, JaxRuntimeError
+from jax.extend import core as jex_core
+
+from bucketjit import BucketedExec, FallbackWarning, SpecError, _axes
+from bucketjit._errors import MaskingError, is_of_machine
+
+ERRORS: tuple[Callable[[], BaseException], ...] = (
+    lambda: MemoryError("planted"),
+    lambda: OSError(errno.EMFILE, "planted"),
+    lambda: RecursionError("planted"),
+    lambda: RuntimeError("planted"),
+    lambda: JaxRuntimeError("RESOURCE_EXHAUSTED: planted"),
+    lambda: KeyboardInterrupt("planted"),
+)
+an_error = pytest.mark.parametrize("make", ERRORS, ids=lambda make: type(make()).__name__)
+
+
+class Moment:
+    """Fails when it is reached for the ``which``-th time, and never again."""
+
+    def __init__(self, error: BaseException, which: int = 1) -> None:
+        self.error, self.which, self.reached = error, which, 0
+
+    def __call__(self) -> None:
+        self.reached += 1
+        if self.reached == self.which:
+            raise self.error
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """The very error comes out of the block."""
+        with pytest.raises(type(self.error)) as caught:
+            yield
+        assert caught.value is self.error
+
+
+def rows(n: int) -> np.ndarray:
+    return np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_exact() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        yield
+
+
+def serves(executor: BucketedExec, fn: Callable[..., Any], sizes: tuple[int, ...] = (3, 5, 7)):
+    """Every size is right, and in a bucket."""
+    for n in sizes:
+        np.testing.assert_allclose(executor(rows(n)), fn(rows(n)), rtol=1e-5)
+    stats = executor.stats()
+    assert stats.fallback_calls == 0 and not stats.fallback_reasons
+
+
+# --- which errors those are ----------------------------------------------------------------------
+
+
+class OfItsOwn(RuntimeError):
+    """As the errors of einops are."""
+
+
+def raised_while(handled: BaseException, error: BaseException, explicit: bool) -> BaseException:
+    """As ``raise error`` leaves it, or ``raise error from handled``."""
+    error.__context__ = handled
+    if explicit:
+        error.__cause__ = handled
+    return error
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        *((make(), True) for make in ERRORS),
+        (np.exceptions.AxisError("planted"), False),
+        (FileNotFoundError("planted"), True),
+        (TimeoutError("planted"), True),
+        (SystemExit(), True),
+        (RuntimeError("can't start new thread"), True),
+        (NotImplementedError("planted"), False),
+        (OfItsOwn("planted"), False),
+        (JaxRuntimeError("INTERNAL: planted"), False),
+        (JaxRuntimeError("INVALID_ARGUMENT: planted"), False),
+        (JaxRuntimeError("UNAVAILABLE: planted"), True),
+        (InconclusiveDimensionOperation("planted"), False),
+        (TypeError("planted"), False),
+        (ValueError("planted"), False),
+        (MaskingError("planted"), False),
+        (raised_while(TypeError(), RuntimeError("planted"), True), False),
+        (raised_while(InconclusiveDimensionOperation(), RuntimeError(), True), False),
+        (raised_while(KeyError(), RuntimeError("planted"), False), True),
+        (raised_while(MemoryError(), ValueError("planted"), True), True),
+        (raised_while(OSError(), TypeError("planted"), False), False),
+        (raised_while(RecursionError(), MaskingError("planted"), True), True),
+    ],
+    ids=lambda x: repr(x) if isinstance(x, BaseException) else str(x),
+)
+def test_errors_of_the_machine_are_told_from_those_of_the_function(
+    error: BaseException, expected: bool
+) -> None:
+    assert is_of_machine(error) is expected
+
+
+@pytest.mark.parametrize("mode", ["off", "remove_frames", "quiet_remove_frames"])
+def test_they_are_told_apart_however_jax_shows_tracebacks(mode: str) -> None:
+    def failing(x: Any) -> Any:
+        raise RuntimeError("planted")
+
+    def wrapping(x: Any) -> Any:
+        try:
+            return x.no_such_attribute
+        except AttributeError as error:
+            raise RuntimeError("planted") from error
+
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", mode)
+    try:
+        for fn, expected in ((failing, True), (wrapping, False)):
+            with pytest.raises(RuntimeError) as caught:
+                jax.jit(fn)(1.0)
+            assert is_of_machine(caught.value) is expected
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
+# --- where they may happen -----------------------------------------------------------------------
+
+
+@an_error
+@pytest.mark.parametrize("spec", [None, "b, _", [0]], ids=["default", "named", "listed"])
+def test_at_the_first_trace(make: Callable[[], BaseException], spec: Any) -> None:
+    moment = Moment(make())
+
+    def fn(x: Any) -> Any:
+        moment()
+        return x.mean(axis=0)
+
+    axes = spec if spec is None else (spec,)
+    executor = BucketedExec(fn, dynamic_axes=axes).with_pow2()
+    with moment.raised():
+        executor(rows(3))
+    assert executor.cache_size() == 0
+    for n in (3, 5, 7):
+        executor(rows(n))
+    assert moment.reached == 2  # the one that failed, and one for all sizes
+    assert executor.cache_size() == 2 and not executor.stats().fallback_calls
+
+
+@an_error
+def test_where_an_axis_is_opened(make: Callable[[], BaseException]) -> None:
+    """What the failed call has shown of the sizes is forgotten, too."""
+    moment = Moment(make(), which=2)
+
+    def fn(x: Any, y: Any) -> Any:
+        moment()
+        return x.sum() + y.sum()
+
+    executor = BucketedExec(fn).with_pow2()
+    executor(np.ones(3), np.ones(3))
+    with moment.raised():
+        executor(np.ones(4), np.ones(5))
+    executor(np.ones(6), np.ones(6))
+    assert moment.reached == 2  # by the program in which both have one size
+    executor(np.ones(4), np.ones(5))
+    assert moment.reached == 3 and not executor.stats().fallback_calls
+
+
+@an_error
+def test_while_a_bucket_is_built(make: Callable[[], BaseException]) -> None:
+    moment = Moment(make())
+
+    def total(ctx: Any, operand: Any, **_: Any) -> Any:
+        moment()
+        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
+
+    def fn(x: Any) -> Any:
+        return x.sum(axis=0)
+
+    executor = BucketedExec(fn).with_pow2().with_rules({lax.reduce_sum_p: total})
+    with moment.raised():
+        executor(rows(3))
+    serves(executor, fn)
+
+
+@an_error
+@pytest.mark.parametrize("which", [1, 2, 3, 7])
+def test_in_concrete_traces(make: Callable[[], BaseException], which: int) -> None:
+    """Of the size at hand, of those that it is compared with, and of a size that comes later.
+
+    Nobody has asked for those that it is compared with, so they are tried again.
+    """
+    error = make()
+    raising: list[BaseException] = []
+    concrete: list[int] = []
+
+    def fn(x: Any) -> Any:
+        scale = math.sqrt(x.shape[0])  # which cannot be traced with symbolic sizes
+        concrete.append(x.shape[0])
+        if len(concrete) == which:
+            raising.append(error)
+            raise error
+        return x.sum(axis=0) / scale
+
+    executor = BucketedExec(fn).with_pow2()
+    failed = 0
+    for n in (13, 27, 41, 55):
+        try:
+            executor(rows(n))
+        except BaseException as caught:
+            assert caught is error
+            failed += 1
+    assert concrete[which - 1] == 27 or which < 7  # six traces make the program
+    asked_for = which in (1, 7)
+    assert len(raising) == 1 and failed == (asked_for or not isinstance(error, Exception))
+    serves(executor, lambda x: x.sum(axis=0) / math.sqrt(len(x)), (13, 27, 41, 55))
+    assert executor.cache_size() == 3
+
+
+@an_error
+def test_in_a_warmup(make: Callable[[], BaseException]) -> None:
+    moment = Moment(make(), which=2)
+
+    def total(ctx: Any, operand: Any, **_: Any) -> Any:
+        moment()
+        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
+
+    def fn(x: Any) -> Any:
+        return x.sum(axis=0)
+
+    executor = BucketedExec(fn).with_pow2().with_rules({lax.reduce_sum_p: total})
+
+    def warm_up() -> Any:
+        return executor.warmup(rows(3), sizes={"batch": [4, 8, 16]}, progress=False, workers=1)
+
+    if isinstance(moment.error, Exception):
+        report = warm_up()
+        [(sizes, why)] = report.failed
+        assert dict(sizes) == {"batch": 8} and "planted" in why
+        assert [dict(at) for at in report.compiled] == [{"batch": 16}, {"batch": 4}]
+    else:
+        with moment.raised():
+            warm_up()
+    assert not warm_up().failed
+    assert executor.cache_size() == 3
+    serves(executor, fn, (3, 5, 9))
+
+
+moment_of_prim: list[Moment] = []
+prim = jex_core.Primitive("fails_for_a_moment")
+
+
+@prim.def_impl
+def _impl(x: Any) -> Any:
+    for moment in moment_of_prim:
+        moment()
+    return x + 1
+
+
+@prim.def_abstract_eval
+def _abstract_eval(x: Any) -> Any:
+    return x
+
+
+def with_prim(x: Any) -> Any:
+    return prim.bind(x) * 2
+
+
+@pytest.fixture
+def at_prim() -> Iterator[list[Moment]]:
+    yield moment_of_prim
+    moment_of_prim.clear()
+
+
+@an_error
+def test_in_the_proof_that_a_call_can_be_split(
+    make: Callable[[], BaseException], at_prim: list[Moment]
+) -> None:
+    executor = BucketedExec(with_prim).with_pow2(max=4, overflow="split")
+    at_prim.append(Moment(make()))
+    with at_prim[0].raised():
+        executor(rows(9))
+    serves(executor, lambda x: (x + 1) * 2, (9, 3, 11))
+
+
+@an_error
+def test_in_the_look_inside_of_a_primitive(
+    make: Callable[[], BaseException], at_prim: list[Moment]
+) -> None:
+    executor = BucketedExec(with_prim).with_pow2()
+    at_prim.append(Moment(make()))
+    with at_prim[0].raised():
+        executor(rows(3))
+    serves(executor, lambda x: (x + 1) * 2)
+
+
+@an_error
+@pytest.mark.parametrize("what", ["trace", "masking"])
+def test_in_an_explanation(
+    make: Callable[[], BaseException], what: str, at_prim: list[Moment]
+) -> None:
+    moment = Moment(make())
+
+    def fn(x: Any) -> Any:
+        if what == "trace":
+            moment()
+        return with_prim(x)
+
+    if what == "masking":
+        at_prim.append(moment)
+    executor = BucketedExec(fn).with_pow2()
+    with moment.raised():
+        executor.explain(rows(3))
+    assert executor.explain(rows(3)).kind == "masked"
+    at_prim.clear()
+    serves(executor, lambda x: (x + 1) * 2)
+
+
+@an_error
+def test_while_a_specification_is_read(
+    make: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = Moment(make())
+    plain = _axes.export.symbolic_shape
+
+    def reading(*args: Any, **options: Any) -> Any:
+        moment()
+        return plain(*args, **options)
+
+    monkeypatch.setattr(_axes.export, "symbolic_shape", reading)
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
+    with moment.raised():
+        executor(rows(3))
+    serves(executor, lambda x: x * 2)
+    with pytest.raises(SpecError, match="is not a size"):
+        BucketedExec(lambda x: x * 2, dynamic_axes="n//, _").with_pow2()(rows(3))
+
+
+def test_near_the_end_of_the_stack() -> None:
+    """Wherever the stack ends, the call raises that, and the next one is as if it had not been."""
+
+    def called(depth: int, run: Callable[[], Any]) -> Any:
+        return run() if depth == 0 else called(depth - 1, run)
+
+    def fn(x: Any) -> Any:
+        return jax.nn.softmax(x, axis=0) @ jnp.ones((2, 2))
+
+    frame, here = sys._getframe(), 0
+    while frame is not None:
+        frame, here = frame.f_back, here + 1
+    ended = 0
+    for room in range(60, 400, 80):
+        executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2()
+        try:
+            called(sys.getrecursionlimit() - here - room, lambda: executor(rows(3)))  # noqa: B023
+        except RecursionError:
+            ended += 1
+        serves(executor, fn)
+        assert executor.cache_size() == 2
+    assert ended
+
+
+# --- what is none of them ------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("how", ["of its own", "in place of another", "after another"])
+def test_errors_about_symbolic_sizes_run_exact(how: str) -> None:
+    def fn(x: Any) -> Any:
+        number = None
+        try:
+            number = int(x.shape[0])
+        except Exception as error:
+            if how == "in place of another":
+                raise RuntimeError("no number") from error
+        if number is None:
+            raise OfItsOwn("no number") if how == "of its own" else RuntimeError("no number")
+        return x * number if number > 4 else jnp.sin(x) * number
+
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 5, 6):
+        np.testing.assert_allclose(executor(rows(n)), fn(rows(n)), rtol=1e-5)
+
+
+def test_a_plain_error_in_every_symbolic_trace_says_what_to_do() -> None:
+    def fn(x: Any) -> Any:
+        if not str(type(x.shape[0])).endswith("'int'>"):
+            raise RuntimeError("planted")
+        return x
+
+    executor = BucketedExec(fn).with_pow2()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="planted") as caught:
+            executor(rows(3))
+        told = [note for note in caught.value.__notes__ if "bucketjit" in note]
+        assert len(told) == 1 and "leave its axes static" in told[0]
+    static = executor.with_dynamic_axes((None,))
+    np.testing.assert_array_equal(static(rows(3)), rows(3))
