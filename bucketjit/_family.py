@@ -23,7 +23,7 @@ from typing import Any
 
 from bucketjit._axes import STATIC, Anonymous, LeafSpec, Tokens, places_of, tokens_of
 from bucketjit._dims import bind_unique_names, variables_of
-from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._errors import ArgumentError, SpecError, is_of_machine
 from bucketjit._guards import Guard, parse_constraint
 from bucketjit._nesting import same_tree
 from bucketjit._paired import Tracer, pair
@@ -576,8 +576,10 @@ class Family:
         """`_attempt` at the sizes before these, where the function has been run."""
         try:
             return self._attempt(tokens, self._last)
-        except Exception:  # these sizes are not those of the call, to whom it would be raised
-            return None
+        except Exception as error:
+            if is_of_machine(error):
+                raise
+            return None  # these sizes are not those of the call, to whom it would be raised
 
     def _variable_that_moved(self, before: int, now: int, shapes: Shapes) -> str | None:
         """The open variable that went from ``before`` to ``now`` as well, if there is one."""
