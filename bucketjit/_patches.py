@@ -52,10 +52,9 @@ class _Replacing:
                     while self._originals:
                         _set(*self._originals.pop())
 
-    def _found(self) -> Iterator[_Replacement]:
-        for find, feature in self._patches:
-            if feature is None or not _jax.lacking(feature):
-                yield from find()
+    def _found(self) -> list[_Replacement]:
+        there = [f for f, feature in self._patches if feature is None or not _jax.lacking(feature)]
+        return [replacement for find in there for replacement in find()]
 
 
 def _names_of(owner: Any) -> Any:
