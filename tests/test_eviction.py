@@ -1,6 +1,7 @@
 """What goes with the last executable of a program: what was traced, and the arrays it closed over.
 
-Arrays that a function makes while it is traced are held by its programs alone, so they tell.
+Arrays that a function makes while it is traced are held by its programs alone, so they tell. They
+are read-only, or the programs would hold copies of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Traced:
 
     def __call__(self, x: Any, k: int) -> Any:
         table = np.full(x.shape[1], k, np.float32)
+        table.setflags(write=False)
         self.arrays.append(weakref.ref(table))
         y = x * table
         return y / math.sqrt(x.shape[0]) if self.paired else y

@@ -358,17 +358,23 @@ def test_near_the_end_of_the_stack() -> None:
     def called(depth: int, run: Callable[[], Any]) -> Any:
         return run() if depth == 0 else called(depth - 1, run)
 
+    def nested(x: Any, depth: int) -> Any:
+        if depth == 0:
+            return jnp.tanh(x).sum(axis=0)
+        return jax.jit(lambda y: nested(y, depth - 1))(x)
+
     def fn(x: Any) -> Any:
-        return jax.nn.softmax(x, axis=0) @ jnp.ones((2, 2))
+        return nested(x, 6)
 
     frame, here = sys._getframe(), 0
     while frame is not None:
         frame, here = frame.f_back, here + 1
     ended = 0
-    for room in range(60, 400, 80):
+    for room in range(30, 80, 10):
         executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2()
+        executor(rows(3))
         try:
-            called(sys.getrecursionlimit() - here - room, lambda: executor(rows(3)))  # noqa: B023
+            called(sys.getrecursionlimit() - here - room, lambda: executor(rows(5)))  # noqa: B023
         except RecursionError:
             ended += 1
         serves(executor, fn)
