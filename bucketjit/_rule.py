@@ -329,6 +329,15 @@ def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
     return array if sharding is None else jax.sharding.reshard(array, sharding)
 
 
+def zeros(ctx: RuleContext, aval: Any) -> Any:
+    """Zeros (or zero keys) of this type, at its padded shape."""
+    shape = ctx.padded_shape(aval.shape)
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(shape, aval.dtype)
+    words = jnp.zeros((*shape, *_jax.key_shape(aval.dtype)), jnp.uint32)
+    return jax.random.wrap_key_data(words, impl=_jax.key_impl(aval.dtype))
+
+
 def take(array: Any, index: Any, axis: int) -> Any:
     """Positions ``index`` (a vector) along ``axis``; indices out of range are clamped."""
     sharding = _jax.explicit_sharding(array)

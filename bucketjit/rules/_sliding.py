@@ -161,12 +161,6 @@ def gather(array: Any, axis: int, position: Any, real: Any, value: Any) -> Any:
     return select(along(real, axis, array.ndim), take(array, position, axis), value)
 
 
-def zeros(ctx: RuleContext) -> list[Any]:
-    """Outputs of zeros, for windows that nowhere fit."""
-    avals = zip(ctx.out_avals, ctx.out_shapes, strict=True)
-    return [jnp.zeros(ctx.padded_shape(shape), aval.dtype) for aval, shape in avals]
-
-
 def fit(ctx: RuleContext, array: jax.Array, output: int = 0) -> jax.Array:
     """Cut or extend an output to its padded shape."""
     for axis, size in enumerate(ctx.padded_shape(ctx.out_shapes[output])):

@@ -17,8 +17,8 @@ from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
-from bucketjit._rule import Rule, RuleContext, in_every_row
-from bucketjit.rules._sliding import Slide, fit, gather, zeros
+from bucketjit._rule import Rule, RuleContext, in_every_row, zeros
+from bucketjit.rules._sliding import Slide, fit, gather
 
 
 class _Axis:
@@ -48,7 +48,7 @@ def convolution(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     axes = [_Axis(ctx, i) for i in range(len(ctx.params["window_strides"]))]
     _check(ctx, axes)
     if 0 in (*ctx.padded_shape(ctx.out_shapes[0]), *lhs.shape, *rhs.shape):
-        return zeros(ctx)[0]
+        return zeros(ctx, ctx.out_avals[0])
     lhs, rhs = _fill(ctx, lhs, rhs, axes)
     out = fit(ctx, _convolve(ctx, lhs, rhs, axes))
     loose = [a for a in axes if _overreaches(a.slide)]

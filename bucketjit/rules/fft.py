@@ -15,7 +15,7 @@ from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
-from bucketjit._rule import Rule, RuleContext, crop, select, take
+from bucketjit._rule import Rule, RuleContext, crop, select, take, zeros
 from bucketjit.rules._scaling import scaled, without_overflow
 from bucketjit.rules._sliding import along
 
@@ -37,7 +37,7 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
     if not any(map(is_symbolic, lengths.values())):
         return ctx.bind(operand)
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
-        return jnp.zeros(ctx.padded_shape(ctx.out_shapes[0]), ctx.out_avals[0].dtype)
+        return zeros(ctx, ctx.out_avals[0])
     for length in lengths.values():
         if ctx.padded(length) > CHIRP_LIMIT and is_symbolic(length):
             ctx.refuse(

@@ -11,7 +11,7 @@ from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
-from bucketjit._rule import Rule, RuleContext, select
+from bucketjit._rule import Rule, RuleContext, select, zeros
 from bucketjit.rules._regions import as_index, clamp, fits, inside, read_window, with_room, wrapped
 
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
@@ -32,6 +32,9 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
 
 
 def _gather(ctx: RuleContext, operand: Any, indices: Any, **fill: Any) -> Any:
+    if 0 in ctx.padded_shape(ctx.out_shapes[0]):
+        # XLA's gather takes no slice of size 1 from an axis of size 0, however few slices it takes.
+        return zeros(ctx, ctx.out_avals[0])
     # The plain gather that fills wraps wide indices to int32 before it judges them.
     indices = wrapped(indices) if ctx.params["mode"] == _FILL else as_index(indices)
     if indices.ndim == 1:

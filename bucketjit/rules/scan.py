@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
-from bucketjit._rule import Rule, RuleContext
+from bucketjit._rule import Rule, RuleContext, zeros
 from bucketjit.rules.control import evaluate_strong, loops_only_while, strong
 
 
@@ -50,7 +50,7 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
     """
     logical, size = ctx.logical(length), ctx.padded(length)
     y_avals = ctx.out_avals[len(init) :]
-    ys = tuple(_zeros(ctx, a) for a in y_avals)
+    ys = tuple(zeros(ctx, a) for a in y_avals)
     if size == 0:
         return [*init, *ys]
     reverse = ctx.params["reverse"]
@@ -73,14 +73,6 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
     steps = _most_steps(logical)
     _, carry, ys = lax.while_loop(lambda s: s[0] < steps, body, (jnp.int32(0), init, ys))
     return [*carry, *ys]
-
-
-def _zeros(ctx: RuleContext, aval: Any) -> Any:
-    shape = ctx.padded_shape(aval.shape)
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        words = jnp.zeros((*shape, *_jax.key_shape(aval.dtype)), jnp.uint32)
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(aval.dtype))
-    return jnp.zeros(shape, aval.dtype)
 
 
 # A vmapped trip count would make JAX select every stacked output in every step, which is

@@ -18,10 +18,10 @@ from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import Shape, is_symbolic
-from bucketjit._rule import Rule, RuleContext
+from bucketjit._rule import Rule, RuleContext, zeros
 from bucketjit.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 from bucketjit.rules._regions import INT32_MAX
-from bucketjit.rules._sliding import Slide, fit, zeros
+from bucketjit.rules._sliding import Slide, fit
 
 Arrays = Sequence[Any]
 Reducer = Callable[[Arrays, Arrays], Arrays]
@@ -153,7 +153,7 @@ def reduction(identity: Identity) -> Rule:
     def rule(ctx: RuleContext, operand: Any) -> Any:
         slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
         if 0 in ctx.padded_shape(ctx.out_shapes[0]):
-            return zeros(ctx)[0]
+            return zeros(ctx, ctx.out_avals[0])
         (laid,), params = _lay_out(ctx, slides, [operand], [identity(operand.dtype)])
         return fit(ctx, ctx.bind(laid, **params))
 
@@ -188,7 +188,7 @@ def reduce_window(ctx: RuleContext, *operands: Any) -> list[Any]:
     slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
     jaxpr = ctx.params["jaxpr"]
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
-        return zeros(ctx)
+        return [zeros(ctx, aval) for aval in ctx.out_avals]
     neutral = len(arrays) == 1 and _starts_neutral(jaxpr, inits[0], arrays[0].dtype)
     if neutral or not _meets_padding(ctx, slides):
         laid, params = _lay_out(ctx, slides, arrays, inits)
@@ -222,7 +222,7 @@ def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Any) -> Any:
     """The tangent of the element each window selects; NaN is selected by position, so flags."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.out_shapes[0])
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
-        return zeros(ctx)[0]
+        return zeros(ctx, ctx.out_avals[0])
     if _meets_padding(ctx, slides):
         inits = (_worst(ctx, operand.dtype), zero(operand.dtype))
         pair = (operand, tangents)
@@ -238,7 +238,7 @@ def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
         if is_symbolic(slide.size) != is_symbolic(slide.out) and not is_symbolic(slide.window):
             ctx.refuse(f"an axis of size {slide.size} has {slide.out} windows at all its sizes")
     if 0 in (*source.shape, *operand.shape):
-        return zeros(ctx)[0]
+        return zeros(ctx, ctx.out_avals[0])
     opened = [i for i, s in enumerate(slides) if _is_open(s)]
     source = ctx.fill(source, axes=opened, value=0, shape=ctx.in_shapes[0])
     if any(map(_is_irregular, slides)):

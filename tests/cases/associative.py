@@ -59,6 +59,11 @@ def second_order(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jax.grad(lambda x: jnp.sum(inner(x) ** 2))
 
 
+def place(x: Any) -> Any:
+    """A position among three, of floats."""
+    return (10 * jnp.abs(x[..., 0])).astype(int) % 3
+
+
 SIZES = ({"s": 1, "b": 4, "f": 2}, {"s": 5, "b": 1, "f": 3}, {"s": 8, "b": 3, "f": 4})
 
 
@@ -71,6 +76,10 @@ def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
     options.setdefault("domains", ("mixed",))
     options.setdefault("sizes", SIZES)
     return Case(f"associative_{name}", fn, args, options.pop("covers", SCAN), **options)
+
+
+def invertible(x: Any, rng: np.random.Generator) -> Any:
+    return (2 * np.eye(x.shape[-1]) + scaled(x, rng) / 4).astype(x.dtype)
 
 
 def near_one(x: Any, rng: np.random.Generator) -> Any:
@@ -179,6 +188,28 @@ CASES = [
         grad=True,
     ),
     _case("remat", jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one), grad=True),
+    # gathers and scatters that have the scanned axis for a batch axis; in steps of 0 elements too
+    *(
+        _case(name, fn, Arg("s, 3, 3", make=invertible), buckets={"s": 4}, sizes=FEW, grad=grad)
+        for name, fn, grad in (
+            ("inverse", scan(lambda a, b: jnp.linalg.inv(a) @ b + b), True),
+            ("solve", scan(lambda a, b: jnp.linalg.solve(a, b) + b), False),
+        )
+    ),
+    *(
+        _case(f"row_{name}", scan(fn), "s, 3", buckets={"s": 6}, sizes=({"s": 5},), grad=grad)
+        for name, fn, grad in (
+            ("sorted", lambda a, b: a + jnp.take_along_axis(b, jnp.argsort(b, -1), -1), True),
+            ("read", jax.vmap(lambda a, b: b + a[place(b)] / 9), False),
+            (
+                "read_or_filled",
+                jax.vmap(lambda a, b: b + a.at[place(b) + 1].get(mode="fill")),
+                False,
+            ),
+            ("set", jax.vmap(lambda a, b: b.at[place(a)].set(a[0] / 9)), False),
+            ("added_to", jax.vmap(lambda a, b: b.at[place(jnp.stack([a, b]))].add(a[:2])), True),
+        )
+    ),
     # what JAX builds on it
     _case(
         "cumprod_gradient",

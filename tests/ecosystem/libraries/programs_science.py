@@ -39,6 +39,51 @@ def kalman(f, h, observed):
     return means, likelihoods.sum()
 
 
+def parallel_kalman(f, h, observed):
+    """The filter of `kalman` as an associative scan: means and covariances in logarithmic depth."""
+    q, r = 0.1 * jnp.eye(4), 0.5 * jnp.eye(2)
+
+    def later(y):
+        gain = jnp.linalg.solve(h @ q @ h.T + r, h @ q).T
+        kept, seen = jnp.eye(4) - gain @ h, f.T @ h.T @ jnp.linalg.inv(h @ q @ h.T + r)
+        return kept @ f, gain @ y, kept @ q, seen @ h @ f, seen @ y
+
+    def first(y):
+        p = f @ f.T + q
+        gain = jnp.linalg.solve(h @ p @ h.T + r, h @ p).T
+        nothing = jnp.zeros((4, 4))
+        return nothing, gain @ y, p - gain @ h @ p, nothing, jnp.zeros(4)
+
+    def combine(left, right):
+        (a, b, c, j, e), (a2, b2, c2, j2, e2) = left, right
+        inverse = jnp.linalg.inv(jnp.eye(4) + c @ j2)
+        ahead, back = a2 @ inverse, (inverse @ a).T
+        return (
+            ahead @ a,
+            ahead @ (b + c @ e2) + b2,
+            ahead @ c @ a2.T + c2,
+            back @ j2 @ a + j,
+            back @ (e2 - j2 @ b) + e,
+        )
+
+    steps = jax.tree.map(
+        lambda x, x0: x.at[0].set(x0), jax.vmap(later)(observed), first(observed[0])
+    )
+    _, means, covariances, _, _ = lax.associative_scan(jax.vmap(combine), steps)
+    return means, covariances
+
+
+def parallel_kalman_loss(f, h, observed):
+    """What one step after the next is off, weighed by how sure the filter is of it."""
+    means, covariances = parallel_kalman(f, h, observed)
+
+    def log_likelihood(m, p, y):
+        s, v = h @ (f @ p @ f.T + 0.1 * jnp.eye(4)) @ h.T + 0.5 * jnp.eye(2), y - h @ f @ m
+        return -0.5 * (v @ jnp.linalg.solve(s, v) + jnp.linalg.slogdet(s)[1])
+
+    return -jax.vmap(log_likelihood)(means[:-1], covariances[:-1], observed[1:]).sum()
+
+
 def gaussian_process(x, y, there):
     def kernel(a, b):
         return jnp.exp(-0.5 * ((a[:, None] - b) ** 2).sum(-1))
@@ -206,6 +251,24 @@ MODELS = [
         of(kalman, normal(4, 4, scale=0.3), normal(2, 4, seed=1)),
         (floats("n, 2"),),
         SIZES,
+        tolerance=1e-3,
+    ),
+    Model(
+        "parallel Kalman filter",
+        of(parallel_kalman, normal(4, 4, scale=0.3), normal(2, 4, seed=1)),
+        (floats("n, 2"),),
+        SEVERAL,
+        tolerance=1e-4,
+    ),
+    Model(
+        "parallel Kalman filter, gradient",
+        of(
+            jax.value_and_grad(parallel_kalman_loss, argnums=(0, 1)),
+            normal(4, 4, scale=0.3),
+            normal(2, 4, seed=1),
+        ),
+        (floats("n, 2"),),
+        SEVERAL,
         tolerance=1e-3,
     ),
     Model(
