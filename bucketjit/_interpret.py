@@ -19,8 +19,9 @@ from bucketjit._dims import BucketSizes, is_symbolic
 from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._folding import folded
 from bucketjit._known import KnownPadding
+from bucketjit._loops import has_loop_to_stop, is_inside
 from bucketjit._opaque import looked_inside
-from bucketjit._rule import RuleContext, RuleTable, computed_once, running_rows
+from bucketjit._rule import RuleContext, RuleTable, computed_once
 from bucketjit._signs import hidden_signs
 from bucketjit._stand_ins import StandIns
 
@@ -223,14 +224,12 @@ class _Walk:
         return self.run(inner, consts, operands)
 
     def _equation_mentions_sizes(self, eqn: Any) -> bool:
-        if running_rows.get():
-            rule = self._rules.get(eqn.primitive)
-            if getattr(rule, "heeds_running_rows", False):
-                return True
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
-        return any(map(self._param_mentions_sizes, eqn.params.values()))
+        if any(map(self._param_mentions_sizes, eqn.params.values())):
+            return True
+        return eqn.primitive in self._rules and has_loop_to_stop(eqn)
 
     def _param_mentions_sizes(self, value: Any) -> bool:
         if is_symbolic(value):
@@ -238,7 +237,7 @@ class _Walk:
         if isinstance(value, int | float | str | bool) or value is None:
             return False
         if _jax.is_jaxpr(value):
-            key = (id(value), bool(running_rows.get()))
+            key = (id(value), is_inside())
             if key not in self._mentions:
                 inner = _jax.open_jaxpr(value)[0]
                 answer = any(map(self._equation_mentions_sizes, inner.eqns))

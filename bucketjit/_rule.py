@@ -10,7 +10,6 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import jax
@@ -25,12 +24,6 @@ from bucketjit._errors import MaskingError
 from bucketjit._known import KnownPadding
 from bucketjit._size_params import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._stand_ins import StandIns
-
-# A scan whose vmapped rows have lengths of their own goes on for the longest. What its body
-# computes for a row that is done is thrown away, but a loop in it must not run for ever on that.
-# So a rule with the attribute ``heeds_running_rows`` is asked inside it for every equation of its
-# primitive, and these say in which rows there is anything to compute.
-running_rows: ContextVar[tuple[Any, ...]] = ContextVar("running_rows", default=())
 
 Rule = Callable[..., Any]
 RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives

@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_persistence _apart",
         "_dims _axes _associative _elementwise _stats _device _padded _parallel",
         "_closures _hosts",
-        "_guards _nesting _number_errors _size_numbers _groups _known _stand_ins _folding",
+        "_guards _nesting _number_errors _size_numbers _groups _known _stand_ins _folding _loops",
         "_skeleton _fit",
         "_own_constants",
         "_nan_paths _constant_sides _library_folds _compared",

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from bucketjit import _jax
 from bucketjit._associative import (
     CURVATURE,
     PRIMAL,
@@ -23,6 +24,7 @@ from bucketjit._associative import (
     operands_of,
     pullback_of_pairs,
 )
+from bucketjit._loops import has_loop
 from bucketjit._rule import Rule, RuleContext, crop, select
 from bucketjit.rules._sliding import along
 
@@ -46,9 +48,24 @@ class _Scan:
         size = left[0].shape[self._axis]
         return self._call(self._combine.jaxpr, size, size, *left, *right)
 
-    def forward(self, elems: Arrays) -> Arrays:
-        """What JAX does with a static size."""
-        return list(lax.associative_scan(self._combined, elems, axis=self._axis))
+    def forward(self, elems: Arrays, logical: Any) -> Arrays:
+        """What JAX does with a static size.
+
+        A loop by data in the function may not end on padding. There each element also says whether
+        it is real, and pairs with padding are padding.
+        """
+        axis = self._axis
+        if not has_loop(_jax.open_jaxpr(self._combine.jaxpr)[0]):
+            return list(lax.associative_scan(self._combined, elems, axis=axis))
+
+        def combined(left: Arrays, right: Arrays) -> Arrays:
+            real = left[-1] & right[-1]
+            args = *left[:-1], *right[:-1]
+            size = real.shape[axis]
+            return [*self._call(self._combine.jaxpr, size, jnp.sum(real), *args), real]
+
+        real = along(jnp.arange(elems[0].shape[axis]) < logical, axis, axis + 1)
+        return list(lax.associative_scan(combined, [*elems, real], axis=axis))[:-1]
 
     def backward(self, elems: Arrays, cotangents: Arrays, logical: Any) -> tuple[Arrays, Arrays]:
         """Cotangents of constants and elements; `forward` step by step, backwards.
@@ -64,8 +81,9 @@ class _Scan:
         left = [lax.slice_in_dim(x, 0, 2 * pairs, 2, axis) for x in elems]
         right = [lax.slice_in_dim(x, 1, 2 * pairs, 2, axis) for x in elems]
         later = [lax.slice_in_dim(x, 2, None, 2, axis) for x in elems]
-        reduced = self._combined(left, right)
-        before = [lax.slice_in_dim(x, 0, evens, 1, axis) for x in self.forward(reduced)]
+        reduced = self._call(self._combine.jaxpr, pairs, logical // 2, *left, *right)
+        sums = self.forward(reduced, logical // 2)
+        before = [lax.slice_in_dim(x, 0, evens, 1, axis) for x in sums]
         to_odd = [lax.slice_in_dim(t, 1, None, 2, axis) for t in cotangents]
         to_even: Arrays = [lax.slice_in_dim(t, 2, None, 2, axis) for t in cotangents]
         to_consts: Arrays = [jnp.zeros_like(self._consts[i]) for i in self._combine.floats[0]]
@@ -110,21 +128,23 @@ def _interleave(even: Any, odd: Any, axis: int, size: int) -> Any:
 def associative_scan(ctx: RuleContext, *operands: Any) -> Arrays:
     """Padding comes after all that is real, and in a pullback it is kept from what is real."""
     combine, mode = ctx.params["combine"], ctx.params["mode"]
+    logical = ctx.logical(ctx.in_shapes[combine.num_consts][combine.axis])
     if mode == CURVATURE:
         pairs = pullback_of_pairs(combine, operands)
-        return first_half(combine, _evaluate(ctx, combine.dual, PULLBACK, pairs))
-    return _evaluate(ctx, combine, mode, operands)
+        return first_half(combine, _evaluate(ctx, combine.dual, PULLBACK, pairs, logical))
+    return _evaluate(ctx, combine, mode, operands, logical)
 
 
-def _evaluate(ctx: RuleContext, combine: Combine, mode: str, operands: Arrays) -> Arrays:
+def _evaluate(
+    ctx: RuleContext, combine: Combine, mode: str, operands: Arrays, logical: Any
+) -> Arrays:
     consts, elems, linear = operands_of(combine, operands)
     if mode == PRIMAL:
-        return _Scan(ctx, combine, consts).forward(elems)
+        return _Scan(ctx, combine, consts).forward(elems, logical)
     if mode == TANGENT:
         const_dots, elem_dots = combine.split(linear, floats=True)
         pairs = _Scan(ctx, combine.dual, [*consts, *const_dots])
-        return pairs.forward([*elems, *elem_dots])[len(elems) :]
-    logical = ctx.logical(ctx.in_shapes[-1][combine.axis])
+        return pairs.forward([*elems, *elem_dots], logical)[len(elems) :]
     to_consts, to_elems = _Scan(ctx, combine, consts).backward(elems, linear, logical)
     return [*to_consts, *to_elems]
 

@@ -6,18 +6,17 @@ custom derivatives or batching rules are evaluated in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
 from bucketjit._errors import is_of_machine
-from bucketjit._rule import Rule, RuleContext, running_rows
+from bucketjit._loops import has_loop, holds_loop, loops_only_while, where_running
+from bucketjit._rule import Rule, RuleContext
 
 
 def strong(x: Any) -> Any:
@@ -83,18 +82,32 @@ def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
 
 def cond(ctx: RuleContext, index: Any, *operands: Any) -> Any:
     """Switch over the masked branches; the index is a scalar, so it has no padding."""
-    branches = [_branch(ctx, jaxpr) for jaxpr in ctx.params["branches"]]
-    platforms = ctx.params.get("branches_platforms")
+    jaxprs, platforms = ctx.params["branches"], ctx.params.get("branches_platforms")
     operands = tuple(map(strong, operands))
     if platforms is None:
+        taken = lambda i: jnp.clip(index, 0, len(jaxprs) - 1) == i  # noqa: E731
+        branches = [
+            _branch(ctx, jaxpr, functools.partial(taken, i)) for i, jaxpr in enumerate(jaxprs)
+        ]
         return lax.switch(index, branches, *operands)
+    branches = [_branch(ctx, jaxpr) for jaxpr in jaxprs]
     named = {p: f for names, f in zip(platforms, branches, strict=True) for p in names or ()}
     default = branches[-1] if platforms[-1] is None else None
     return lax.platform_dependent(*operands, default=default, **named)
 
 
-def _branch(ctx: RuleContext, jaxpr: Any) -> Callable[..., tuple[Any, ...]]:
-    return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
+def _branch(
+    ctx: RuleContext, jaxpr: Any, taken: Callable[[], Any] | None = None
+) -> Callable[..., tuple[Any, ...]]:
+    """One branch; ``taken`` says at run time whether it runs, where that is not known before."""
+    if taken is None or not has_loop(_jax.open_jaxpr(jaxpr)[0]):
+        return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
+
+    def branch(*xs: Any) -> tuple[Any, ...]:
+        with loops_only_while(taken()):
+            return evaluate_strong(ctx, jaxpr, *xs)
+
+    return branch
 
 
 # --- while --------------------------------------------------------------------------------
@@ -104,7 +117,8 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     """Loop while a real row's predicate holds.
 
     The predicate of a vmapped loop has the batch axes: rows that are done keep their carry, and
-    padded rows are never begun, so what they hold cannot keep the loop running.
+    padded rows are never begun, so what they hold cannot keep the loop running. A loop with loops
+    inside carries its predicate along, to tell them whether it runs.
     """
     split = ctx.params["cond_nconsts"]
     cond_consts = operands[:split]
@@ -116,48 +130,23 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
         predicate = ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
-        for running in running_rows.get():
-            predicate = _and_running(predicate, running)
-        return predicate
+        return where_running(predicate)
 
     def step(carry: Sequence[Any]) -> tuple[Any, ...]:
         return evaluate_strong(ctx, body_jaxpr, *body_consts, *carry)
 
-    if not rows:
+    if not rows and not holds_loop(ctx.eqn):
         return lax.while_loop(holds, step, init)
 
-    def step_rows(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
+    def step_running(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
         running, carry = state
-        new = tuple(_keep(running, a, b) for a, b in zip(step(carry), carry, strict=True))
-        return holds(new), new
+        with loops_only_while(jnp.any(running)):
+            new = step(carry)
+            if rows:
+                new = tuple(_keep(running, a, b) for a, b in zip(new, carry, strict=True))
+            return holds(new), new
 
-    return lax.while_loop(lambda state: jnp.any(state[0]), step_rows, (holds(init), init))[1]
-
-
-while_loop.heeds_running_rows = True  # type: ignore[attr-defined]
-
-
-@contextmanager
-def loops_only_while(running: Any) -> Iterator[None]:
-    """Loops that are masked inside run in those vmapped rows only where ``running`` holds."""
-    token = running_rows.set((*running_rows.get(), running))
-    try:
-        yield
-    finally:
-        running_rows.reset(token)
-
-
-@custom_vmap
-def _and_running(predicate: Any, running: Any) -> Any:
-    return predicate  # without vmap the body is not run at all where ``running`` is False
-
-
-@_and_running.def_vmap
-def _(axis_size: int, batched: Sequence[bool], predicate: Any, running: Any) -> Any:
-    if not batched[1]:
-        return _and_running(predicate, running), batched[0]
-    in_axes = [0 if b else None for b in batched]
-    return jax.vmap(jnp.logical_and, in_axes, axis_size=axis_size)(predicate, running), True
+    return lax.while_loop(lambda state: jnp.any(state[0]), step_running, (holds(init), init))[1]
 
 
 def _keep(running: Any, new: Any, old: Any) -> Any:

@@ -12,8 +12,9 @@ from jax.custom_batching import custom_vmap
 
 from bucketjit import _jax
 from bucketjit._dims import is_symbolic
+from bucketjit._loops import loops_only_while
 from bucketjit._rule import Rule, RuleContext, zeros
-from bucketjit.rules.control import evaluate_strong, loops_only_while, strong
+from bucketjit.rules.control import evaluate_strong, strong
 
 
 def scan(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
