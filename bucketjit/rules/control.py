@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -129,24 +130,26 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
 
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
-        predicate = ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
-        return where_running(predicate)
+        return ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
 
     def step(carry: Sequence[Any]) -> tuple[Any, ...]:
         return evaluate_strong(ctx, body_jaxpr, *body_consts, *carry)
 
-    if not rows and not holds_loop(ctx.eqn):
-        return lax.while_loop(holds, step, init)
+    has_loops = holds_loop(ctx.eqn)
+    if not rows and not has_loops:
+        return lax.while_loop(lambda carry: where_running(holds(carry)), step, init)
 
     def step_running(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
         running, carry = state
-        with loops_only_while(jnp.any(running)):
+        with loops_only_while(jnp.any(running)) if has_loops else nullcontext():
             new = step(carry)
             if rows:
                 new = tuple(_keep(running, a, b) for a, b in zip(new, carry, strict=True))
-            return holds(new), new
+            again = holds(new)
+        return where_running(again), new
 
-    return lax.while_loop(lambda state: jnp.any(state[0]), step_running, (holds(init), init))[1]
+    begin = where_running(holds(init)), init
+    return lax.while_loop(lambda state: jnp.any(state[0]), step_running, begin)[1]
 
 
 def _keep(running: Any, new: Any, old: Any) -> Any:
