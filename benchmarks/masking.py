@@ -10,7 +10,7 @@ compared before anything is timed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -44,6 +44,7 @@ class Model:
         shapes: Their symbolic shapes.
         sizes: Logical sizes.
         bucket: Padded sizes.
+        is_open: Whether its outputs that are no scalars have the open axes, in order, in front.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Model:
     shapes: Sequence[tuple[int | str, ...]]
     sizes: dict[str, int]
     bucket: dict[str, int]
+    is_open: bool = False
 
 
 def _transformer(params: Any, tokens: Any, real: Any | None) -> Any:
@@ -75,7 +77,7 @@ def transformer_forward(rng: np.random.Generator) -> Model:
         logits = _transformer(params, tokens, real)
         return jnp.where(real[..., None], logits, 0)
 
-    return _text_model("transformer, forward", plain, by_hand, rng)
+    return replace(_text_model("transformer, forward", plain, by_hand, rng), is_open=True)
 
 
 def transformer_step(rng: np.random.Generator) -> Model:
@@ -208,6 +210,43 @@ def cnn_step(rng: np.random.Generator) -> Model:
     )
 
 
+def spectrum_gradient(rng: np.random.Generator) -> Model:
+    """A loss of the spectrum of an image, both of its axes open, and the gradient of that."""
+
+    def plain(params: Any, image: Any) -> Any:
+        def loss(image: Any) -> Any:
+            return (jnp.log1p(jnp.abs(jnp.fft.fft2(image)) ** 2)).mean()
+
+        return jax.value_and_grad(loss)(image)
+
+    def chirp_transform(x: Any, n: Any) -> Any:
+        size = x.shape[-1]
+        k = jnp.arange(size)
+        angle = jnp.pi * ((k * k) % (2 * n)) / n
+        chirp = jax.lax.complex(jnp.cos(angle), -jnp.sin(angle))
+        kernel = jnp.zeros(2 * size, chirp.dtype).at[:size].set(chirp.conj())
+        kernel = kernel.at[size + 1 :].set(chirp.conj()[:0:-1])
+        mixed = jnp.fft.ifft(jnp.fft.fft(x * chirp, 2 * size) * jnp.fft.fft(kernel))
+        return mixed[..., :size] * chirp
+
+    def by_hand(params: Any, image: Any, h: Any, w: Any) -> Any:
+        real = is_real(h, w, image.shape)
+
+        def loss(image: Any) -> Any:
+            rows = chirp_transform(jnp.where(real, image, 0), w)
+            spectrum = chirp_transform(rows.T, h).T
+            each = jnp.log1p(jnp.abs(jnp.where(real, spectrum, 0)) ** 2)
+            return each.sum() / (h * w)
+
+        return jax.value_and_grad(loss)(image)
+
+    image = np.zeros((256, 256), np.float32)
+    image[:200, :230] = rng.standard_normal((200, 230))
+    sizes, bucket = {"h": 200, "w": 230}, {"h": 256, "w": 256}
+    name = "spectrum of an image, gradient"
+    return Model(name, plain, by_hand, (), [image], [("h", "w")], sizes, bucket, is_open=True)
+
+
 def derived(model: Model) -> Any:
     """What bucketjit makes of ``model.plain``, masked and jitted; called like ``by_hand``."""
     flat, tree = jax.tree_util.tree_flatten(((model.params, *model.arrays), {}))
@@ -251,15 +290,18 @@ def measure(model: Model, rounds: int) -> Row:
 
 
 def _logical(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The logical part of the logits; every other output has no open axis."""
-    if model.name != "transformer, forward":
+    """The logical part of an output."""
+    if not model.is_open or not shape:
         return shape
     return (*model.sizes.values(), *shape[2:])
 
 
 def by_model(options: Options) -> list[Row]:
     """A row for each model."""
-    models = (cnn_step, flat_tokens_step, transformer_forward, transformer_step)
+    models = (
+        *(cnn_step, flat_tokens_step, spectrum_gradient),
+        *(transformer_forward, transformer_step),
+    )
     chosen, rounds = (models[:1], 3) if options.quick else (models, 60)
     return [measure(make(np.random.default_rng(0)), rounds) for make in chosen]
 

@@ -7,6 +7,8 @@ length that is large enough, in which the logical size is but a number: exact up
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jax import lax
 
 from bucketjit import _jax
 from bucketjit._dims import Dim, is_symbolic
-from bucketjit._rule import Rule, RuleContext, crop, select, take, zeros
+from bucketjit._rule import Rule, RuleContext, computed_once, crop, select, take, zeros
 from bucketjit.rules._scaling import scaled, without_overflow
 from bucketjit.rules._sliding import along
 
@@ -44,8 +46,11 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
                 f"a transform of symbolic length {length}, padded beyond {CHIRP_LIMIT}",
                 in_bucket=True,
             )
+    open_axes = [axis for axis, length in lengths.items() if is_symbolic(length)]
+    x = ctx.fill(operand, axes=open_axes, value=0)
+    # A transform leaves zeros in the padding along the other axes, so one fill is enough.
+    x, back = without_overflow(x, axes, _headroom(ctx, lengths.values()))
     inverse, last = kind in ("IFFT", "IRFFT"), axes[-1]
-    x = operand
     if kind == "RFFT":
         x = _from_real(ctx, x, last, lengths.pop(last))
     real_length = lengths.pop(last) if kind == "IRFFT" else None
@@ -53,29 +58,38 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
         x = _transform(ctx, x, axis, length, inverse)
     if real_length is not None:
         x = _to_real(ctx, x, last, real_length)
-    return x
+    return scaled(x, back)
 
 
 def _transform(ctx: RuleContext, x: Any, axis: int, length: Dim, inverse: bool) -> Any:
-    """A complex transform along one axis."""
+    """A complex transform along one axis, whose padding holds zeros."""
     if not is_symbolic(length):
         return (jnp.fft.ifft if inverse else jnp.fft.fft)(x, axis=axis)
     size, n = x.shape[axis], ctx.logical(length)
-    position = jnp.arange(size, dtype=jnp.int32)
-    x = select(along(position < n, axis, x.ndim), x, 0)
-    chirp = _chirp(position, n, x.dtype, inverse)
-    wide = 1 << (2 * size - 2).bit_length()
-    x, back = without_overflow(x, (axis,), 4 * size * wide)
+    wide = _wide(size)
+    # Fused with what reads it, the chirp's sines would be computed anew for every element of x.
+    chirp = computed_once(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
     # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
     # convolution with conj(chirp), which is even.
     other = jnp.conj(chirp)
-    kernel = jnp.zeros(wide, x.dtype).at[:size].set(other)
-    kernel = kernel.at[wide - size + 1 :].set(other[:0:-1])
-    spectrum = jnp.fft.fft(x * along(chirp, axis, x.ndim), wide, axis)
-    mixed = jnp.fft.ifft(spectrum * along(jnp.fft.fft(kernel), axis, x.ndim), axis=axis)
-    out = lax.slice_in_dim(mixed, 0, size, axis=axis) * along(chirp, axis, x.ndim)
-    out = out / n.astype(out.real.dtype) if inverse else out
-    return scaled(out, back)
+    between = jnp.zeros(wide - 2 * size + 1, x.dtype)
+    kernel = jnp.fft.fft(lax.concatenate([other, between, other[:0:-1]], 0))
+    after = chirp / n.astype(chirp.real.dtype) if inverse else chirp
+    x = jnp.swapaxes(x, axis, -1)
+    mixed = jnp.fft.ifft(jnp.fft.fft(x * chirp, wide) * kernel)
+    return jnp.swapaxes(mixed[..., :size] * after, axis, -1)
+
+
+def _headroom(ctx: RuleContext, lengths: Iterable[Dim]) -> int:
+    """How many times larger than its input a number may get on the way."""
+    sizes = [(is_symbolic(length), ctx.padded(length)) for length in lengths]
+    return math.prod(4 * size * _wide(size) if is_open else size for is_open, size in sizes)
+
+
+def _wide(size: int) -> int:
+    """A size that has a fast transform and room for the convolution of two of this size."""
+    power = 1 << (2 * size - 2).bit_length()
+    return min(w for w in (power, power * 3 // 4, power * 5 // 8) if w >= 2 * size - 1)
 
 
 def _chirp(position: Any, n: Any, dtype: Any, inverse: bool) -> Any:
@@ -106,6 +120,7 @@ def _to_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
     index = jnp.where(position <= n // 2, position, n - position)
     half = take(x, index, axis)
     full = jnp.where(given, half, jnp.conj(half))
+    full = select(along(position < n, axis, x.ndim), full, 0)
     return jnp.real(_transform(ctx, full, axis, length, inverse=True))
 
 

@@ -268,7 +268,7 @@ MODELS = [
             normal(2, 4, seed=1),
         ),
         (floats("n, 2"),),
-        SEVERAL,
+        ({"n": 6}, {"n": 8}),
         tolerance=1e-3,
     ),
     Model(
