@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit._dims import BucketSizes
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, trace
 
 EQUATIONS_PER_STEP = 10
 

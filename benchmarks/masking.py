@@ -23,10 +23,10 @@ from benchmarks.encoder import WIDTH, draw_weights
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import _jax
-from bucketjit._dims import BucketSizes
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, trace
 
 LAYERS, VOCABULARY = 4, 256
 

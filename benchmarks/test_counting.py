@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bucketjit._cache import Slot
-from bucketjit._stats import Counters, Line
+from bucketjit._compile.cache import Slot
+from bucketjit._runtime.statistics import Counters, Line
 
 
 def test_a_warm_call(benchmark: Any) -> None:

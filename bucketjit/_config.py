@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from bucketjit import strategies
-from bucketjit._check import Check
+from bucketjit._arrays.results import Out
 from bucketjit._errors import SpecError
 from bucketjit._events import Listener
-from bucketjit._results import Out
-from bucketjit._rule import Rule
+from bucketjit._masking.checks import Check
+from bucketjit._masking.rule_context import Rule
 from bucketjit.strategies.base import Strategy
 
 DEFAULT_MAXSIZE = 128

@@ -2304,9 +2304,9 @@ def library_options(side_by_side: bool, without_folds: bool) -> Mapping[str, Any
     Args:
         side_by_side: Several executables run at the same time. Of the library, matrix products took
             up to 1.3 times as long for two side by side (transformers, jaxlib 0.10 and 0.12).
-        without_folds: The library gets folds of the program wrong; see `bucketjit._nan_paths` and
-            `bucketjit._constant_sides`. XLA compiles kernels for them then, which takes 1.1 to 1.5
-            times as long (transformers; of an MLP 20 ms more).
+        without_folds: The library gets folds of the program wrong; see `bucketjit._xla_defects`.
+            XLA compiles kernels for them then, which takes 1.1 to 1.5 times as long (transformers;
+            of an MLP 20 ms more).
     """
     folds = () if without_folds else ("REDUCE",)
     others = () if side_by_side else ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bucketjit._api.executor import BucketedExec
 from bucketjit._errors import SpecError
-from bucketjit._exec import BucketedExec
+from bucketjit._inspect.extras import Extra
+from bucketjit._runtime.statistics import Stats
 from bucketjit._safe_text import LONGEST_LABEL, one_line
-from bucketjit._stats import Stats
-from bucketjit._view.extras import Extra
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

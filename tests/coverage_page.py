@@ -25,9 +25,9 @@ from jax.extend.core import Primitive
 
 import tests.cases
 from bucketjit import _jax
-from bucketjit._explain import closure_of, first_paragraph, functions_in, how, maker_of
-from bucketjit.rules import FAMILIES
-from bucketjit.rules.refused import REFUSED
+from bucketjit._inspect.explain import closure_of, first_paragraph, functions_in, how, maker_of
+from bucketjit._masking.rules import FAMILIES
+from bucketjit._masking.rules.refused import REFUSED
 from tests.harness import Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
@@ -79,7 +79,7 @@ def _stand_in(name: str) -> Any:
 
 def entries(family: str) -> list[Entry]:
     """Every primitive of a family, those that this JAX lacks included."""
-    module = importlib.import_module(f"bucketjit.rules.{family}")
+    module = importlib.import_module(f"bucketjit._masking.rules.{family}")
     lookup = _jax.primitive
     with mock.patch.object(_jax, "primitive", lambda name: lookup(name) or _stand_in(name)):
         table = runpy.run_path(str(module.__file__), run_name=module.__name__)["TABLE"]
@@ -134,7 +134,7 @@ def _reachable(module: ModuleType, name: str, seen: set[tuple[str, str]]) -> Ite
     for used in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}:
         value = getattr(module, used, None)
         home = getattr(value, "__module__", None) or ""
-        if home.startswith("bucketjit.rules") and home in sys.modules:
+        if home.startswith("bucketjit._masking.rules") and home in sys.modules:
             yield from _reachable(sys.modules[home], getattr(value, "__name__", used), seen)
 
 
@@ -214,7 +214,7 @@ def _cells(primitive: str) -> tuple[str, str]:
 
 
 def _family_section(family: str) -> Iterator[str]:
-    module = importlib.import_module(f"bucketjit.rules.{family}")
+    module = importlib.import_module(f"bucketjit._masking.rules.{family}")
     yield f"\n## {family.capitalize()}\n"
     yield f"{first_paragraph(module.__doc__)}\n"
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}

@@ -20,11 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._dims import BucketSizes, evaluate, evaluate_text, is_symbolic, variables_of
-from bucketjit._interpret import interpret
-from bucketjit._paired import Tracer, pair
-from bucketjit._trace import Leaf, TraceRefused, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import (
+    BucketSizes,
+    evaluate,
+    evaluate_text,
+    is_symbolic,
+    variables_of,
+)
+from bucketjit._tracing.concrete import Tracer, pair
+from bucketjit._tracing.symbolic import Leaf, TraceRefused, trace
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._dims import BucketSizes
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, trace
 
 LOGICAL, PADDED = 4, 8
 

@@ -19,18 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Event, SpecError, _jax, _supply
-from bucketjit._apart import compiler, pacer, wire
-from bucketjit._apart import pool as pool_module
-from bucketjit._apart.pool import Pool
-from bucketjit._workers import _Turns
+from bucketjit import BucketedExec, Event, SpecError, _jax
+from bucketjit._compile import provider
+from bucketjit._compile.background import _Turns
+from bucketjit._compile.process import messages, throttle, worker
+from bucketjit._compile.process import pool as pool_module
+from bucketjit._compile.process.pool import Pool
 from tests.comparison import assert_same, ramp
 from tests.process_table import SECONDS, assert_gone, child, state
 
 pytestmark = pytest.mark.skipif(not pool_module.can_start(), reason="no processes that compile")
 _PATIENT = f"""
     from bucketjit import _supply
-    _supply._PATIENCE = {SECONDS}
+    provider._PATIENCE = {SECONDS}
 """
 
 
@@ -38,8 +39,8 @@ _PATIENT = f"""
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A pool of this test's own."""
     made = Pool()
-    monkeypatch.setattr(_supply, "pool", lambda: made)
-    monkeypatch.setattr(_supply, "_PATIENCE", SECONDS)
+    monkeypatch.setattr(provider, "pool", lambda: made)
+    monkeypatch.setattr(provider, "_PATIENCE", SECONDS)
     yield made
     made.end()
 
@@ -59,7 +60,7 @@ def executor(
 
 
 def members(process: Any) -> tuple[int, int]:
-    """The pacer, and the compiler, which is its only child."""
+    """The throttle, and the worker, which is its only child."""
     return process._popen.pid, child(process._popen.pid)
 
 
@@ -299,8 +300,8 @@ def test_one_that_ends_when_it_is_asked_is_followed_by_another(
 def test_one_that_gets_no_time_is_given_up(
     processes: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_supply, "_PATIENCE", 0.2)
-    monkeypatch.setattr(_supply, "_PATIENT", 0.0)
+    monkeypatch.setattr(provider, "_PATIENCE", 0.2)
+    monkeypatch.setattr(provider, "_PATIENT", 0.0)
     processes.start()
     [process] = processes._all
     halted = members(process)
@@ -320,7 +321,7 @@ def test_one_that_gets_no_time_is_given_up(
     assert told("process")[1].endswith("did not get to it lately")  # and is not asked
     assert not processes._all and processes._rest == 120
     processes._rests_until = 0.0
-    monkeypatch.setattr(_supply, "_PATIENCE", SECONDS)
+    monkeypatch.setattr(provider, "_PATIENCE", SECONDS)
     wrapped(ramp(2))
     assert wrapped.wait_for_compiles(SECONDS)
     assert len(told("process")) == 2 and processes._rest == 60
@@ -475,12 +476,12 @@ def test_those_that_have_ended_are_buried(processes: Pool) -> None:
 
 def test_it_ends_without_work() -> None:
     reads, writes = os.pipe()
-    assert compiler._next_message(reads, 0.01) is None
-    os.write(writes, wire.packed([b"a", b"bc"]))
-    message = compiler._next_message(reads, 0.01)
-    assert message is not None and wire.unpacked(message) == [b"a", b"bc"]
+    assert worker._next_message(reads, 0.01) is None
+    os.write(writes, messages.packed([b"a", b"bc"]))
+    message = worker._next_message(reads, 0.01)
+    assert message is not None and messages.unpacked(message) == [b"a", b"bc"]
     os.close(writes)
-    assert compiler._next_message(reads, SECONDS) is None
+    assert worker._next_message(reads, SECONDS) is None
     os.close(reads)
 
 
@@ -675,11 +676,11 @@ def test_it_is_halted_while_this_process_is_at_work(processes: Pool) -> None:
 
 
 def test_whether_a_process_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacer, "LOOK", 0.1)
+    monkeypatch.setattr(throttle, "LOOK", 0.1)
     until = "import time; t = time.monotonic() + 60\nwhile time.monotonic() < t: {}"
     for what, expected in (("pass", True), ("time.sleep(1)", False)):
         with subprocess.Popen([sys.executable, "-c", until.format(what)]) as process:
-            work = pacer._Work(process.pid)
+            work = throttle._Work(process.pid)
             deadline = time.monotonic() + SECONDS
             agreed = 0
             while agreed < 2:  # starting is work, too
@@ -687,7 +688,7 @@ def test_whether_a_process_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
                 agreed = agreed + 1 if work.is_under_way() is expected else 0
                 assert time.monotonic() < deadline
             process.kill()
-    gone = pacer._Work(process.pid)
+    gone = throttle._Work(process.pid)
     time.sleep(0.15)
     assert not gone.is_under_way()
 

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bucketjit import _cache
-from bucketjit._cache import CacheInfo, ExecutableCache
+from bucketjit._compile import cache as cache_module
+from bucketjit._compile.cache import CacheInfo, ExecutableCache
 
 PATIENCE = 20  # seconds until a test that hangs is failed
 
@@ -325,7 +325,7 @@ class TestThreads:
                 assert turn.acquire(timeout=PATIENCE)
                 return error
 
-        monkeypatch.setattr(_cache, "Future", InTurn)
+        monkeypatch.setattr(cache_module, "Future", InTurn)
         cache, gate, seen = ExecutableCache(4), Gate(ValueError("too large")), []
 
         def waiter():
@@ -365,7 +365,7 @@ class TestThreads:
                 raise left.pop()
             return plain(*args)
 
-        monkeypatch.setattr(cache, where, interrupted)
+        monkeypatch.setattr(cache_module, where, interrupted)
         others_compile(pool, cache, first, Gate("other"))
         assert not cache._flights
 

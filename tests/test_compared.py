@@ -16,7 +16,7 @@ from jax._src import config as _config
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Check, Fallback, _jax
-from bucketjit._compared import compared
+from bucketjit._xla_defects.recomputed_values import compared
 
 Function = Callable[[Any], Any]
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback, _jax
-from bucketjit._constant_sides import has_constant_sides
+from bucketjit._xla_defects.broadcast_operands import has_constant_sides
 from tests.comparison import ramp
 
 Function = Callable[[Any], Any]

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, _device, _padding
+from bucketjit import BucketedExec
+from bucketjit._arrays import device, padding
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint16", "bool", "complex64"]
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
@@ -37,27 +38,27 @@ def contents(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 def test_pad_and_unpad(shape: tuple[int, ...], padded: tuple[int, ...], dtype: str) -> None:
     host = contents(shape, dtype)
     array = jnp.asarray(host)
-    assert _device.can_view(array)
-    got = _device.pad(array, padded)
+    assert device.can_view(array)
+    got = device.pad(array, padded)
     want = np.zeros(padded, host.dtype)
     want[tuple(map(slice, shape))] = host
     assert got.dtype == array.dtype
     np.testing.assert_array_equal(got, want)
-    back = _device.unpad(got, shape)
+    back = device.unpad(got, shape)
     del got, array
     assert back.shape == shape
     np.testing.assert_array_equal(back, host)
 
 
 def test_what_cannot_be_viewed_is_said() -> None:
-    assert not _device.can_view(jnp.float32(1))
-    assert not _device.can_view(jnp.zeros(4, jnp.int4))
-    assert not _device.can_view(jax.random.split(jax.random.key(0), 2))
+    assert not device.can_view(jnp.float32(1))
+    assert not device.can_view(jnp.zeros(4, jnp.int4))
+    assert not device.can_view(jax.random.split(jax.random.key(0), 2))
 
 
 def test_a_view_is_not_written_through() -> None:
     array = jnp.arange(8.0)
-    view = _device.unpad(array, (3,))
+    view = device.unpad(array, (3,))
     bumped = jax.jit(lambda v: v.at[0].set(9.0), donate_argnums=0)(view)
     np.testing.assert_array_equal(bumped, [9, 1, 2])
     del view, bumped
@@ -67,8 +68,8 @@ def test_a_view_is_not_written_through() -> None:
 def test_sizes_of_one_bucket_share_their_programs(xla_compiles: Callable[[], int]) -> None:
     def both(n: int) -> None:
         host = np.full((n, 4), n, np.float32)
-        padded = _device.pad(jax.device_put(host), (128, 4))
-        np.testing.assert_array_equal(_device.unpad(padded, (n, 4)), host)
+        padded = device.pad(jax.device_put(host), (128, 4))
+        np.testing.assert_array_equal(device.unpad(padded, (n, 4)), host)
 
     both(65)
     before = xla_compiles()
@@ -83,17 +84,17 @@ def test_a_part_of_the_rows(dtype: str) -> None:
     array = jnp.asarray(host)
     seen = 0
     for start, stop in ((0, 31), (0, 5), (16, 31), (8, 9), (3, 7)):
-        if _device.can_view_from(array, start):
+        if device.can_view_from(array, start):
             seen += 1
-            part = _device.part(array, start, stop)
+            part = device.part(array, start, stop)
             np.testing.assert_array_equal(part, host[start:stop])
             assert part.unsafe_buffer_pointer() % 16 == 0
     assert seen >= 3
-    assert not _device.can_view_from(jnp.zeros((4, 0)), 0)
+    assert not device.can_view_from(jnp.zeros((4, 0)), 0)
 
 
 def test_a_call_in_chunks_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_padding, "_in_host_memory", lambda sharding: False)
+    monkeypatch.setattr(padding, "_in_host_memory", lambda sharding: False)
 
     def fn(x: Any, y: Any) -> Any:
         return jnp.sort(x, axis=1), y * 2, x.T
@@ -109,7 +110,7 @@ def test_a_call_in_chunks_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("out", ["jax", "padded"])
 def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays stay where they are: nothing asks for their contents on the host."""
-    monkeypatch.setattr(_padding, "_in_host_memory", lambda sharding: False)
+    monkeypatch.setattr(padding, "_in_host_memory", lambda sharding: False)
 
     def fn(x: Any, y: Any) -> Any:
         return jnp.sort(x, axis=1), x.sum(), y * 2, x.T
@@ -118,8 +119,8 @@ def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch
     for b, s in ((3, 5), (4, 8), (5, 5), (3, 5), (1, 1)):
         x, y = jnp.asarray(contents((b, s), "float32")), jnp.asarray(contents((b,), "float32"))
         with monkeypatch.context() as no_host:
-            no_host.setattr(_padding, "_pad_host", None)
-            no_host.setattr(_padding, "cut", None)
+            no_host.setattr(padding, "_pad_host", None)
+            no_host.setattr(padding, "cut", None)
             got = executor(x, y)
         for a, e in zip(got, jax.jit(fn)(x, y), strict=True):
             np.testing.assert_allclose(a, e, rtol=1e-5)

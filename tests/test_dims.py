@@ -17,7 +17,8 @@ import pytest
 from jax import export
 
 from bucketjit import BucketedExec
-from bucketjit._dims import (
+from bucketjit._errors import MaskingError
+from bucketjit._sizes.expressions import (
     BucketSizes,
     bind_unique_names,
     evaluate,
@@ -31,7 +32,6 @@ from bucketjit._dims import (
     upper_bound_text,
     variables_of,
 )
-from bucketjit._errors import MaskingError
 
 VARIABLES = ("b", "s", "t")
 

@@ -23,7 +23,7 @@ from bucketjit import (
     SizeMismatchError,
     SpecError,
 )
-from bucketjit._axes import STATIC, Anonymous, leaf_entries, tokens_of
+from bucketjit._sizes.dynamic_axes import STATIC, Anonymous, leaf_entries, tokens_of
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 

@@ -33,7 +33,7 @@ from bucketjit import (
     SpecError,
     strategies,
 )
-from bucketjit._engine import Engine
+from bucketjit._runtime.engine import Engine
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)
@@ -1448,7 +1448,7 @@ def test_a_cut_bucket_is_that_of_the_plan() -> None:
 
 
 def test_cut_buckets_are_remembered_of_so_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bucketjit._engine._CUT", 4)
+    monkeypatch.setattr("bucketjit._runtime.engine._CUT", 4)
     executor = BucketedExec(lambda x: x * 2 if x.shape[0] > 40 else x * 3).with_pow2()
     for n in range(33, 41):
         np.testing.assert_array_equal(executor(ramp(n)), 3 * ramp(n))

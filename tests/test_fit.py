@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bucketjit._dims import evaluate_text
-from bucketjit._fit import fit
+from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._sizes.fit import fit
 
 SAMPLES = [
     {"b": 3, "s": 5},

@@ -21,8 +21,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback, FallbackWarning, ShapeCheckError
-from bucketjit._guards import Guard, parse_constraint
-from bucketjit._trace import Leaf, TraceRefused, trace
+from bucketjit._sizes.guards import Guard, parse_constraint
+from bucketjit._tracing.symbolic import Leaf, TraceRefused, trace
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (3, 1, 4, 5, 8, 3)

@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 from bucketjit import MaskingError, RuleContext
-from bucketjit._dims import BucketSizes
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, Program, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, Program, trace
 from tests.comparison import ramp
 
 

@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._known import KnownPadding, _of_two
+from bucketjit._masking.padding_constants import KnownPadding, _of_two
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 

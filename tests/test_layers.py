@@ -14,40 +14,38 @@ import pytest
 import bucketjit
 
 PACKAGE = Path(bucketjit.__file__).parent
+ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 
-# Downhill only: a module imports from the rows above its own. Those of one row may import each
-# other where the second set of rules below does not forbid it, but not in a circle.
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    frozenset(row.split())
-    for row in (
-        "_errors _version _events _safe_text _planning",
-        "_jax_names",
-        "_jax strategies _cache _size_params _timeline",
-        "_persistence _apart",
-        "_dims _axes _associative _elementwise _stats _device _padded _parallel",
-        "_closures _hosts",
-        "_guards _nesting _number_errors _size_numbers _groups _known _stand_ins _folding _loops",
-        "_skeleton _fit",
-        "_own_constants",
-        "_nan_paths _constant_sides _library_folds _compared",
-        "_unmerge _signs",
-        "_padding",
-        "_rule _results _trace _signature _patches _autodiff",
-        "_paired _opaque _resign",
-        "_family _independence",
-        "rules _interpret",
-        "_check _config _signing _executable _single_threaded _chunk_device",
-        "_refusals _building _lowered_types _first_run _workers",
-        "_supply _plan _route _overflow _splitting _split_plan _preloading _loading _chunked_log",
-        "_orders _progress _asked_sizes _open_outs",
-        "_builders _engine",
-        "_derivatives _explain _warmup _manifest _view",
-        "_adapting _ahead",
-        "_exec",
-        "_decorator metrics",
-        "__init__",
-        "_cli",
-    )
+# Downhill only: a package imports from those that stand before it, and from itself. The files at
+# the root of the package have their places too.
+PACKAGES = (
+    "_version",
+    "_errors",
+    "_safe_text",
+    "_events",
+    "strategies",
+    "_jax_names",
+    "_jax",
+    "_persistence",
+    "_sizes",
+    "_ir",
+    "_arrays",
+    "_xla_defects",
+    "_tracing",
+    "_masking",
+    "_config",
+    "_signature",
+    "_cores",
+    "_compile",
+    "_runtime",
+    "_autodiff",
+    "_inspect",
+    "_precompile",
+    "_api",
+    "metrics",
+    "__init__",
+    "_cli",
+    "__main__",
 )
 
 
@@ -60,8 +58,8 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def room(module: str) -> str:
-    """``rules.scan`` and ``rules.__init__`` are in the room ``rules``."""
+def package(module: str) -> str:
+    """``_masking.rules.scan`` is in the package ``_masking``."""
     return module.split(".")[0]
 
 
@@ -77,73 +75,94 @@ def imported(path: Path) -> list[tuple[str, ast.stmt]]:
     return found
 
 
-def rooms_used(path: Path) -> set[str]:
-    used = set()
+def packages_used(path: Path) -> set[str]:
+    return {
+        part if (part := name.split(".")[1]) in PACKAGES else "__init__"
+        for name, _ in imported(path)
+        if name.startswith("bucketjit.")
+    }
+
+
+def modules_used(path: Path) -> set[str]:
+    """The modules of the package that a module imports, by their dotted names."""
+    known, used = modules(), set()
     for name, _ in imported(path):
-        if name == "bucketjit":
-            used.add("__init__")
-        elif name.startswith("bucketjit."):
-            used.add(name.split(".")[1])
+        parts = name.split(".")[1:] if name.startswith("bucketjit.") else []
+        while parts and ".".join(parts) not in known:
+            parts = parts[:-1]
+        if parts:
+            used.add(".".join(parts))
     return used
 
 
-def level(name: str) -> int:
-    return next((i for i, row in enumerate(LAYERS) if name in row), len(LAYERS))
-
-
-def test_every_room_has_its_place() -> None:
-    known = frozenset().union(*LAYERS)
-    rooms = {room(m) for m in modules()}
-    # A room that comes later finds its place in the table here, and is then held to it.
-    assert rooms <= known | {"__main__"}, f"no layer for {rooms - known}"
+def test_every_package_has_its_place() -> None:
+    # A package that comes later finds its place in the tuple here, and is then held to it.
+    assert {package(m) for m in modules()} == set(PACKAGES)
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_go_downhill(module: str) -> None:
-    own = room(module)
-    for used in rooms_used(modules()[module]) - {own}:
-        assert level(used) <= level(own), f"{module} imports {used}, which is above it"
+    own = PACKAGES.index(package(module))
+    for used in packages_used(modules()[module]):
+        assert PACKAGES.index(used) <= own, f"{module} imports {used}, which is above it"
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    graph: dict[str, set[str]] = {}
-    for module, path in modules().items():
-        graph.setdefault(room(module), set()).update(rooms_used(path) - {room(module)})
+    graph = {module: modules_used(path) - {module} for module, path in modules().items()}
+    done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, " -> ".join((*trail, name))
-        for used in graph.get(name, ()):
-            visit(used, (*trail, name))
+        if name not in done:
+            for used in graph[name]:
+                visit(used, (*trail, name))
+            done.add(name)
 
     for name in graph:
         visit(name, ())
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if room(m) == "rules"])
+@pytest.mark.parametrize("module", [m for m in modules() if m.endswith(".__init__")])
+def test_the_file_of_a_package_is_its_docstring(module: str) -> None:
+    if module in {"strategies.__init__", "_masking.rules.__init__"}:
+        return  # public names, and the table of all families
+    (docstring,) = ast.parse(modules()[module].read_text()).body
+    assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
+    assert docstring.value.value.strip()
+
+
+def test_every_package_is_in_the_architecture() -> None:
+    text = ARCHITECTURE.read_text()
+    folders = {package(m) for m in modules() if m.count(".")}
+    assert [name for name in sorted(folders) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.startswith("_masking.rules.")])
 def test_rules_do_not_know_the_engine(module: str) -> None:
-    assert not rooms_used(modules()[module]) & {"_interpret", "_exec", "_executable", "_cache"}
+    assert "_masking.interpreter" not in modules_used(modules()[module])
 
 
 def test_the_engine_does_not_know_the_rules() -> None:
     """The table is an argument."""
-    assert "rules" not in rooms_used(modules()["_interpret"])
+    used = modules_used(modules()["_masking.interpreter"])
+    assert not [name for name in used if name.startswith("_masking.rules")]
 
 
 def test_the_cache_knows_nothing_of_jax() -> None:
-    for name, _ in imported(modules()["_cache"]):
+    for name, _ in imported(modules()["_compile.cache"]):
         assert not name.startswith(("jax", "bucketjit", "numpy")), name
 
 
-def test_strategies_and_planning_know_nothing_of_jax() -> None:
-    allowed = {"strategies": {"strategies", "_planning", "_errors"}, "_planning": {"_planning"}}
+def test_strategies_know_nothing_of_jax() -> None:
     for module, path in modules().items():
-        if room(module) in allowed:
+        if package(module) == "strategies":
             assert not [n for n, _ in imported(path) if n.startswith("jax")]
-            assert rooms_used(path) <= allowed[room(module)]
+            allowed = {"strategies", *(() if "._search." in module else ("_errors",))}
+            assert packages_used(path) <= allowed
 
 
 def test_errors_import_nothing_of_the_package() -> None:
-    assert rooms_used(modules()["_errors"]) == set()
+    assert packages_used(modules()["_errors"]) == set()
 
 
 @pytest.mark.parametrize("module", modules())

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._library_folds import has_wrong_folds
+from bucketjit._xla_defects.compiled_reductions import has_wrong_folds
 from tests.comparison import ramp
 
 Function = Callable[[Any], Any]

@@ -18,8 +18,9 @@ from jax import lax
 from jax.errors import InconclusiveDimensionOperation, JaxRuntimeError
 from jax.extend import core as jex_core
 
-from bucketjit import BucketedExec, FallbackWarning, SpecError, _axes
+from bucketjit import BucketedExec, FallbackWarning, SpecError
 from bucketjit._errors import MaskingError, is_of_machine
+from bucketjit._sizes import dynamic_axes
 
 ERRORS: tuple[Callable[[], BaseException], ...] = (
     lambda: MemoryError("planted"),
@@ -337,13 +338,13 @@ def test_while_a_specification_is_read(
     make: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = Moment(make())
-    plain = _axes.export.symbolic_shape
+    plain = dynamic_axes.export.symbolic_shape
 
     def reading(*args: Any, **options: Any) -> Any:
         moment()
         return plain(*args, **options)
 
-    monkeypatch.setattr(_axes.export, "symbolic_shape", reading)
+    monkeypatch.setattr(dynamic_axes.export, "symbolic_shape", reading)
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
     with moment.raised():
         executor(rows(3))

@@ -17,8 +17,8 @@ import pytest
 from jax import lax
 
 from bucketjit import RuleContext, _jax
-from bucketjit._rule import crop, select
-from bucketjit.rules import default_rules
+from bucketjit._masking.rule_context import crop, select
+from bucketjit._masking.rules import default_rules
 from tests.harness import Arg, Case, check, gradient_of
 
 pytestmark = pytest.mark.mutants
@@ -549,7 +549,7 @@ def test_the_harness_catches_a_broken_fill(fill: Any, monkeypatch: pytest.Monkey
 def test_the_harness_catches_an_interpreter_that_trusts_the_padded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bucketjit._dims import BucketSizes
+    from bucketjit._sizes.expressions import BucketSizes
 
     assert _passes(MEAN, False)
     monkeypatch.setattr(BucketSizes, "logical", lambda self, dim: self.padded(dim))

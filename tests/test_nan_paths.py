@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Fallback, _jax
-from bucketjit._nan_paths import may_lose_nan
+from bucketjit._xla_defects.nan_reductions import may_lose_nan
 
 Function = Callable[[Any], Any]
 

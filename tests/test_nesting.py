@@ -17,8 +17,8 @@ import pytest
 from jax.experimental import sparse
 
 from bucketjit import BucketedExec, Check, FallbackWarning
-from bucketjit._closures import holds_a_size
-from bucketjit._nesting import tree_holds_a_size
+from bucketjit._tracing.closures import holds_a_size
+from bucketjit._tracing.output_trees import tree_holds_a_size
 from tests.comparison import ramp
 
 

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec
-from bucketjit._own_constants import _COPIES, own_constants
+from bucketjit._tracing.own_constants import _COPIES, own_constants
 
 Make = Callable[[np.ndarray], Callable[[Any], Any]]
 

@@ -15,13 +15,13 @@ from contextlib import AbstractContextManager
 import jax
 import pytest
 
-from bucketjit import _parallel
-from bucketjit._parallel import run_together
+from bucketjit._cores import helper_threads
+from bucketjit._cores.helper_threads import run_together
 
 
 @functools.cache
-def the_helpers() -> _parallel.Helpers:
-    helpers = _parallel.Helpers(2)
+def the_helpers() -> helper_threads.Helpers:
+    helpers = helper_threads.Helpers(2)
     helpers.start()
     return helpers
 
@@ -29,7 +29,7 @@ def the_helpers() -> _parallel.Helpers:
 @pytest.fixture(autouse=True)
 def two_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine has."""
-    monkeypatch.setattr(_parallel, "_helpers", lambda process: the_helpers())
+    monkeypatch.setattr(helper_threads, "_helpers", lambda process: the_helpers())
 
 
 def test_results_are_in_order() -> None:
@@ -153,8 +153,8 @@ def test_threads_that_come_at_the_same_time_share_the_helpers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(_parallel, "cores", lambda: 4)
-    monkeypatch.setattr(_parallel, "_known", {})
+    monkeypatch.setattr(helper_threads, "cores", lambda: 4)
+    monkeypatch.setattr(helper_threads, "_known", {})
     together = threading.Barrier(8)
 
     def call(_: int) -> int:
@@ -165,7 +165,7 @@ def test_threads_that_come_at_the_same_time_share_the_helpers(
     with ThreadPoolExecutor(8) as users:
         assert list(users.map(call, range(8))) == [8] * 8
     assert threading.active_count() - before == 3
-    [helpers] = _parallel._known.values()
+    [helpers] = helper_threads._known.values()
     assert helpers.count == 3
 
 
@@ -180,7 +180,7 @@ def interrupt(*_):
     raise Interrupt
 
 signal.signal(signal.SIGUSR1, interrupt)
-_parallel.cores = lambda: 2
+helper_threads.cores = lambda: 2
 main = threading.get_ident()
 
 def job():
@@ -193,7 +193,7 @@ def job():
     print("done", flush=True)
 
 try:
-    _parallel.run_together([job] * 2)
+    helper_threads.run_together([job] * 2)
 except Interrupt:
     print("interrupted", flush=True)
 """

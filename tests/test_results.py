@@ -14,8 +14,8 @@ from jax import lax
 
 import bucketjit
 from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning, Padded, SpecError
-from bucketjit._padding import pad, padder, plain
-from bucketjit._route import _MAX_ROUTES
+from bucketjit._arrays.padding import pad, padder, plain
+from bucketjit._runtime.fast_path.route import _MAX_ROUTES
 from tests.comparison import assert_same, ramp, unrolled
 
 SIZES = (3, 5, 4, 8, 1, 3, 5)
@@ -433,7 +433,7 @@ def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
 
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are forgotten at once; calls are counted all the same."""
-    monkeypatch.setattr("bucketjit._route._MEMO_LIMIT", 4)
+    monkeypatch.setattr("bucketjit._runtime.fast_path.route._MEMO_LIMIT", 4)
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     for n in (*range(1, 17), *range(1, 17)):
         np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))

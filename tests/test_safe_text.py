@@ -129,9 +129,10 @@ def test_metrics() -> None:
 def test_series_of_fallbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """And add up to the calls."""
     client = pytest.importorskip("prometheus_client")
-    from bucketjit import _stats, metrics
+    from bucketjit import metrics
+    from bucketjit._runtime import statistics
 
-    monkeypatch.setattr(_stats, "REASONS_KEPT", 2)
+    monkeypatch.setattr(statistics, "REASONS_KEPT", 2)
     sines = iter(range(100))
 
     def refuses(ctx: Any, operand: Any) -> Any:

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback, FallbackError
-from bucketjit._signs import hidden_signs
-from bucketjit._trace import Leaf, trace
+from bucketjit._masking.vector_signs import hidden_signs
+from bucketjit._tracing.symbolic import Leaf, trace
 from tests.comparison import assert_same
 
 

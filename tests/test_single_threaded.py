@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, _chunk_device, _jax, _parallel, _single_threaded
+from bucketjit import BucketedExec, Padded, _jax
+from bucketjit._cores import helper_threads, placement, single_threaded
 from tests.comparison import assert_same, ramp
 
 pytestmark = pytest.mark.skipif(
@@ -77,7 +78,7 @@ def test_it_is_for_chunks_only() -> None:
 
 
 def test_few_chunks_share_their_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chunk_device, "cores", lambda: 64)
+    monkeypatch.setattr(placement, "cores", lambda: 64)
     executor, params = by_rows(), new_params()
     x = ramp(8, 16, 6)
     same(executor(params, x), jax.jit(layer)(params, x))
@@ -96,7 +97,7 @@ def test_large_operations_are_shared(large: str, monkeypatch: pytest.MonkeyPatch
     x, w = ramp(3, 16, 6), jnp.asarray(ramp(6, 4))
     flops = 2 * 16 * 6 * 4  # of a chunk
     for most, apart in ((flops, True), (flops - 1, False)):
-        monkeypatch.setattr(_chunk_device, "_MOST_FLOPS", most)
+        monkeypatch.setattr(placement, "_MOST_FLOPS", most)
         executor = by_rows(fn)
         same(executor(w, x), jax.jit(fn)(w, x))
         assert is_apart(executor) == [apart]
@@ -156,7 +157,7 @@ def test_parameters_go_when_nobody_holds_them() -> None:
     executor(params, x)
     executor(params, x)
     gone = [weakref.ref(leaf) for leaf in jax.tree.leaves(params)]
-    there = [weakref.ref(_single_threaded._books._lent[id(p())].array) for p in gone]
+    there = [weakref.ref(single_threaded._books._lent[id(p())].array) for p in gone]
     del params
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
@@ -244,10 +245,10 @@ def test_numbers_of_64_bits() -> None:
 def test_a_pinned_thread_that_calls_first_has_no_say() -> None:
     def pinned() -> int:
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-        return _parallel.cores()
+        return helper_threads.cores()
 
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(pinned).result() == _parallel.cores() > 1
+        assert pool.submit(pinned).result() == helper_threads.cores() > 1
 
 
 def test_values_that_are_not_finite() -> None:
@@ -339,12 +340,12 @@ def test_helpers_that_do_not_start_leave_nobody_waiting(monkeypatch: pytest.Monk
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", fails_at_second)
-    helpers = _parallel.Helpers(3)
+    helpers = helper_threads.Helpers(3)
     helpers.start()
     assert helpers.count == 1
-    monkeypatch.setattr(_parallel, "_helpers", lambda process: helpers)
+    monkeypatch.setattr(helper_threads, "_helpers", lambda process: helpers)
     meet = threading.Barrier(2)
-    assert len({*_parallel.run_together([lambda: meet.wait(30)] * 2)}) == 2
+    assert len({*helper_threads.run_together([lambda: meet.wait(30)] * 2)}) == 2
 
 
 _ALONE = """
@@ -513,13 +514,13 @@ def test_what_chunks_have_in_common_is_looked_at_once(monkeypatch: pytest.Monkey
     executor(params, x)
     seen: list[str] = []
     for name in ("bind", "to_host", "__call__"):
-        method = getattr(_single_threaded.SingleThreaded, name)
+        method = getattr(single_threaded.SingleThreaded, name)
 
         def spied(self: Any, *args: Any, name: str = name, method: Any = method) -> Any:
             seen.append(name)
             return method(self, *args)
 
-        monkeypatch.setattr(_single_threaded.SingleThreaded, name, spied)
+        monkeypatch.setattr(single_threaded.SingleThreaded, name, spied)
     executor = by_rows()
     for _ in range(3):
         seen.clear()

@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, SpecError, SplitError, _padding, _parallel, _split_plan
+from bucketjit import BucketedExec, Padded, SpecError, SplitError
+from bucketjit._arrays import padding
+from bucketjit._cores import helper_threads
+from bucketjit._runtime.chunks import plan
 from tests.comparison import assert_like_jit, assert_same, ramp
 from tests.test_overflow import SPLITS, buckets, floats, mlp, rows
 from tests.test_parallel import the_helpers
@@ -23,8 +26,8 @@ from tests.test_parallel import the_helpers
 @pytest.fixture(autouse=True)
 def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads help whatever this machine has, and however small the chunks are."""
-    monkeypatch.setattr(_parallel, "_helpers", lambda process: the_helpers())
-    monkeypatch.setattr(_split_plan, "_WORTH_HELP", 0.0)
+    monkeypatch.setattr(helper_threads, "_helpers", lambda process: the_helpers())
+    monkeypatch.setattr(plan, "_WORTH_HELP", 0.0)
 
 
 def forbid_the_slow_path(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +164,13 @@ def test_a_padded_array_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = BucketedExec(rows, dynamic_axes="b, s").with_buckets([2], "b", overflow="split")
     x = floats(20, 8)
     calls: list[int] = []
-    unpad = _padding.unpad
+    unpad = padding.unpad
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return unpad(*args)
 
-    monkeypatch.setattr(_padding, "unpad", counted)
+    monkeypatch.setattr(padding, "unpad", counted)
     for _ in range(3):
         calls.clear()
         got = executor(Padded(jnp.asarray(x), {0: 19, 1: 5}))
@@ -250,14 +253,14 @@ def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     x = floats(12, 3)
     executor(x), executor(x)
     meet, threads = threading.Barrier(3), set()
-    serve = _split_plan.SplitPlan._serve
+    serve = plan.SplitPlan._serve
 
     def met(*args: Any, **kwargs: Any) -> Any:
         meet.wait(timeout=30)
         threads.add(threading.get_ident())
         return serve(*args, **kwargs)
 
-    monkeypatch.setattr(_split_plan.SplitPlan, "_serve", met)
+    monkeypatch.setattr(plan.SplitPlan, "_serve", met)
     assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
     assert len(threads) == 3
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Check
-from bucketjit._stand_ins import StandIns
+from bucketjit._masking.filled_values import StandIns
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 

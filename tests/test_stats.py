@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Check, FallbackWarning, MaskingError, _stats, strategies
-from bucketjit._stats import REASONS_KEPT, Counters, Line
-from bucketjit._timeline import MOMENTS
+from bucketjit import BucketedExec, Check, FallbackWarning, MaskingError, strategies
+from bucketjit._runtime import statistics
+from bucketjit._runtime.statistics import REASONS_KEPT, Counters, Line
+from bucketjit._runtime.timeline import MOMENTS
 
 
 def ones(*shape: int) -> np.ndarray:
@@ -336,7 +337,7 @@ def test_reasons_are_bounded_in_length(text: str) -> None:
 
 
 def test_reasons_of_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stats, "REASONS_KEPT", 2)
+    monkeypatch.setattr(statistics, "REASONS_KEPT", 2)
 
     def refuses(ctx: Any, operand: Any) -> Any:
         raise MaskingError(f"no {ctx.params['accuracy']}\ud800\n{'x' * 10**5}")

@@ -40,11 +40,10 @@ from bucketjit import (
     FallbackWarning,
     SpecError,
     StrategyContractError,
-    _asked_sizes,
-    _warmup,
     strategies,
 )
-from bucketjit._supply import Supply
+from bucketjit._compile.provider import Supply
+from bucketjit._precompile import requested_sizes, warmup
 from tests.comparison import (
     assert_goes_with_its_last_reference,
     assert_like_jit,
@@ -190,7 +189,7 @@ def test_warm_up_by_a_strategy_of_ones_own() -> None:
 
 @pytest.mark.parametrize("counts", [itertools.count(1), itertools.repeat(3)])
 def test_sizes_without_end(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_asked_sizes, "_MOST_DICTS", 100)
+    monkeypatch.setattr(requested_sizes, "_MOST_DICTS", 100)
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     with pytest.raises(SpecError, match="more than 100 dicts are too many"):
         executor.warmup(ramp(1), sizes=({"batch": n} for n in counts), progress=False)
@@ -457,14 +456,14 @@ def test_an_interrupted_warm_up_is_gone_on_with() -> None:
 
 
 def test_a_time_budget_ends_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_warmup, "_LOOKED_UP_AT_LEAST", 60)  # whatever the first trace takes
+    monkeypatch.setattr(warmup, "_LOOKED_UP_AT_LEAST", 60)  # whatever the first trace takes
     executor = BucketedExec(jnp.cos).with_pow2()
     report = executor.warmup(ramp(1), sizes={"batch": range(1, 65)}, time_budget=0, progress=False)
     assert not report.compiled and len(report.left) == 7
 
 
 def test_a_time_budget_ends_the_look_up_of_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_warmup, "_LOOKED_UP_AT_LEAST", 0)
+    monkeypatch.setattr(warmup, "_LOOKED_UP_AT_LEAST", 0)
     traces = []
 
     def by_row(x: Any) -> Any:
@@ -581,7 +580,7 @@ def test_warm_up_of_what_cannot_be_masked() -> None:
 
 
 def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_warmup, "_LOOKED_UP_AT_LEAST", 60)
+    monkeypatch.setattr(warmup, "_LOOKED_UP_AT_LEAST", 60)
     executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
     prepare = Supply.prepare
 

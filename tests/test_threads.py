@@ -19,8 +19,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, FallbackWarning, _jax
+from bucketjit._compile.background import Workers
 from bucketjit._config import Background
-from bucketjit._workers import Workers
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 WORKERS = 12
@@ -220,9 +220,9 @@ def test_executors_call_executors_across_threads() -> None:
 
 def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call goes on with the axes that it was resolved with."""
-    from bucketjit import _orders
+    from bucketjit._compile import requests
 
-    build, waiting, release = _orders.build_masked, threading.Event(), threading.Event()
+    build, waiting, release = requests.build_masked, threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
         if not waiting.is_set():
@@ -230,7 +230,7 @@ def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> Non
             assert release.wait(60)
         return build(*args)
 
-    monkeypatch.setattr(_orders, "build_masked", slow)
+    monkeypatch.setattr(requests, "build_masked", slow)
     executor = BucketedExec(lambda x, y: (x.sum(), y.sum())).with_pow2()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(executor, np.ones(4, np.float32), np.ones(4, np.float32))

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bucketjit._api.executor import BucketedExec
 from bucketjit._cli.arguments import positive_int
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._cli.tables import console_or_error, print_table
-from bucketjit._exec import BucketedExec
+from bucketjit._inspect.tables import counted
 from bucketjit._version import __version__
-from bucketjit._view.tables import counted
 
 _DESCRIPTION = """\
 Run one function over a stream of ragged calls in three ways, and compare them:

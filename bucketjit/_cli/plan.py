@@ -14,7 +14,7 @@ from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.lengths import parse_lengths
 from bucketjit._cli.plot import plot
 from bucketjit._cli.tables import console_or_error, print_table
-from bucketjit._view.tables import counted
+from bucketjit._inspect.tables import counted
 
 _LARGEST_MULTIPLE = 2**40
 _DESCRIPTION = """\

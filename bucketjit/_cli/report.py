@@ -12,8 +12,8 @@ from bucketjit._cli.command import Command, CommandError
 from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.tables import print_tables
 from bucketjit._errors import in_one_line
-from bucketjit._stats import Stats
-from bucketjit._view.tables import tables_of
+from bucketjit._inspect.tables import tables_of
+from bucketjit._runtime.statistics import Stats
 
 _DESCRIPTION = """\
 Show a snapshot of an executor's counters. Save one with

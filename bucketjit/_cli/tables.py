@@ -8,8 +8,8 @@ from typing import Any
 
 from bucketjit._cli.command import CommandError
 from bucketjit._errors import MissingExtraError
-from bucketjit._view.report import console_for, rendered
-from bucketjit._view.tables import Table
+from bucketjit._inspect.report import console_for, rendered
+from bucketjit._inspect.tables import Table
 
 
 def print_table(

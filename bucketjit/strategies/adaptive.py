@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bucketjit._planning.costs import check_callable, costs_of
-from bucketjit._planning.histogram import Ints, histogram, rounded_up
-from bucketjit._planning.partition import cheapest_boundaries
+from bucketjit.strategies._search.costs import check_callable, costs_of
+from bucketjit.strategies._search.histogram import Ints, histogram, rounded_up
+from bucketjit.strategies._search.partition import cheapest_boundaries
 from bucketjit.strategies.base import (
     Changing,
     Strategy,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from bucketjit._planning.histogram import Sizes, joint_histogram, largest_bucket
-from bucketjit._planning.table import Table, lay_out
+from bucketjit.strategies._search.histogram import Sizes, joint_histogram, largest_bucket
+from bucketjit.strategies._search.table import Table, lay_out
 from bucketjit.strategies.base import Strategy, checked_strategy, positive_int
 from bucketjit.strategies.multiple_of import MultipleOf
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from bucketjit._errors import BucketOverflowError
-from bucketjit._planning.boxes import cheapest_boxes
-from bucketjit._planning.histogram import Sizes
+from bucketjit.strategies._search.boxes import cheapest_boxes
+from bucketjit.strategies._search.histogram import Sizes
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
 from bucketjit.strategies.exponential import Exponential
 from bucketjit.strategies.extended import extended

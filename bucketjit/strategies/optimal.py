@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 from bucketjit._errors import BucketOverflowError
-from bucketjit._planning.costs import check_total, costs_of
-from bucketjit._planning.grid import cheapest_grid
-from bucketjit._planning.histogram import Sizes, histogram, largest_bucket, rounded_up
-from bucketjit._planning.partition import cheapest_boundaries
+from bucketjit.strategies._search.costs import check_total, costs_of
+from bucketjit.strategies._search.grid import cheapest_grid
+from bucketjit.strategies._search.histogram import Sizes, histogram, largest_bucket, rounded_up
+from bucketjit.strategies._search.partition import cheapest_boundaries
 from bucketjit.strategies.base import (
     Strategy,
     checked_strategy,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit.rules import default_rules
+from bucketjit._masking.rules import default_rules
 from tests.conformance import driver
 from tests.conformance.compare import difference
 from tests.conformance.harnesses import Harness, selection

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 import tests.ecosystem.libraries
-from bucketjit import BucketedExec, Check, FallbackWarning, _family
-from bucketjit._trace import TraceRefused
+from bucketjit import BucketedExec, Check, FallbackWarning
+from bucketjit._signature import signature
+from bucketjit._tracing.symbolic import TraceRefused
 from tests.ecosystem.model import Model
 
 
@@ -110,7 +111,7 @@ def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> O
 def _refusals() -> Iterator[dict[str, None]]:
     """Why programs could not be traced with symbolic sizes, while this lasts."""
     seen: dict[str, None] = {}
-    trace = _family.trace
+    trace = signature.trace
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -122,7 +123,7 @@ def _refusals() -> Iterator[dict[str, None]]:
         return program
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_family, "trace", recorded)
+        patch.setattr(signature, "trace", recorded)
         yield seen
 
 

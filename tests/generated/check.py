@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from bucketjit import MaskingError
-from bucketjit._dims import evaluate_text
+from bucketjit._sizes.expressions import evaluate_text
 from tests.generated.programs import Generated
 from tests.harness import check
 

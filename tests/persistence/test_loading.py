@@ -23,7 +23,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
-from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _jax, _orders
+from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _jax
+from bucketjit._compile import requests
 from bucketjit._errors import CompileBudgetError
 from bucketjit._persistence import environment, files
 from bucketjit._persistence.files import SUFFIX
@@ -456,14 +457,14 @@ def test_a_constant_that_is_written_to_while_it_is_compiled(kept, monkeypatch, e
     """A program of a bucket has its own; that of an exact shape has the user's, as in ``jit``."""
     table = np.ones(4, np.float32)
     name = "build_exact" if exact else "build_masked"
-    build = getattr(_orders, name)
+    build = getattr(requests, name)
 
     def meddled(*args):
         built = build(*args)
         table[0] = 7
         return built
 
-    monkeypatch.setattr(_orders, name, meddled)
+    monkeypatch.setattr(requests, name, meddled)
     same(kept(lambda x: x + table, exact=exact)(rows(3, 4)), rows(3, 4) + 1)
     told = [e.detail for e in kept.events if e.kind == "unstored"]
     assert len(told) == exact and all("was changed meanwhile" in why for why in told)

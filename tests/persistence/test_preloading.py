@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, PersistenceWarning, _preloading
+from bucketjit import BucketedExec, PersistenceWarning
+from bucketjit._compile.files import preload
 from bucketjit._persistence.files import SUFFIX
 
 ROOT = Path(__file__).parents[2]
@@ -110,9 +111,9 @@ def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch, li
         assert go.wait(PATIENCE)
         return original(raw, device)
 
-    original = _preloading._jax.deserialized
-    monkeypatch.setattr(_preloading, "_THREADS", 1)
-    monkeypatch.setattr(_preloading._jax, "deserialized", deserialized)
+    original = preload._jax.deserialized
+    monkeypatch.setattr(preload, "_THREADS", 1)
+    monkeypatch.setattr(preload._jax, "deserialized", deserialized)
     other = executor(Pooled(until=lambda: bool(read), power=3), directory)
     assert did(other, power=3) == (3, 0)
     threads = preloading_threads()
@@ -125,7 +126,7 @@ def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch, li
 
 def test_arguments_of_another_kind_expect_nothing(directory, monkeypatch):
     started = []
-    monkeypatch.setattr(_preloading, "_load", lambda *given: started.append(given))
+    monkeypatch.setattr(preload, "_load", lambda *given: started.append(given))
     second = executor(Pooled(), directory)
     second(rows(3).astype(np.float16))
     second(jnp.ones((3, 2, 2)))
@@ -145,7 +146,7 @@ def test_no_more_live_than_the_cache_may_hold(directory, live_executables, maxsi
 
 def test_a_cache_bounded_in_bytes_has_nothing_beside_it(directory, monkeypatch):
     started = []
-    monkeypatch.setattr(_preloading, "_load", lambda *given: started.append(given))
+    monkeypatch.setattr(preload, "_load", lambda *given: started.append(given))
     assert did(executor(Pooled(), directory).with_cache(max_bytes=10**9)) == (0, 3)
     assert not started
 
@@ -178,7 +179,7 @@ def test_damage_is_told_once(directory):
 def test_a_directory_that_others_write_into_is_not_read(directory, monkeypatch):
     second = executor(Pooled(), directory)
     directory.chmod(0o777)
-    monkeypatch.setattr(_preloading._jax, "deserialized", None)  # whoever calls it fails
+    monkeypatch.setattr(preload._jax, "deserialized", None)  # whoever calls it fails
     with pytest.warns(PersistenceWarning, match="can be written by other users"):
         assert did(second) == (3, 0)
 
@@ -197,7 +198,7 @@ def test_a_fork_waits_for_nothing(directory, monkeypatch, live_executables):
     fn = Pooled(until=lambda: live_executables() == 3)
     second = executor(fn, directory)
     assert did(second, SIZES[:1]) == (0, 1)
-    monkeypatch.setattr(_preloading.os, "getpid", lambda: -1)
+    monkeypatch.setattr(preload.os, "getpid", lambda: -1)
     with second._engine.preloading._lock:
         assert did(second) == (0, 3)
 

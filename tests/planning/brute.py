@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from bucketjit._planning.table import Table
+from bucketjit.strategies._search.table import Table
 
 
 def plan_cost(boundaries, seen, cost):

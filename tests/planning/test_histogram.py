@@ -4,7 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from bucketjit._planning.histogram import histogram, joint_histogram, rounded_up
+from bucketjit.strategies._search.histogram import histogram, joint_histogram, rounded_up
 
 SEEN = [5, 3, 5, 0, 900]
 

@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketjit._planning import grid, table
-from bucketjit._planning.boxes import cheapest_boxes
-from bucketjit._planning.grid import cheapest_grid
-from bucketjit._planning.histogram import joint_histogram
-from bucketjit._planning.table import lay_out
 from bucketjit.strategies import Optimal
+from bucketjit.strategies._search import grid, table
+from bucketjit.strategies._search.boxes import cheapest_boxes
+from bucketjit.strategies._search.grid import cheapest_grid
+from bucketjit.strategies._search.histogram import joint_histogram
+from bucketjit.strategies._search.table import lay_out
 from tests.planning import brute
 
 COSTS = [None, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7]

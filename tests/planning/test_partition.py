@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketjit._planning.partition import cheapest_boundaries, cheapest_groups
+from bucketjit.strategies._search.partition import cheapest_boundaries, cheapest_groups
 from tests.planning.brute import boundary_choices
 
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from bucketjit._dims import BucketSizes
 from bucketjit._errors import MaskingError
-from bucketjit._interpret import interpret
-from bucketjit._trace import trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import trace
 from tests.rules.test_refusals_numeric import of, refusal
 
 

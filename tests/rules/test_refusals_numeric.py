@@ -12,11 +12,11 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback, FallbackError
-from bucketjit._dims import BucketSizes
 from bucketjit._errors import MaskingError
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, trace
 
 
 def refusal(fn: Callable[..., Any], *leaves: Leaf, **bucket: int) -> MaskingError:

@@ -16,12 +16,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
-from bucketjit._dims import BucketSizes
 from bucketjit._errors import MaskingError
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
-from bucketjit.rules.refused import REFUSED
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._masking.rules.refused import REFUSED
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, trace
 
 
 def refusal(fn: Callable[..., Any], *shape: int | str, dtype: Any = "float32") -> MaskingError:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._dims import BucketSizes
-from bucketjit._interpret import interpret
-from bucketjit._trace import Leaf, trace
-from bucketjit.rules import default_rules
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rules import default_rules
+from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._tracing.symbolic import Leaf, trace
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import PADDED, masked_jaxpr
 

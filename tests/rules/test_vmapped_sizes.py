@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from bucketjit._dims import BucketSizes, evaluate, evaluate_text
-from bucketjit._interpret import interpret
+from bucketjit._masking.interpreter import interpret
+from bucketjit._sizes.expressions import BucketSizes, evaluate, evaluate_text
 from tests.harness import Case, Masked, _contents, poison_padding
 
 ROWS = 5

@@ -1,0 +1,260 @@
+"""Pad arguments and unpad results: nothing here compiles, whatever the size.
+
+``jnp.pad(x)``, ``y[:n]`` and ``jnp.asarray(view)`` compile once per size (27-40 ms each), so a
+wrapper that used them would have gained nothing. Arrays in host memory are padded and cut by
+NumPy; those of an accelerator stay there, see `bucketjit._arrays.device`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._arrays import device
+from bucketjit._arrays.padded import Padded
+
+
+def pad(value: Any, shape: tuple[int, ...]) -> Any:
+    """``value`` with zeros after its end along each axis that is shorter than ``shape``.
+
+    The result owns fresh memory: a call is asynchronous and may alias an aligned NumPy buffer,
+    so a buffer kept for the next call could be overwritten while it is read.
+
+    Waits for ``value`` where that is still being computed, in host memory; a `Padded` array is
+    never waited for, and may have anything in its padding.
+
+    Args:
+        value: A NumPy or JAX array, or a `Padded` one.
+        shape: The padded shape.
+
+    Returns:
+        ``value`` itself if it has this shape already, else a new array of this shape, on the
+        device of ``value`` if that was committed to one.
+
+    Raises:
+        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
+    """
+    if type(value) is np.ndarray:
+        return value if value.shape == shape else _pad_host(value, shape)
+    if type(value) is Padded and value.sizes == value.array.shape:
+        value = value.array
+    if type(value) is Padded:
+        by_host = _is_key(value) or value.sizes == shape or _is_cut_by_type(value.array)
+        if value.array.shape == shape or not by_host:
+            return value.repadded(shape)
+        value = unpad(value.array, value.sizes)
+    if value.shape == shape:
+        return value
+    if not isinstance(value, jax.Array):
+        return _pad_host(value, shape)
+    if type(value) is not _jax.CONCRETE_ARRAY and _is_key(value):
+        data = jax.random.key_data(value)
+        words = pad(data, (*shape, *data.shape[value.ndim :]))
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    if not _in_host_memory(value.sharding) and device.can_pad(value, shape):
+        return _jax.placed_like(device.pad(value, shape), value, False)
+    return placed_beside(_pad_host(np.asarray(value), shape), value)
+
+
+def placed_beside(padded: np.ndarray, value: Any) -> Any:
+    """An array of another size where ``value`` is, if that is a committed one of JAX's.
+
+    Raises:
+        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
+    """
+    if not getattr(value, "committed", False):
+        return padded
+    return _jax.array_from_host(padded, False, value, exactly=True)
+
+
+def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """What `pad` does, for arrays of the kind, shape and dtype of ``like``.
+
+    Args:
+        like: An array that is to be padded, or `Padded`.
+        shape: The padded shape.
+    """
+    known = type(like) is np.ndarray or type(like) is _jax.CONCRETE_ARRAY
+    if not known or not _only_rows_to_add(like, shape):
+        return lambda value: pad(value, shape)
+    rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
+
+    def add_rows(host: np.ndarray) -> np.ndarray:
+        padded = empty(shape, dtype)
+        padded[rows] = host
+        padded[more] = 0
+        return padded
+
+    def add_rows_of_jax(value: jax.Array) -> Any:
+        if not _in_host_memory(value.sharding):
+            return pad(value, shape)
+        return placed_beside(add_rows(np.asarray(value)), value)
+
+    return add_rows if type(like) is np.ndarray else add_rows_of_jax
+
+
+def _is_cut_by_type(array: Any) -> bool:
+    """Whether a mesh with explicit axes cuts an array, which another size may not allow."""
+    sharding = getattr(array, "sharding", None)
+    several = _jax.is_on_several_devices(sharding)
+    return several and _jax.explicit_sharding(array) is not None
+
+
+def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if not _only_rows_to_add(host, shape):
+        padded = np.zeros(shape, host.dtype)
+        padded[tuple(map(slice, host.shape))] = host
+        return padded
+    rows = len(host)
+    padded = np.empty(shape, host.dtype)  # zeros would write what is real twice
+    padded[:rows] = host
+    padded[rows:] = 0
+    return padded
+
+
+def _only_rows_to_add(array: Any, shape: tuple[int, ...]) -> bool:
+    return array.shape[1:] == shape[1:] and array.dtype.names is None  # float0 has one
+
+
+def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
+    """The logical part of a padded result, as a ``jax.Array`` on the same device.
+
+    A prefix along the leading axis is handed over without a copy: it is a view that keeps the
+    padded result alive. In host memory this waits for the result to be computed, since nothing
+    but a program compiled for the logical size could wait in its place.
+
+    Args:
+        value: The padded result; a host array may be cut too, into a view.
+        shape: Its logical shape.
+        weak_type: Whether the result is weakly typed.
+
+    Returns:
+        An array of this shape.
+    """
+    if value.shape == shape:
+        return value
+    if isinstance(value, np.ndarray):
+        return cut(value, shape)
+    if _is_key(value):
+        data = jax.random.key_data(value)
+        words = unpad(data, (*shape, *data.shape[value.ndim :]))
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
+        return _jax.placed_like(device.unpad(value, shape), value, weak_type)
+    part = cut(np.asarray(value), shape)
+    return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)
+
+
+def unpadder(
+    padded: tuple[int, ...], shape: tuple[int, ...], weak_type: bool
+) -> Callable[[Any], Any]:
+    """What `unpad` does, for the results of one executable.
+
+    How a result is cut depends on where it is, which is known before it is computed: it is looked
+    up while that goes on, and not again for results in the same place.
+
+    Args:
+        padded: Their padded shape.
+        shape: Their logical shape, another one.
+        weak_type: Whether they are weakly typed.
+    """
+    by_rows = padded[1:] == shape[1:]
+    rows = slice(shape[0])
+    known: tuple[Any, bool, Callable[[np.ndarray], jax.Array] | None] = (None, False, None)
+
+    def unpad_result(value: Any) -> Any:
+        nonlocal known
+        if type(value) is not _jax.CONCRETE_ARRAY:
+            return unpad(value, shape, weak_type)
+        sharding, committed, place = known
+        if value.sharding is not sharding or value.committed is not committed:
+            sharding, committed, place = value.sharding, value.committed, None
+            if _in_host_memory(sharding):
+                place = _jax.host_placer(shape, value.dtype, weak_type, value)
+            known = sharding, committed, place
+        if place is None:
+            return unpad(value, shape, weak_type)
+        host = np.asarray(value)
+        return place(host[rows] if by_rows else np.ascontiguousarray(cut(host, shape)))
+
+    return unpad_result
+
+
+def part(value: Any, axis: int, start: int, stop: int) -> Any:
+    """Positions ``start`` to ``stop`` of an array along an axis, without its padding.
+
+    Host memory is looked at where it is. So is that of an accelerator along the leading axis, where
+    XLA can begin there; other parts of arrays on one come by way of the host.
+
+    Args:
+        value: A NumPy or JAX array, or a `Padded` one.
+        axis: The axis.
+        start: The first position.
+        stop: The position after the last one, at most the logical size.
+
+    Returns:
+        An array of the same kind, on the same device.
+    """
+    value = plain(value)
+    inside = (slice(None),) * axis + (slice(start, stop),)
+    if not isinstance(value, jax.Array):
+        return value[inside]
+    if _is_key(value):
+        words = part(jax.random.key_data(value), axis, start, stop)
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    weak = bool(value.weak_type)
+    if not _in_host_memory(value.sharding) and axis == 0 and device.can_view_from(value, start):
+        return _jax.placed_like(device.part(value, start, stop), value, weak)
+    host = np.asarray(value)[inside]
+    try:
+        return _jax.array_from_host(np.ascontiguousarray(host), weak, value, exactly=True)
+    except _jax.NotPlaced:  # a part need not fit the mesh
+        return host
+
+
+def fresh(value: Any) -> Any:
+    """A copy of an argument that may be donated in its place; a NumPy array as it is."""
+    if type(value) is Padded:
+        return Padded(fresh(value.array), value.sizes)
+    if not isinstance(value, jax.Array):
+        return value
+    if _is_key(value):
+        words = fresh(jax.random.key_data(value))
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    return _jax.array_from_host(np.array(value), bool(value.weak_type), value)
+
+
+def copied(value: Any) -> Any:
+    """A copy of a NumPy array, which the caller may overwrite; anything else as it is."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def plain(value: Any) -> Any:
+    """``value``, without its padding if it is a `Padded` array."""
+    return unpad(value.array, value.sizes) if type(value) is Padded else value
+
+
+def without_padding(tree: Any) -> Any:
+    """A tree without the padding of its `Padded` arrays."""
+    return jax.tree_util.tree_map(plain, tree)
+
+
+def cut(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The logical part of an array in host memory, as a view."""
+    if host.shape[1:] == shape[1:]:
+        return host[: shape[0]]
+    return host[tuple(map(slice, shape))]
+
+
+@functools.lru_cache(maxsize=256)
+def _in_host_memory(sharding: Any) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

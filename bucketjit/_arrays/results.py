@@ -1,0 +1,184 @@
+"""What is done to the results of an executable: cut to their logical sizes, in one of three forms.
+
+Only the containers that lead to a result with open axes are taken apart: 400 parameter arrays
+beside it cost nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import cut, plain, unpad, unpadder
+
+Change = Callable[[Any], Any]
+
+
+class Out(enum.Enum):
+    """In which form an executor returns its results.
+
+    Attributes:
+        JAX: ``jax.Array`` of logical shape. One with open axes has to be waited for before it
+            can be cut, in host memory.
+        NUMPY: ``numpy.ndarray`` of logical shape, read-only views where that saves a copy. Waits
+            for every result. (Typed random keys remain ``jax.Array``.)
+        PADDED: `Padded` for results with open axes, ``jax.Array`` for others; waits for nothing.
+    """
+
+    JAX = "jax"
+    NUMPY = "numpy"
+    PADDED = "padded"
+
+
+def finisher(
+    tree: Any,
+    logical: Mapping[int, tuple[int, ...]],
+    padded: Mapping[int, tuple[int, ...]],
+    weak: Mapping[int, bool],
+    out: Out,
+) -> Change | None:
+    """What turns the result of an executable into that of the call.
+
+    Args:
+        tree: Tree of the result.
+        logical: Logical shape of each leaf with open axes, by position.
+        padded: Its padded shape.
+        weak: Whether it is weakly typed.
+        out: The form of results.
+
+    Returns:
+        A function of the result, or None where nothing needs to be done.
+    """
+    changes: dict[int, Change] = {}
+    if out is Out.NUMPY:
+        changes = {i: as_numpy for i in range(tree.num_leaves)}
+    for i, shape in logical.items():
+        if out is Out.PADDED:
+            changes[i] = _padded(shape)
+        elif shape != padded[i]:
+            changes[i] = (
+                _cut_numpy(shape) if out is Out.NUMPY else unpadder(padded[i], shape, weak[i])
+            )
+    return at_leaves(tree, changes)
+
+
+def as_numpy(value: Any) -> Any:
+    """A result without padding as a host array."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return np.asarray(value)
+
+
+def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) -> Any:
+    """Results of chunks, one after the other along an axis.
+
+    On the host, so nothing is compiled for their number and sizes.
+
+    Args:
+        parts: The results, at least one, in the form `Out.PADDED`; their arrays may be NumPy's
+            where JAX would put them on its default device.
+        axis: The axis; None if the results of all chunks are the same.
+        weak_type: Whether they are weakly typed.
+        out: The form of results.
+    """
+    first = parts[0]
+    array = first.array if isinstance(first, Padded) else first
+    if axis is None:
+        is_host = isinstance(array, np.ndarray) and array.dtype != jax.dtypes.float0
+        if is_host and out is not Out.NUMPY:
+            array = _jax.on_default_device(array, weak_type)
+            first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array
+        if out is Out.PADDED or not isinstance(first, Padded):
+            return as_numpy(first) if out is Out.NUMPY else first
+        whole = unpad(first.array, first.sizes, weak_type)
+        return as_numpy(whole) if out is Out.NUMPY else whole
+    is_host = isinstance(array, np.ndarray)
+    if not is_host and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
+        whole = jax.random.wrap_key_data(words, impl=_jax.key_impl(array.dtype))
+    else:
+        host = np.concatenate([_host(p) for p in parts], axis)
+        if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # which JAX has no arrays of
+            return host
+        if is_host:
+            whole = _jax.on_default_device(host, weak_type)
+        else:
+            whole = _jax.array_from_host(host, weak_type, array)
+    return as_padded(whole) if out is Out.PADDED else whole
+
+
+def _host(value: Any) -> np.ndarray:
+    return (
+        cut(np.asarray(value.array), value.sizes)
+        if isinstance(value, Padded)
+        else np.asarray(value)
+    )
+
+
+def as_padded(value: Any) -> Any:
+    """A result without padding, where it is not known which axes are open."""
+    return Padded.of_result(value, value.shape) if value.ndim else value
+
+
+def _padded(shape: tuple[int, ...]) -> Change:
+    return lambda value: Padded.of_result(value, shape)
+
+
+def _cut_numpy(shape: tuple[int, ...]) -> Change:
+    def cut_numpy(value: Any) -> Any:
+        host = as_numpy(value)
+        return cut(host, shape) if isinstance(host, np.ndarray) else unpad(value, shape)
+
+    return cut_numpy
+
+
+def at_leaves(tree: Any, changes: Mapping[int, Change]) -> Change | None:
+    """A function that applies changes to some leaves of a tree, or None if there are none.
+
+    Args:
+        tree: The tree of what the function takes.
+        changes: By position among the leaves.
+
+    Returns:
+        The function. Lists and dicts are changed in place.
+    """
+    if not changes:
+        return None
+    if jax.tree_util.treedef_is_leaf(tree):
+        return changes[0]
+    kind, keys = tree.node_data()
+    if kind not in (tuple, list, dict):
+        return _anywhere(tree, changes)
+    inner: list[tuple[Any, Change]] = []
+    start = 0
+    for place, child in enumerate(tree.children()):
+        end = start + child.num_leaves
+        own = {i - start: c for i, c in changes.items() if start <= i < end}
+        change = at_leaves(child, own)
+        if change is not None:
+            inner.append((keys[place] if kind is dict else place, change))
+        start = end
+
+    def inside(result: Any) -> Any:
+        new = list(result) if kind is tuple else result
+        for place, change in inner:
+            new[place] = change(new[place])
+        return tuple(new) if kind is tuple else new
+
+    return inside
+
+
+def _anywhere(tree: Any, changes: Mapping[int, Change]) -> Change:
+    def inside(result: Any) -> Any:
+        leaves = tree.flatten_up_to(result)
+        for i, change in changes.items():
+            leaves[i] = change(leaves[i])
+        return tree.unflatten(leaves)
+
+    return inside

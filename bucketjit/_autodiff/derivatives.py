@@ -1,0 +1,199 @@
+"""Calls under ``jax.grad`` and its kin: which of them are bucketed, and how they are served."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._arrays.padding import copied
+from bucketjit._arrays.results import Out
+from bucketjit._autodiff import equations
+from bucketjit._compile.executable import Origin
+from bucketjit._config import Config
+from bucketjit._errors import MaskingError
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.signature import Call
+from bucketjit._signature.signer import Signed
+from bucketjit._sizes.dynamic_axes import STATIC
+from bucketjit._sizes.expressions import is_symbolic, variables_of
+from bucketjit._tracing.symbolic import Program
+
+Make = Callable[[Config], tuple[Callable[..., Any], Engine]]
+
+
+class Derived(NamedTuple):
+    """A derivative that has been asked for.
+
+    Attributes:
+        engine: Serves its calls, whose arguments are the leaves of those of the function, and
+            tangents or cotangents behind them.
+        path: How it comes about.
+        origin: A call of the function that it is a derivative of; None if that was sharded.
+    """
+
+    engine: Engine
+    path: equations.Path
+    origin: Origin | None
+
+
+class Derivatives:
+    """The differentiable functions of an executor.
+
+    Args:
+        engine: Serves its calls.
+        make: Makes an executor that shares cache and counters with this one, and gives its engine.
+    """
+
+    def __init__(self, engine: Engine, make: Make) -> None:
+        self._engine = engine
+        self._make = make
+        self._functions: dict[Any, tuple[equations.Bucketed, Origin | None]] = {}
+        self._engines: dict[Callable[..., Any], Engine] = {}
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._functions.clear()
+        self._engines.clear()
+
+    def known(self) -> Iterator[Derived]:
+        """Those that have been asked for and have an executor of their own."""
+        with self._engine.lock:
+            functions = list(self._functions.values())
+        for fn, origin in functions:
+            for path, made in fn.every():
+                if (engine := self._engines.get(made.execute)) is not None:
+                    yield Derived(engine, path, origin)
+
+    def engine_at(self, signed: Signed, path: equations.Path) -> Engine:
+        """What serves the calls of a derivative.
+
+        Args:
+            signed: A call of the function.
+            path: How the derivative comes about.
+
+        Raises:
+            MaskingError: The call is not differentiated in buckets.
+        """
+        call = self._engine.resolve(signed)
+        refusal = self._refusal(signed, call)
+        if call.program is None or refusal is not None:
+            if refusal is not None:
+                raise refusal.without_frames()
+            raise MaskingError("it has no open axes", "name them in dynamic_axes")
+        made = self._function(signed, call, call.program).at(path)
+        return self._engines.get(made.execute, self._engine)
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
+        """What makes a call that is differentiated; None if it is not bucketed.
+
+        Raises:
+            FallbackError: It is not, and the policy is to raise.
+        """
+        engine = self._engine
+        with _jax.eval_context():
+            signed = engine.signer.sign(args, kwargs)
+            call = engine.resolve(signed)
+        program, refusal = call.program, self._refusal(signed, call)
+        if refusal is not None:
+            engine.note_fallback(refusal)
+        if program is None or refusal is not None:
+            return None
+        tree, fn = call.out_tree, self._function(signed, call, program)
+        return lambda: tree.unflatten(equations.call(fn, signed.leaves))
+
+    def _refusal(self, signed: Signed, call: Call) -> MaskingError | None:
+        if call.program is None:
+            return call.refusal
+        return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
+
+    def _function(self, signed: Signed, call: Call, program: Program) -> equations.Bucketed:
+        with self._engine.lock:
+            key = (signed.family, call.tokens, program)
+            found = self._functions.get(key)
+            if found is None:
+                made = self._differentiable(signed, call, program)
+                found = self._functions[key] = made, _origin(signed, call)
+        return found[0]
+
+    def _differentiable(self, signed: Signed, call: Call, program: Program) -> equations.Bucketed:
+        signed = dataclasses.replace(signed, leaves=[])  # kept, and the arguments need not be
+        engine, family = self._engine, signed.family
+
+        def flat(*leaves: Any) -> list[Any]:
+            args, kwargs = signed.tree.unflatten(leaves)
+            return jax.tree_util.tree_leaves(family.fn(*args, **kwargs))
+
+        def execute(*leaves: Any) -> list[Any]:
+            shapes = [np.shape(x) for x in leaves]
+            if engine.config.copy_inputs:
+                leaves = tuple(map(copied, leaves))
+            given = dataclasses.replace(signed, leaves=list(leaves), shapes=shapes)
+            return jax.tree_util.tree_leaves(engine.serve(given))
+
+        def derive(fn: Callable[..., list[Any]], ins: equations.Shapes) -> Callable[..., list[Any]]:
+            names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
+            made, self._engines[made] = self._make(
+                dataclasses.replace(
+                    engine.config,
+                    fn=fn,
+                    per_dim={v: s for v, s in engine.config.per_dim.items() if v in names},
+                    overflow_per_dim={
+                        v: p for v, p in engine.config.overflow_per_dim.items() if v in names
+                    },
+                    dynamic_axes=tuple(", ".join(row) if row else None for row in ins),
+                    constraints=(),
+                    static_argnums=(),
+                    static_argnames=(),
+                    donate_argnums=(),
+                    out=Out.JAX,
+                )
+            )
+            return made
+
+        flat.__name__ = engine.name
+        equations.register()
+        outs = tuple(
+            tuple(str(d) if is_symbolic(d) else STATIC for d in shape)
+            for shape in program.out_shapes
+        )
+        ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
+        # An executable that donates its arguments must not be given those of a derivative, and
+        # results are differentiated as arrays.
+        as_it_is = not signed.donate and engine.config.out is Out.JAX
+        run = execute if as_it_is else derive(flat, ins)
+        dtypes = tuple(dtype for dtype, _ in program.out_types)
+        return equations.Bucketed(flat, run, ins, outs, derive, dtypes)
+
+
+def _origin(signed: Signed, call: Call) -> Origin | None:
+    """A call, its arrays replaced by their types."""
+    leaves: list[Any] = []
+    for x, shape, kind in zip(signed.leaves, signed.shapes, signed.family.types, strict=True):
+        if kind.dtype is None:
+            leaves.append(x)
+            continue
+        if kind.sharding is not None or kind.partitions is not None:
+            return None
+        leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
+    return Origin(dataclasses.replace(signed, leaves=leaves), call.tokens, call.sizes)
+
+
+def _refused(signed: Signed, program: Program) -> MaskingError | None:
+    """Why derivatives of a program are not bucketed, if they are not."""
+    if any(t.dtype is None for t in signed.family.types):
+        return MaskingError(
+            "a function of a size argument is not differentiated in buckets",
+            "open an axis of an array in its place, or make an executor of its gradient",
+        )
+    if program.jaxpr.effects:
+        return MaskingError(
+            "a derivative in buckets would run the function's effects (io_callback, debug.print) "
+            f"once more: {_jax.first_effect(program.jaxpr)}",
+            "make an executor of the gradient",
+        )
+    return None

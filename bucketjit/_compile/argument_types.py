@@ -1,0 +1,185 @@
+"""The types that an executable is lowered for, and holds its later arguments to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._arrays.padded import Padded
+from bucketjit._compile.executable import SignatureChanged
+from bucketjit._errors import SpecError, StrategyContractError
+from bucketjit._events import shown
+from bucketjit._signature.signature import Call, Family
+from bucketjit._signature.signer import Signed
+from bucketjit._sizes.dynamic_axes import STATIC, Tokens
+from bucketjit._sizes.expressions import evaluate_text, upper_bound_text
+
+_TOO_LARGE = 2**63  # bytes of an array
+
+
+def padded_leaf_shapes(
+    call: Call, family: Family, bucket: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Position and padded shape of each leaf that has open axes.
+
+    Raises:
+        StrategyContractError: XLA counts bytes in 64 bits, and ends the process beyond them.
+    """
+    assert call.program is not None
+    lower = {v: call.program.lower.get(v, 1) for v in bucket}
+    found = []
+    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, family.types, strict=True)):
+        if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
+            padded = tuple(
+                n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
+                for t, n in zip(row, shape, strict=True)
+            )
+            if not can_be(padded, kind.dtype):
+                raise StrategyContractError(
+                    f"the bucket {shown(bucket)} pads an argument of shape {tuple(shape)} to "
+                    f"{padded}, which no array of {kind.dtype} can have; choose smaller buckets"
+                )
+            found.append((i, padded))
+    return tuple(found)
+
+
+def can_be(shape: Sequence[int], dtype: Any) -> bool:
+    """Whether an array can have a shape; XLA counts bytes in 64 bits, and ends the process."""
+    return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
+
+
+def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
+    """The same call at other sizes; its leaves say type and placement only.
+
+    Raises:
+        SpecError: No array can have them.
+    """
+    shapes: list[tuple[int, ...]] = []
+    leaves: list[Any] = []
+    rows = zip(tokens, signed.shapes, signed.leaves, signed.family.types, strict=True)
+    for row, shape, leaf, kind in rows:
+        new = tuple(
+            n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
+        )
+        if kind.dtype is not None and not can_be(new, kind.dtype):
+            raise SpecError(f"no array of {kind.dtype} can have the shape {new}")
+        shapes.append(new)
+        if kind.dtype is None:
+            leaves.append(new[0])
+        elif new == shape:
+            leaves.append(leaf)
+        else:
+            is_struct = isinstance(leaf, jax.ShapeDtypeStruct)
+            committed = is_struct or (isinstance(leaf, jax.Array) and leaf.committed)
+            sharding = leaf.sharding if committed else None
+            weak = kind.weak_type
+            leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))
+    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+
+
+def abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
+    """The leaves of a call as ``jit`` lowers for them: types and placement, no contents."""
+    leaves: list[Any] = []
+    for i, (x, kind) in enumerate(zip(signed.leaves, signed.family.types, strict=True)):
+        if kind.dtype is None or isinstance(x, bool | int | float | complex):
+            leaves.append(x)
+            continue
+        shape = padded.get(i, signed.shapes[i])
+        array = x.array if isinstance(x, Padded) else x
+        # Padding makes an array strongly typed, and the program was traced with its own type.
+        weak = kind.weak_type and i not in padded
+        sharding = getattr(array, "sharding", None)
+        if isinstance(array, jax.Array) and not array.committed:
+            sharding = None
+        elif isinstance(x, Padded) and sharding is not None:  # it goes into another bucket, perhaps
+            sharding = _jax.sharding_for(sharding, shape)
+        leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
+    return leaves
+
+
+def without_values(signed: Signed) -> Signed:
+    """A call that keeps none of its arrays alive."""
+    return dataclasses.replace(signed, leaves=abstract(signed, {}))
+
+
+class Expected:
+    """The argument types an executable was first traced with; a retrace must see them again.
+
+    Weak types of padded arguments are left out: padding makes them strong, and the program was
+    traced with the types of the signature.
+    """
+
+    def __init__(self, padded: set[int]) -> None:
+        self._padded = padded
+        self._first: Any = None
+
+    def check(self, args: Any, kwargs: Any) -> list[Any]:
+        """Take the types of the first arguments, and hold later ones to them.
+
+        Args:
+            args: Positional arguments: arrays, tracers, or ``ShapeDtypeStruct``s.
+            kwargs: Keyword arguments.
+
+        Returns:
+            The leaves.
+
+        Raises:
+            SignatureChanged: They are others.
+        """
+        if _jax.jit_disabled():
+            raise SignatureChanged
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        types = map(jax.typeof, leaves)
+        now = (
+            tree,
+            _jax.trace_context(),
+            tuple(
+                (
+                    *(x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False)),
+                    _jax.explicit_sharding(x),
+                )
+                for i, x in enumerate(types)
+            ),
+        )
+        if self._first is None:
+            self._first = now
+        elif self._first != now:
+            raise SignatureChanged
+        return leaves
+
+
+def to_donate(
+    signed: Signed, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Which arguments to donate, and which leaves of them have open axes.
+
+    JAX warns of a donated buffer that no output can reuse. The user has donated arguments without
+    open axes and is told; whether the padded copy of another can be reused is found out here.
+
+    Args:
+        signed: The call.
+        pads: Padded shape of each leaf with open axes.
+        made: How many outputs there are of each padded shape and dtype.
+    """
+    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    spare = Counter(made)
+    donated, donated_leaves = set(), set()
+    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in signed.donate}
+    # Those that are donated whatever the others do have the first choice.
+    for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
+        wanted = Counter(
+            (pads.get(leaf, signed.shapes[leaf]), signed.family.types[leaf].dtype)
+            for leaf in leaves_of[i]
+        )
+        opened = [leaf for leaf in leaves_of[i] if leaf in pads]
+        if not opened or wanted <= spare:
+            spare -= wanted
+            donated.add(i)
+            donated_leaves.update(opened)
+    return frozenset(donated), frozenset(donated_leaves)

@@ -1,0 +1,359 @@
+"""Build what the cache holds: one jitted function per bucket, together with its executable.
+
+One jit object *per bucket*: executables of a shared one are not freed while it lives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bucketjit import _jax
+from bucketjit._arrays.padding import plain
+from bucketjit._compile.argument_types import Expected, abstract, to_donate
+from bucketjit._compile.executable import Executable, OpenOut, Origin, sizes_argument
+from bucketjit._cores.placement import device_for
+from bucketjit._cores.single_threaded import SingleThreaded, lent_types
+from bucketjit._errors import MaskingError, in_one_line, is_of_machine
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._masking.checks import Check, poison_equations
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rule_context import RuleTable, select
+from bucketjit._signature.signature import Call
+from bucketjit._signature.signer import Signed
+from bucketjit._sizes.expressions import BucketSizes, is_symbolic, shape_function
+
+Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
+
+
+class Masked(NamedTuple):
+    """A program as a function of padded arguments, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        sizes, args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        at: The padded sizes.
+        call: The call that asks for it.
+        origin: The same call, to be remembered.
+        bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `masked_function`.
+        options: Options of XLA.
+        device: Where it runs if that is none of JAX's own devices; see `bucketjit._cores`.
+    """
+
+    function: Any
+    sizes: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    at: BucketSizes
+    call: Call
+    origin: Origin
+    bucket: Mapping[str, int]
+    pads: tuple[tuple[int, tuple[int, ...]], ...]
+    leak_shapes: tuple[tuple[int, ...], ...]
+    donated: frozenset[int]
+    donated_leaves: frozenset[int]
+    options: Mapping[str, Any]
+    device: Any = None
+
+
+def masked_function(
+    signed: Signed,
+    call: Call,
+    bucket: Mapping[str, int],
+    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    rules: Callable[[], RuleTable],
+    check: Check,
+    options: Mapping[str, Any],
+    chunks: float = 0,
+) -> Masked:
+    """The function that `build_masked` compiles. Traces nothing.
+
+    Args:
+        signed: The call that asks for it.
+        call: The same call, resolved: its sizes and its program.
+        bucket: Padded size of each variable, those of the program's own included.
+        pads: Position and padded shape of each leaf with open axes.
+        rules: Gives the rule table when it is traced: importing it takes 50 ms.
+        check: `Check.POISON` overwrites the padding of every equation; the executable then takes
+            the index of the poison behind the sizes. Checked calls run twice, so nothing that
+            they are given is donated.
+        options: Options of XLA.
+        chunks: How many chunks of a call run it at the same time, as a rule; 0 if it is for whole
+            calls.
+    """
+    program, family = call.program, signed.family
+    assert program is not None
+    variables = call.variables
+    poisoned = check is Check.POISON
+    expected = Expected({i for i, _ in pads})
+    is_size = [t.dtype is None for t in family.types]
+
+    def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = expected.check(args, kwargs)
+        arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
+        vector, leaks = sizes if isinstance(sizes, tuple) else (sizes, ())
+        values = {v: vector[i] for i, v in enumerate(variables)}
+        at = BucketSizes(bucket, program.lower, values, leaks)
+        after = poison_equations(vector[len(variables)]) if poisoned else None
+        padding = 0 if check is not Check.POISON else None  # what `pad` writes
+        try:
+            outs = interpret(
+                *(program.jaxpr, program.consts, arrays, at, rules(), after, padding),
+                once=program.compared,
+            )
+            typed = zip(outs, program.out_shapes, program.out_types, strict=True)
+            results = [_finish(out, shape, kind, at) for out, shape, kind in typed]
+        except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
+            raise
+        except Exception as error:
+            if is_of_machine(error):
+                raise
+            if trouble := _jax.trouble_of_versions(error):
+                raise MaskingError(trouble, _jax.REMEDY_OF_VERSIONS) from error
+            raise MaskingError(
+                f"the masked program does not build: {in_one_line(error)}",
+                "this is a defect of a masking rule; leave the axis static until it is mended",
+                is_defect=True,
+            ) from error
+        return program.out_tree.unflatten(results)
+
+    masked.__name__ = getattr(family.fn, "__name__", "masked")
+    args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
+    static = BucketSizes(bucket, program.lower, {})
+    donated: frozenset[int] = frozenset()
+    donated_leaves: frozenset[int] = frozenset()
+    if signed.donate and check is Check.OFF:
+        made = Counter(
+            (static.padded_shape(shape), dtype)
+            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+        )
+        donated, donated_leaves = to_donate(signed, dict(pads), made)
+    leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
+    sizes: Any = sizes_argument(call, leak_shapes, 0 if poisoned else None)
+    device = None
+    if not signed.donate:
+        tree: Any
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        device = device_for(program, static, leaves, chunks)
+    if device is not None:
+        sizes, leaves = lent_types(sizes, leaves, {i for i, _ in pads}, device)
+        args, kwargs = tree.unflatten(leaves)
+    return Masked(
+        function=jax.jit(
+            masked,
+            donate_argnums=tuple(i + 1 for i in sorted(donated)),
+            compiler_options=dict(options),
+        ),
+        sizes=sizes,
+        args=args,
+        kwargs=kwargs,
+        expected=expected,
+        at=static,
+        call=call,
+        origin=Origin(signed, call.tokens, call.whole or call.sizes),
+        bucket=bucket,
+        pads=pads,
+        leak_shapes=leak_shapes,
+        donated=donated,
+        donated_leaves=donated_leaves,
+        options=options,
+        device=device,
+    )
+
+
+def build_masked(made: Masked, compile: Compile) -> Executable:
+    """Compile a program for a bucket.
+
+    Of the arguments only types and placement are looked at, so the call may be long over.
+
+    Args:
+        made: Its function.
+        compile: Compiles it.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+        Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
+    """
+    began = time.perf_counter()
+    try:
+        with forgetful_jax():  # it may fail
+            lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
+        compiled = compile(lowered)
+    except Exception as error:
+        if not _jax.is_defect_of_xla(error):
+            raise
+        raise MaskingError(
+            f"the masked program does not compile: {in_one_line(error)}",
+            "leave the axis static, or write that part in another way",
+            in_bucket=True,
+        ) from error
+    padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
+    return masked_executable(made, made.function, compiled, padded_outs, began)
+
+
+def masked_executable(
+    made: Masked,
+    function: Callable[..., Any],
+    compiled: Any,
+    padded_outs: Sequence[tuple[int, ...]],
+    began: float,
+    loaded: bool = False,
+) -> Executable:
+    """What the cache holds of a masked function.
+
+    Args:
+        made: The masked function.
+        function: What is called: its jitted form, or a loaded one.
+        compiled: The executable behind it.
+        padded_outs: Padded shape of each output.
+        began: When building it began (``time.perf_counter``).
+        loaded: Whether it was read from a file.
+    """
+    program = made.call.program
+    assert program is not None
+    if made.device is not None:
+        opened = {i for i, _ in made.pads}
+        arguments = made.args, made.kwargs
+        function = SingleThreaded(function, made.function, arguments, opened, made.device)
+    outs = tuple(
+        OpenOut(i, shape_function(shape, made.call.variables), padded_outs[i], weak)
+        for i, (shape, (_, weak)) in enumerate(
+            zip(program.out_shapes, program.out_types, strict=True)
+        )
+        if any(map(is_symbolic, shape))
+    )
+    return Executable(
+        sizes=dict(made.bucket),
+        exact=False,
+        function=function,
+        compiled=compiled,
+        compile_seconds=time.perf_counter() - began,
+        out_tree=program.out_tree,
+        pads=made.pads,
+        outs=outs,
+        leak_shapes=made.leak_shapes,
+        donated_leaves=made.donated_leaves,
+        constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
+        compiles=made.function,
+        loaded=loaded,
+        origin=made.origin,
+    )
+
+
+class Exact(NamedTuple):
+    """The function itself, for one exact shape, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        donated: Positions of the arguments that are donated.
+        options: Options of XLA.
+    """
+
+    function: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+
+
+def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> Exact:
+    """The function that `build_exact` compiles. Traces nothing.
+
+    Checked calls donate nothing: they run twice.
+    """
+    fn = signed.family.fn
+    static = {
+        i: shape[0]
+        for i, (shape, t) in enumerate(zip(signed.shapes, signed.family.types, strict=True))
+        if t.dtype is None
+    }
+
+    expected = Expected(set())
+
+    def exact(*args: Any, **kwargs: Any) -> Any:
+        leaves = expected.check(args, kwargs)
+        tree: Any = jax.tree_util.tree_structure((args, kwargs))
+        for i, value in static.items():
+            leaves[i] = value
+        args, kwargs = tree.unflatten(leaves)
+        return fn(*args, **kwargs)
+
+    exact.__name__ = getattr(fn, "__name__", "exact")
+    donated = tuple(signed.donate) if check is Check.OFF else ()
+    args, kwargs = signed.tree.unflatten(abstract(signed, {}))
+    function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
+    return Exact(function, args, kwargs, expected, donated, options)
+
+
+def result_types(signed: Signed) -> Any:
+    """The results of the function itself, as types: it is traced, and not compiled.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments.
+    """
+    made = exact_function(signed, Check.OFF, {})
+    return made.function.eval_shape(*made.args, **made.kwargs)
+
+
+def one_by_one(signed: Signed) -> Any:
+    """The results of the function itself, each operation run by itself.
+
+    XLA may round a value otherwise wherever it is read, and be wrong about what is decided by it;
+    see `bucketjit._xla_defects.recomputed_values`. This is not.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments, or where nothing is compiled.
+    """
+    args, kwargs = signed.tree.unflatten(
+        shape[0] if t.dtype is None else jnp.asarray(plain(x))
+        for x, shape, t in zip(signed.leaves, signed.shapes, signed.family.types, strict=True)
+    )
+    with jax.disable_jit():
+        return jax.tree_util.tree_map(jnp.asarray, signed.family.fn(*args, **kwargs))
+
+
+def build_exact(
+    signed: Signed, sizes: Mapping[str, int], made: Exact, compile: Compile
+) -> Executable:
+    """Compile the function itself for one exact shape.
+
+    Of the arguments only types and placement are looked at.
+
+    Args:
+        signed: The call that asks for it.
+        sizes: Its sizes, for the statistics.
+        made: Its function.
+        compile: Compiles it.
+
+    Raises:
+        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+    """
+    began = time.perf_counter()
+    with forgetful_jax():  # it may fail
+        lowered = made.function.lower(*made.args, **made.kwargs)
+    compiled = compile(lowered)
+    seconds = time.perf_counter() - began
+    tree = jax.tree_util.tree_structure(lowered.out_info)
+    origin = Origin(signed, None, {})
+    return Executable(
+        dict(sizes), True, made.function, compiled, seconds, tree, made.function, origin=origin
+    )
+
+
+def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
+    """Zeros into padding that leaves the executable; the weak type as traced."""
+    dtype, weak = kind
+    mask = sizes.in_bounds(shape)
+    if mask is not None:
+        out = select(mask, out, 0)
+    return _jax.with_type(out, dtype, weak)

@@ -1,0 +1,497 @@
+"""Executables from files: under which key, from bytes to an entry of the cache, and back."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._compile.argument_types import Expected, without_values
+from bucketjit._compile.build import Exact, Masked, masked_executable
+from bucketjit._compile.executable import Executable, Origin, SignatureChanged
+from bucketjit._compile.files.preload import Preloading
+from bucketjit._config import Persistent
+from bucketjit._cores.placement import device_of_chunks
+from bucketjit._errors import in_one_line, is_of_machine
+from bucketjit._events import Event
+from bucketjit._ir.associative_scan import Combine, associative_scan_p
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._persistence.environment import environment
+from bucketjit._persistence.files import Header
+from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
+from bucketjit._persistence.store import Store, Wanted
+from bucketjit._signature.leaf_types import PLAIN_STATICS
+from bucketjit._signature.signer import Signed
+from bucketjit._tracing.skeleton import leaked_p
+from bucketjit._tracing.symbolic import Program
+
+_OWN = Own(
+    frozenset((leaked_p, associative_scan_p)),
+    {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
+)
+_SUBDIRECTORY = "bucketjit"  # of JAX's own cache
+
+
+class Shelf:
+    """Where the executables of one engine are kept in files.
+
+    Args:
+        config: What the user asked for; None to use JAX's own cache directory, if it has one.
+        rules: Rules of the user's.
+        name: Name of the function.
+        tell: Told of events.
+        preloading: What is loaded before it is asked for.
+    """
+
+    def __init__(
+        self,
+        config: Persistent | None,
+        rules: Mapping[Any, Any],
+        name: str,
+        tell: Callable[[Event], None],
+        preloading: Preloading,
+    ) -> None:
+        self._config = config
+        self._rules = rules
+        self.name = name
+        self._tell = tell
+        self.preloading = preloading
+        self._stores: dict[Any, Store] = {}
+        # The digests, or why there are none.
+        self._programs: weakref.WeakKeyDictionary[Program, Mapping[str, str] | str]
+        self._programs = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._refused: set[tuple[str, str]] = set()
+
+    def store(self) -> Store | None:
+        """The directory in use now, or None."""
+        if self._config is not None:
+            directory = self._config.directory
+            if directory is None:
+                return None
+            known: tuple[Any, ...] = (directory, 0.0, self._config.max_bytes)
+        else:
+            of_jax = _jax.compilation_cache()
+            if of_jax is None:
+                return None
+            bound = None if of_jax[2] < 0 else of_jax[2]
+            known = (str(Path(of_jax[0]) / _SUBDIRECTORY), of_jax[1], bound)
+        if known not in self._stores:
+            directory, seconds, bound = known
+            asked = self._config is not None
+            self._stores[known] = Store(Path(directory), bound, seconds, asked, self._tell)
+        return self._stores[known]
+
+    def place(
+        self,
+        kind: type[Stored],
+        signed: Signed,
+        sizes: Mapping[str, int],
+        made: Callable[[], Masked | Exact],
+    ) -> Stored | None:
+        """The place of an executable; None if executables are not kept."""
+        store = self.store()
+        return None if store is None else kind(self, store, signed, sizes, made)
+
+    def expect(self, signed: Signed, chunks: float) -> None:
+        """Begin to load what there is of a kind of calls, whose program is about to be traced.
+
+        Args:
+            signed: A call of the kind.
+            chunks: How many chunks of a call run at the same time, as a rule; 0 for whole calls.
+        """
+        store = self.store()
+        if store is None or _jax.looks_for_nans() or _jax.lacking(_jax.Without.FILES):
+            return
+        if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
+            return  # what runs is a derivative
+        try:
+            device = _device_of(without_values(signed).leaves)
+            device = device_of_chunks(chunks) or device
+            kind = _kind_of(signed, device)
+            around = functools.partial(environment, device)
+            self.preloading.expect(store, kind, device, around)
+        except Exception:  # what it is will come up where an executable is asked for
+            return
+
+    def digests_of(self, program: Program) -> Mapping[str, str]:
+        """Digests of a program and its constants, which nobody can write to.
+
+        Raises:
+            NoDigest: There are none.
+        """
+        with self._lock:  # threads that want buckets of one program wait, and need not do it again
+            known = self._programs.get(program)
+            if known is None:
+                try:
+                    known = self.digests(program.jaxpr, program.consts)
+                except NoDigest as error:
+                    known = str(error)  # and not the error, whose frames hold the program
+                self._programs[program] = known
+        if isinstance(known, str):
+            raise NoDigest(known)
+        return known
+
+    def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
+        """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
+
+        Raises:
+            NoDigest: There are none.
+        """
+        program = program_digest(jaxpr, _OWN)
+        for primitive in program.primitives:
+            if primitive in self._rules or primitive.name in self._rules:
+                raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
+        return {"program": program.text, "constants": _digest_of(consts)}
+
+    def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
+        """Tell, once for each reason and bucket, why an executable is not stored."""
+        once = (repr(sizes), why)
+        if once not in self._refused:
+            self._refused.add(once)
+            store.refuse(self.name, sizes, why)
+
+
+class Stored:
+    """The place of one executable among the files.
+
+    `save` never raises, and `load` only what the function itself raises where it is traced.
+    """
+
+    exact: bool
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        store: Store,
+        signed: Signed,
+        sizes: Mapping[str, int],
+        made: Callable[[], Any],
+    ):
+        self._shelf = shelf
+        self._store = store
+        self._signed = signed
+        self._sizes = sizes
+        self._make = made
+        self._wanted: Wanted | None = None
+        self._hits = 0
+
+    @functools.cached_property
+    def _made(self) -> Any:
+        """The function that it is compiled from."""
+        return self._make()
+
+    def load(self) -> Executable | None:
+        """The executable; None if there is none, or none that can be used."""
+        began = time.perf_counter()
+        self._hits = _jax.cache_hits()
+        wanted = self._find_key()
+        if wanted is None:
+            return None
+        ahead = self._shelf.preloading.claim(self._store, wanted)
+        try:
+            if ahead is not None and _jax.is_for(ahead[1], self._device()):
+                self._store.mark_used(wanted)
+                return self._entry(*ahead, began)
+            found = self._store.find(wanted)
+            if found is None:
+                return None
+            header, raw = found
+            return self._entry(header, _jax.deserialized(raw, self._device()), began)
+        except Exception as error:
+            if not is_of_machine(error):
+                self._store.discard(wanted, in_one_line(error))
+            return None
+
+    def save(self, entry: Executable) -> None:
+        """Write an executable that was compiled."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        if _jax.cache_hits() != self._hits:  # JAX keeps what took long to compile
+            if not _jax.has_bytes(entry.compiled):
+                why = "it came from JAX's own cache, and XLA does not write it again as a whole"
+                self._shelf.refuse(self._store, self._sizes, why)
+                return
+        elif entry.compile_seconds < self._store.min_seconds:
+            return
+        try:
+            if any(wanted.parts[part] != told for part, told in self._digests().items()):
+                raise NoDigest("an array that it closes over was changed meanwhile")
+            raw, kept = _jax.serialized(entry.compiled, self._device())
+        except (_jax.NotPlain, NoDigest) as error:
+            self._shelf.refuse(self._store, self._sizes, str(error))
+            return
+        except Exception as error:  # the executable is there, and serves the call
+            why = f"it cannot be written: {in_one_line(error)}"
+            self._shelf.refuse(self._store, self._sizes, why)
+            return
+        header = Header(
+            key=wanted.key,
+            name=wanted.name,
+            sizes=dict(wanted.sizes),
+            exact=wanted.exact,
+            parts=dict(wanted.parts),
+            environment=dict(wanted.environment),
+            kept=kept,
+            seconds=entry.compile_seconds,
+            created=time.time(),
+            nbytes=len(raw),
+        )
+        self._store.keep(header, raw, wanted)
+
+    def _failed(self, error: Exception) -> None:
+        """Take note that what was loaded does not run."""
+        if self._wanted is not None:
+            self._store.discard(self._wanted, in_one_line(error))
+
+    def _find_key(self) -> Wanted | None:
+        self._trace()
+        try:
+            self._wanted = self._key()
+        except NoDigest as error:
+            self._shelf.refuse(self._store, self._sizes, str(error))
+        except Exception as error:  # a key is a convenience: never let it break the call
+            why = f"its key cannot be made: {in_one_line(error)}"
+            self._shelf.refuse(self._store, self._sizes, why)
+        return self._wanted
+
+    def _trace(self) -> None:
+        """Trace what the key is made from, if that is still to do; raises what the call would."""
+
+    def _key(self) -> Wanted:
+        if lack := _jax.lacking(_jax.Without.FILES):
+            raise NoDigest(lack)
+        if _jax.looks_for_nans():
+            raise NoDigest("jax_debug_nans or jax_debug_infs is on")
+        device = self._device()
+        types = [_type_text(x) for x in self._leaves()]
+        called = Digest().add(
+            self.exact,
+            types,
+            _jax.device_name(device),
+            [_placement(x) for x in self._leaves()],
+            list(self._sizes.items()),
+            *self._details(),
+            self._made.options,
+            _jax.context_of_keys(),
+        )
+        parts = {**self._digests(), "call": called.hexdigest()}
+        surroundings = environment(device)
+        return Wanted(
+            kind=_kind_of(self._signed, device),
+            bucket=_short(self.exact, types, list(self._sizes.items())),
+            key=Digest().add(parts, repr(sorted(surroundings.items()))).hexdigest(),
+            name=self._shelf.name,
+            sizes=self._sizes,
+            exact=self.exact,
+            parts=parts,
+            environment=surroundings,
+        )
+
+    def _device(self) -> Any:
+        return _device_of(self._leaves())
+
+    def _checked(self, expected: Expected, args: Any, kwargs: Any, sizes: Any) -> Any:
+        """A check of arguments by their types, as the first tracing would make it."""
+        expected.check(args, kwargs)
+        leaves = jax.tree_util.tree_leaves(sizes)
+        known = [(x.shape, x.dtype) for x in map(jax.typeof, leaves)]
+
+        def check(given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            if self.exact:
+                expected.check(given, dict(named))
+                return
+            expected.check(given[1:], dict(named))
+            first = map(jax.typeof, jax.tree_util.tree_leaves(given[0]))
+            if [(x.shape, x.dtype) for x in first] != known:
+                raise SignatureChanged
+
+        return check
+
+    def _leaves(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _details(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def _digests(self) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
+        raise NotImplementedError
+
+
+class StoredMasked(Stored):
+    """The place of a bucket's executable."""
+
+    exact = False
+    _made: Masked
+
+    @property
+    def _program(self) -> Program:
+        program = self._made.call.program
+        assert program is not None
+        return program
+
+    def _leaves(self) -> list[Any]:
+        made = self._made
+        return jax.tree_util.tree_leaves((made.sizes, made.args, made.kwargs))
+
+    def _details(self) -> Sequence[Any]:
+        program, made = self._program, self._made
+        kinds = [
+            None if jax.dtypes.issubdtype(d, jax.dtypes.extended) else (d.name, weak)
+            for d, weak in program.out_types
+        ]
+        return (
+            made.call.variables,
+            [t.dtype is None for t in self._signed.family.types],
+            sorted(program.lower.items()),
+            [tuple(map(str, shape)) for shape in program.out_shapes],
+            kinds,
+            made.leak_shapes,
+            sorted(made.donated),
+            made.pads,
+            made.device is not None,
+        )
+
+    def _digests(self) -> Mapping[str, str]:
+        return self._shelf.digests_of(self._program)
+
+    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
+        program, made = self._program, self._made
+        outs = [
+            _jax.shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
+            for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
+        ]
+        function, compiled = _jax.loaded_function(
+            xla,
+            header.kept,
+            f"jit({made.function.__name__})",
+            [jax.typeof(x) for x in self._leaves()],
+            outs,
+            program.out_tree,
+            self._device(),
+            self._checked(made.expected, made.args, made.kwargs, made.sizes),
+            made.function,
+            self._failed,
+        )
+        shapes = [tuple(aval.shape) for aval in outs]
+        return masked_executable(made, function, compiled, shapes, began, loaded=True)
+
+
+class StoredExact(Stored):
+    """The place of the executable of an exact shape, found by tracing the function at it."""
+
+    exact = True
+    _made: Exact
+    _traced: Any = None
+
+    def _leaves(self) -> list[Any]:
+        return jax.tree_util.tree_leaves((self._made.args, self._made.kwargs))
+
+    def _details(self) -> Sequence[Any]:
+        return (self._made.donated,)
+
+    def _trace(self) -> None:
+        if self._traced is None:
+            with forgetful_jax():  # it may fail
+                self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
+
+    def _digests(self) -> Mapping[str, str]:
+        return self._shelf.digests(*_jax.open_jaxpr(self._traced.jaxpr))
+
+    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
+        made = self._made
+        tree = jax.tree_util.tree_structure(self._traced.out_info)
+        function, compiled = _jax.loaded_function(
+            xla,
+            header.kept,
+            f"jit({made.function.__name__})",
+            [jax.typeof(x) for x in self._leaves()],
+            _jax.out_types(self._traced.jaxpr),
+            tree,
+            self._device(),
+            self._checked(made.expected, made.args, made.kwargs, ()),
+            made.function,
+            self._failed,
+        )
+        seconds = time.perf_counter() - began
+        return Executable(
+            dict(self._sizes),
+            True,
+            function,
+            compiled,
+            seconds,
+            tree,
+            made.function,
+            loaded=True,
+            origin=Origin(self._signed, None, {}),
+        )
+
+
+_SINGLE = jax.sharding.SingleDeviceSharding
+
+
+def _device_of(leaves: Sequence[Any]) -> Any:
+    """The device that ``jit`` would run arguments on.
+
+    Raises:
+        NoDigest: There are several.
+    """
+    shardings = [getattr(x, "sharding", None) for x in leaves]
+    placed: set[Any] = {s for s in shardings if s is not None}
+    if not placed:
+        return _jax.default_device()
+    if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
+        raise NoDigest("its arguments are on several devices, or placed by a mesh")
+    (device,) = placed.pop().device_set
+    return device
+
+
+def _kind_of(signed: Signed, device: Any) -> str:
+    """The kind of a call: what is known of it before its program is, sizes aside."""
+    family = signed.family
+    leaves = zip(family.types, family.specs, signed.shapes, strict=True)
+    return _short(
+        getattr(family.fn, "__module__", ""),
+        getattr(family.fn, "__qualname__", ""),
+        _jax.device_name(device),
+        [
+            (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
+            for kind, spec, shape in leaves
+        ],
+        [(i, _static_text(x)) for i, x in sorted(signed.statics.positional.items())],
+        [(name, _static_text(x)) for name, x in sorted(signed.statics.keyword.items())],
+    )
+
+
+def _static_text(value: Any) -> str:
+    """What files are told apart by; of what has no sure text, only its type."""
+    return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
+
+
+def _short(*values: Any) -> str:
+    return Digest().add(*values).hexdigest()[:8]
+
+
+def _digest_of(consts: Sequence[Any]) -> str:
+    return Digest(_OWN).add(*consts).hexdigest()
+
+
+def _type_text(value: Any) -> str:
+    aval = jax.typeof(value)
+    return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
+
+
+def _placement(value: Any) -> str:
+    sharding = getattr(value, "sharding", None)
+    return "anywhere" if sharding is None else "committed"

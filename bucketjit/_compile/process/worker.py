@@ -1,0 +1,64 @@
+"""The process that compiles. `bucketjit._compile.process.throttle` starts it."""
+
+from __future__ import annotations
+
+import os
+import select
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._compile.process import messages
+from bucketjit._compile.process.throttle import BUSY, IDLE
+from bucketjit._errors import in_one_line
+from bucketjit._safe_text import LONGEST, printable
+from bucketjit._version import __version__
+
+_PATIENCE = 120.0  # seconds without a program after which it ends
+
+
+def stamp() -> bytes:
+    """What compiles in this process: files may have been replaced since another has read them."""
+    return (
+        f"jax {jax.__version__}, jaxlib {_jax.jaxlib_version()}, bucketjit {__version__}".encode()
+    )
+
+
+def serve(line: int, tells: int) -> None:
+    """Compile the programs that come, one after another, until no more can come.
+
+    Args:
+        line: Where they come from, and the executables go.
+        tells: Where to tell whether there is something to do.
+    """
+    while True:
+        os.write(tells, IDLE)
+        message = _next_message(line, _PATIENCE)
+        os.write(tells, BUSY)
+        if message is None:
+            return
+        try:
+            answer = [messages.DONE, stamp(), _compiled(message)]
+        except Exception as error:
+            answer = [messages.FAILED, stamp(), printable(in_one_line(error), LONGEST).encode()]
+        rest = memoryview(messages.packed(answer))
+        while rest:
+            rest = rest[os.write(line, rest) :]
+
+
+def _compiled(message: bytes) -> bytes:
+    module, options, devices, device = messages.unpacked(message)
+    return _jax.compile_to_bytes(module, options, int(devices), int(device))
+
+
+def _next_message(fd: int, patience: float) -> bytes | None:
+    """A message; None at the end of them, or where none comes for so many seconds."""
+    if not select.select([fd], [], [], patience)[0]:
+        return None
+    message = bytearray()
+    while (wanted := messages.length(message)) is None or len(message) < wanted:
+        part = os.read(fd, 2**20)
+        if not part:
+            return None
+        message += part
+    return bytes(message)

@@ -1,0 +1,558 @@
+"""Where executables come from: stored, compiled now, or compiled in the background.
+
+A call whose executable is missing may be served by a *stand-in*, the smallest compiled bucket of
+its program that holds its sizes, with the same result: while its own compiles in the background,
+or where its own was evicted a moment ago and would only drive another out.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from bucketjit import _jax
+from bucketjit._compile.background import Workers
+from bucketjit._compile.build import Compile
+from bucketjit._compile.cache import CLEARED, ExecutableCache
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.first_run import run_first
+from bucketjit._compile.process.pool import Ended, can_start, pool
+from bucketjit._config import Background, CompileBudget
+from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
+from bucketjit._events import Event, shown
+from bucketjit._safe_text import LONGEST, printable
+from bucketjit._tracing.symbolic import Program
+
+_GHOSTS, _MOST_PATIENT = 256, 128
+_TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
+# How long another process may take: so many seconds, and so many times the longest compile here.
+_PATIENCE, _PATIENT = 30.0, 10.0
+_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
+_ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
+
+
+Source = Literal["cache", "file", "compile"]
+
+
+class Kept(Protocol):
+    """The place of an executable among files; see `bucketjit._compile.files.stored`."""
+
+    def load(self) -> Executable | None:
+        """The executable, if it is there."""
+
+    def save(self, entry: Executable) -> None:
+        """Put it there."""
+
+
+class Order(NamedTuple):
+    """An executable that is wanted.
+
+    Attributes:
+        key: Its key in the cache.
+        sizes: Size of each variable: of its bucket, or of the exact shape.
+        logical: Those of the call that wants it.
+        build: Makes it, by whoever compiles.
+        stand_in: The key of a stored executable that would do, or None.
+        kept: Its place among files, if executables are kept in files.
+        program: What it is compiled from; None at an exact shape.
+    """
+
+    key: tuple[Any, ...]
+    sizes: Mapping[str, int]
+    logical: Mapping[str, int]
+    build: Callable[[Compile], Executable]
+    stand_in: Callable[[], Hashable | None]
+    kept: Kept | None = None
+    program: Program | None = None
+
+    @property
+    def mark(self) -> Hashable:
+        """Stands for the key where something is remembered of it."""
+        return _mark(self.key)
+
+
+class Supplied(NamedTuple):
+    """An executable, where this call has it from, and whether it is a stand-in."""
+
+    entry: Executable
+    source: Source = "cache"
+    stands_in: bool = False
+
+
+@dataclass
+class _Ghost:
+    """An executable that had to go: how often it was asked for since, and must be to come back."""
+
+    wanted: int
+    asked: int = 0
+
+
+@dataclass
+class _Spent:
+    compiles: int = 0
+    seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Supply:
+    """Gets executables for an engine.
+
+    Args:
+        cache: Where they are stored.
+        name: How messages name the function.
+        budget: What may be compiled.
+        background: How to compile in the background; None to compile where they are wanted.
+        hysteresis: How often an evicted executable must be asked for, where a stand-in would do,
+            until it is compiled again, and twice as often each time; 0 to compile it at once.
+        compiled: Told of each executable that was compiled, or loaded.
+        tell: Told of events.
+    """
+
+    def __init__(
+        self,
+        cache: ExecutableCache[Any, Executable],
+        name: str,
+        budget: CompileBudget,
+        background: Background | None,
+        hysteresis: int,
+        compiled: Callable[[Executable], None],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._cache = cache
+        self._name = name
+        self._budget = budget
+        self._hysteresis = hysteresis
+        self._compiled = compiled
+        self._tell = tell
+        self._spent = _Spent()
+        self._longest = 0.0  # seconds of a compile in this process
+        self._forbidden = 0
+        self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
+        self._beyond_budget: set[Hashable] = set()  # what is not in files either
+        self._stand_ins: OrderedDict[Hashable, Mapping[str, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.workers = None if background is None else Workers(background)
+        self._may_ask = background is not None and background.process
+
+    def get(self, key: Hashable, order: Callable[[], Order]) -> Supplied:
+        """The executable of a key, or a stand-in.
+
+        Args:
+            key: The key of the executable.
+            order: What to ask for if it is not stored.
+
+        Raises:
+            CompileBudgetError: It would have to be compiled, which is not allowed.
+            Exception: Whatever compiling raised.
+        """
+        entry = self._cache.get(key)
+        if entry is not None:
+            return Supplied(entry)
+        wanted = order()
+        if (stand_in := self._stand_in(wanted)) is not None:
+            return Supplied(stand_in, stands_in=True)
+        return self._obtain(wanted)
+
+    def prepare(
+        self,
+        order: Order,
+        first_run: bool,
+        *,
+        beside_calls: bool = False,
+        is_asked_for: bool = True,
+        may_compile: bool = True,
+        epoch: object = None,
+    ) -> Source:
+        """Compile what an order asks for, if it is not stored.
+
+        Args:
+            order: What is wanted.
+            first_run: Whether to run it once before anybody gets it; see `run_first`.
+            beside_calls: Whether to compile it as in the background, where it stands back.
+            is_asked_for: Whether somebody waits for it, who is told of a budget that is spent;
+                and it is compiled beyond one that only warns.
+            may_compile: Whether to compile it where it is not in files.
+            epoch: When the order was made. One from before a `clear` is not filled.
+
+        Returns:
+            Where it comes from.
+
+        Raises:
+            CompileBudgetError: It may not be compiled.
+            Cleared: The order is from before a `clear`.
+            Exception: Whatever compiling raised.
+        """
+        if epoch is not None and epoch is not self.epoch:
+            raise Cleared
+        if order.key in self._cache:
+            return "cache"
+        compile = _jax.compile_here
+        if beside_calls and self._asks:
+            compile = functools.partial(self._compile_apart, order)
+        return self._obtain(
+            order, first_run, compile, is_asked_for, may_compile, is_call=False
+        ).source
+
+    def _obtain(
+        self,
+        order: Order,
+        first_run: bool = False,
+        compile: Compile = _jax.compile_here,
+        is_asked_for: bool = True,
+        may_compile: bool = True,
+        is_call: bool = True,
+    ) -> Supplied:
+        """The executable of an order: from a file, or compiled; another thread may be first."""
+        source: Source = "cache"
+        began = False
+        told: list[Event] = []
+
+        def tell() -> None:
+            while told:  # a listener may ask for the same executable, which is there by now
+                self._tell(told.pop(0))
+
+        def build() -> Executable:
+            nonlocal source, began
+            began = True
+            entry = self._load(order)
+            source = "file"
+            if entry is not None:
+                told.append(_event("load", self._name, order, entry))
+            else:
+                if not may_compile:
+                    raise CompileBudgetError(self._refusal(order))
+                entry = self._build(order, self._spend(order, is_asked_for), compile, told)
+                source = "compile"
+            if first_run and order.program is not None:
+                run_first(entry, order.program)
+            with self._lock:
+                self._stand_ins.pop(order.mark, None)
+            if self.workers is not None:
+                self.workers.succeeded(order.mark)
+            return entry
+
+        while True:
+            try:
+                entry = self._cache.get_or_compile(order.key, build, tell, is_call)
+                return Supplied(entry, source)
+            except CompileBudgetError:
+                if began or not is_asked_for:
+                    raise
+            finally:
+                tell()  # of what was made, and could not be run
+            # That was meant for another thread, which may not compile what this one may.
+
+    def evicted(self, key: tuple[Any, ...], entry: Executable, why: str) -> None:
+        """Take note of an executable that has left the cache, and why."""
+        if why is not CLEARED:  # else nobody can ask for it again: its program has gone too
+            mark = _mark(key)
+            with self._lock:
+                before = self._ghosts.pop(mark, None)
+                most = _MOST_PATIENT * self._hysteresis
+                wanted = self._hysteresis if before is None else min(2 * before.wanted, most)
+                self._ghosts[mark] = _Ghost(wanted)
+                while len(self._ghosts) > _GHOSTS:
+                    self._ghosts.popitem(last=False)
+        self._tell(Event("evict", self._name, entry.sizes, detail=why))
+
+    def compiled_again(self, entry: Executable) -> None:
+        """Count what ``jit`` has compiled for arguments placed otherwise, and warn beyond a limit.
+
+        It compiles such arguments by itself, in a call of what is compiled already.
+        """
+        again = "once more, for arguments that are placed otherwise"
+        self._tell(Event("compile", self._name, entry.sizes, detail=again))
+        spent = self._spent
+        with spent.lock:
+            is_allowed = self._allows(spent)
+            spent.compiles += 1
+        if is_allowed:
+            return
+        message = (
+            f"{self._name}: the {_kind(entry.exact)} {shown(entry.sizes) or '()'} was compiled "
+            f"{again} (committed to a device, say) than those before, and {self._limit}. Warm "
+            "it up with arguments that are placed like these."
+        )
+        self._tell(Event("budget", self._name, entry.sizes, detail=message.split(": ", 1)[1]))
+        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
+
+    def forbid(self, by: int) -> None:
+        """Allow no compiles (1), or again as many as before (-1)."""
+        with self._lock:
+            self._forbidden = max(0, self._forbidden + by)
+
+    @property
+    def epoch(self) -> object:
+        """Another one after each `clear`."""
+        return self._spent
+
+    def clear(self) -> None:
+        """Forget what was compiled, and what waits to be."""
+        with self._lock:
+            self._ghosts.clear()
+            self._beyond_budget.clear()
+            self._stand_ins.clear()
+            self._spent = _Spent()
+        if self.workers is not None:
+            self.workers.drop()
+
+    def _load(self, order: Order) -> Executable | None:
+        """The executable from a file, which is no compile and needs no budget."""
+        loaded = None if order.kept is None else order.kept.load()
+        if loaded is not None:
+            self._compiled(loaded)
+        return loaded
+
+    @property
+    def _asks(self) -> bool:
+        """Whether another process compiles what compiles in the background."""
+        return self._may_ask and can_start() and _jax.only_on_cpu()
+
+    def _compile_apart(self, order: Order, lowered: Any) -> Any:
+        """Have another process compile; it may take long where all cores are wanted."""
+        ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
+        try:
+            return _jax.compile_elsewhere(ask, lowered)
+        except _jax.NotElsewhere as error:
+            why = f"it compiles in this process: {error}"
+            self._tell(Event("process", self._name, order.sizes, detail=why))
+        return _jax.compile_here(lowered)
+
+    def _build(
+        self, order: Order, spent: _Spent, compile: Compile, told: list[Event]
+    ) -> Executable:
+        if compile is _jax.compile_here and self._asks:
+            pool().start()  # what compiles here can stand in for others, which come next
+        began = time.perf_counter()
+        try:
+            built = order.build(compile)
+        except BaseException:
+            with spent.lock:
+                spent.compiles -= 1  # nothing came of it; its time is not given back
+            raise
+        finally:
+            with spent.lock:
+                spent.seconds += time.perf_counter() - began
+        if compile is _jax.compile_here:
+            self._longest = max(self._longest, built.compile_seconds)
+        try:
+            self._compiled(built)
+            told.append(_event("compile", self._name, order, built))
+            if order.kept is not None:
+                order.kept.save(built)
+        finally:
+            _jax.forget_bytes(built.compiled)
+        return built
+
+    # --- stand-ins ---
+
+    def _stand_in(self, order: Order) -> Executable | None:
+        """A stored executable to serve the call by, if that is better than to compile now."""
+        kept_out = self._keeps_out(order.mark)
+        if not kept_out and (self.workers is None or self.workers.failed(order.mark)):
+            return None  # after a failure, whoever compiles it now gets the error
+        key = order.stand_in()
+        entry = None if key is None else self._cache.get(key)
+        if entry is None:
+            return None
+        if self.workers is not None and not kept_out:
+            self._compile_later(order)
+        self._tell_stand_in(order, entry)
+        return entry
+
+    def _tell_stand_in(self, order: Order, entry: Executable) -> None:
+        """Tell what serves a bucket in its place, once for as long as it does."""
+        with self._lock:
+            is_known = self._stand_ins.get(order.mark) == entry.sizes
+            self._stand_ins[order.mark] = entry.sizes
+            if len(self._stand_ins) > _TOLD:
+                self._stand_ins.popitem(last=False)
+        if is_known:
+            return
+        detail = f"served by {shown(entry.sizes)}"
+        self._tell(Event("stand-in", self._name, order.sizes, detail=detail))
+
+    def _keeps_out(self, mark: Hashable) -> bool:
+        """Whether an executable that was evicted is not worth another one's place yet."""
+        if not self._hysteresis or not self._cache.is_full:
+            return False
+        obtainable = self.workers is not None or self.affordable()
+        with self._lock:
+            ghost = self._ghosts.get(mark)
+            if ghost is None:
+                return False
+            ghost.asked += 1
+            return ghost.asked <= ghost.wanted or not obtainable
+
+    def _compile_later(self, order: Order) -> None:
+        """Compile it in the background, or load it, which needs no budget."""
+        assert self.workers is not None
+        affordable = self.affordable()
+        with self._lock:
+            if affordable:
+                self._beyond_budget.discard(order.mark)
+            elif order.mark in self._beyond_budget:
+                return
+
+        epoch, alive = self.epoch, weakref.ref(self)
+
+        def work() -> None:
+            supply = alive()
+            if supply is not None:  # else nobody asks for it any more
+                supply._prepare_later(order, epoch)
+
+        self.workers.submit(order.mark, work)
+
+    def _prepare_later(self, order: Order, epoch: object) -> None:
+        """See `_compile_later`."""
+        try:
+            self.prepare(order, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch)
+        except Cleared:
+            pass
+        except CompileBudgetError as error:  # no failure: what stands in goes on
+            self._tell_refusal(order, str(error))
+            with self._lock:
+                self._beyond_budget.add(order.mark)
+        except Ended:  # at exit
+            raise
+        except BaseException as error:
+            self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
+            raise
+
+    # --- the budget ---
+
+    def affordable(self, count: int = 1) -> bool:
+        """Whether so many compiles are allowed now."""
+        spent = self._spent
+        with spent.lock:
+            return self._allows(spent, count)
+
+    def _allows(self, spent: _Spent, count: int = 1) -> bool:
+        budget = self._budget
+        return not (
+            self._forbidden
+            or (budget.compiles is not None and spent.compiles + count > budget.compiles)
+            or (budget.seconds is not None and spent.seconds >= budget.seconds)
+        )
+
+    def _spend(self, order: Order, is_asked_for: bool) -> _Spent:
+        """Count a compile that is about to begin.
+
+        Args:
+            order: What is compiled.
+            is_asked_for: See `prepare`.
+
+        Returns:
+            Where it is counted.
+
+        Raises:
+            CompileBudgetError: It is not allowed.
+        """
+        spent = self._spent
+        with spent.lock:  # several threads may spend the last one
+            if self._allows(spent):
+                spent.compiles += 1
+                return spent
+        message = self._refusal(order)
+        if not is_asked_for:
+            raise CompileBudgetError(message)
+        self._tell_refusal(order, message)
+        if self._forbidden or self._budget.action == "error":
+            raise CompileBudgetError(message)
+        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
+        with spent.lock:
+            spent.compiles += 1
+        return spent
+
+    def _tell_refusal(self, order: Order, message: str) -> None:
+        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
+
+    def _refusal(self, order: Order) -> str:
+        sizes = shown(order.logical) or "these arguments"
+        wanted = f"{_kind(order.program is None)} {shown(order.sizes) or '()'}"
+        return (
+            f"{self._name}: a call with {sizes} needs the {wanted}, "
+            f"which is not compiled, and {self._limit}. {self._nearest(order)}"
+        )
+
+    @property
+    def _limit(self) -> str:
+        """What forbids to compile, in words."""
+        if self._forbidden:
+            return "compiles are forbidden (forbid_compiles)"
+        budget = self._budget
+        limits = [
+            f"{limit} {unit}"
+            for limit, unit in ((budget.compiles, "compiles"), (budget.seconds, "seconds"))
+            if limit is not None
+        ]
+        return f"the compile budget of {' and '.join(limits)} is spent"
+
+    def _nearest(self, order: Order) -> str:
+        """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
+        exact = order.program is None
+        advice = _ADVICE_EXACT if exact else _ADVICE
+        stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
+        if not stored:
+            return f"No bucket is compiled. {advice}"
+
+        def distance(entry: Executable) -> float:
+            return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
+
+        nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
+        if nearest.sizes == order.sizes and nearest.exact == exact:
+            return (
+                "That one is compiled for arguments of other types or shapes, for what this call "
+                "is a derivative of, or for sizes at which the function does something else. Make "
+                "such a call before, or warm up these very sizes."
+            )
+        beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
+        which = f" (too small in {', '.join(beyond)})" if beyond else ""
+        told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
+        return f"The nearest compiled {told}. {advice}"
+
+
+class Cleared(Exception):
+    """What was asked for is not wanted any more: `Supply.clear` came before it."""
+
+
+class CompileGuard:
+    """Forbids compiles until it is released, or its block ends."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply: Supply | None = supply
+        supply.forbid(1)
+
+    def release(self) -> None:
+        """Allow compiles again, as far as no other guard forbids them."""
+        supply, self._supply = self._supply, None
+        if supply is not None:
+            supply.forbid(-1)
+
+    def __enter__(self) -> CompileGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _mark(key: tuple[Any, ...]) -> Hashable:
+    """A key that does not keep the program, or the signature, whose executable it is of."""
+    owner, *sizes = key
+    return weakref.ref(owner), *sizes
+
+
+def _kind(exact: bool) -> str:
+    return "exact shape" if exact else "bucket"
+
+
+def _event(kind: str, name: str, order: Order, entry: Executable) -> Event:
+    detail = "an exact shape" if order.program is None else ""
+    return Event(kind, name, entry.sizes, entry.compile_seconds, detail)

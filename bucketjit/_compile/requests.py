@@ -1,0 +1,216 @@
+"""What to ask of the cache: the key of an executable, how to build it, and where it is kept."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
+from bucketjit._compile.build import (
+    Compile,
+    Exact,
+    Masked,
+    build_exact,
+    build_masked,
+    exact_function,
+    masked_function,
+)
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.preload import Preloading
+from bucketjit._compile.files.stored import Shelf, StoredExact, StoredMasked
+from bucketjit._compile.provider import Order
+from bucketjit._config import Config
+from bucketjit._cores.placement import device_of_chunks
+from bucketjit._errors import SpecError, first_line
+from bucketjit._events import tell
+from bucketjit._masking.checks import Check
+from bucketjit._masking.rule_context import Rule
+from bucketjit._masking.rules import default_rules
+from bucketjit._signature.signature import Call
+from bucketjit._signature.signer import Signed
+from bucketjit._tracing.symbolic import Program
+from bucketjit._xla_defects.compiled_reductions import has_wrong_folds
+
+# An exact shape without dimension variables is told by so many sizes: a model has hundreds.
+_MOST_UNNAMED = 8
+
+
+class Orders:
+    """Makes the orders of one engine.
+
+    Args:
+        config: The configuration.
+        name: Name of the function.
+        cache: What is compiled already, among which a stand-in may be.
+        preloading: What is loaded from files before it is asked for.
+
+    Attributes:
+        rules: Gives the rule table; importing it takes 50 ms.
+        shelf: Where executables are kept in files.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        cache: ExecutableCache[Any, Executable],
+        preloading: Preloading,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        # Neither holds `self`: without a cycle, what an executor holds goes when it does.
+        self.rules = functools.cache(functools.partial(_rules_with, config.rules))
+        told = functools.partial(tell, listeners=config.listeners)
+        self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
+        self._has_library = True  # as far as is known; see `_built`
+        self._has_wrong_folds: weakref.WeakSet[Program] = weakref.WeakSet()  # as XLA compiled it
+
+    @staticmethod
+    def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
+        """The key of a bucket's executable."""
+        return program, tuple(bucket.values())
+
+    @staticmethod
+    def exact_key(signed: Signed) -> Any:
+        """The key of the executable of an exact shape."""
+        return signed.family, tuple(signed.shapes)
+
+    def expect(self, signed: Signed) -> None:
+        """Begin to load what calls of a signature may ask for, which is about to be traced."""
+        device_of_chunks(self._config.chunks)  # its threads are to start before many others
+        if self._config.check is Check.OFF:
+            self.shelf.expect(signed, self._config.chunks)
+
+    def masked(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
+        """What to ask for to serve a call in a bucket."""
+        program, check = call.program, self._config.check
+        assert program is not None
+        pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
+        known = without_values(signed)
+
+        def made() -> Masked:
+            given = (known, call, bucket, pads, self.rules, check)
+            options = self._options(bool(self._config.chunks), self._without_folds(program))
+            return masked_function(*given, options, self._config.chunks)
+
+        def build_once(compile: Compile) -> Executable:
+            return self._built(lambda: build_masked(made(), compile))
+
+        def build(compile: Compile) -> Executable:
+            built = build_once(compile)
+            if self._without_folds(program) or not self._is_wrong(built):
+                return built
+            self._has_wrong_folds.add(program)
+            again = build_once(compile)
+            again.compile_seconds += built.compile_seconds
+            return again
+
+        def stand_in() -> Any:
+            return self._smallest_stored(program, call)
+
+        kept = None
+        if check is Check.OFF:
+            kept = self.shelf.place(StoredMasked, known, bucket, made)
+        key = self.masked_key(program, bucket)
+        return Order(key, bucket, call.sizes, build, stand_in, kept, program)
+
+    def exact(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
+        """What to ask for to run a call at its exact shape."""
+        shown = sizes or _unnamed_sizes(signed)
+        known = without_values(signed)
+        check = self._config.check
+
+        @functools.cache
+        def made() -> Exact:
+            # What masked runs are compared with is right at every size, as they are.
+            options = self._options(False, check is not Check.OFF)
+            return exact_function(known, check, options)
+
+        def build(compile: Compile) -> Executable:
+            return self._built(lambda: build_exact(known, shown, made(), compile), made.cache_clear)
+
+        kept = None
+        if check is Check.OFF:
+            kept = self.shelf.place(StoredExact, known, shown, made)
+        return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
+
+    def _smallest_stored(self, program: Program, call: Call) -> Any:
+        """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
+        wanted = dict(zip(call.variables, call.ordered, strict=True))
+        fitting = [
+            (math.prod(entry.sizes.values()), key)
+            for key, entry in self._cache.items()
+            if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
+        ]
+        return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+    def _without_folds(self, program: Program) -> bool:
+        """Whether XLA's library is known to get folds of a program wrong."""
+        return program.avoids_library_folds or program in self._has_wrong_folds
+
+    def _is_wrong(self, built: Executable) -> bool:
+        """Whether XLA's library has folds that it gets wrong, and the user has not asked for it."""
+        ours = _jax.library_options(True, True)
+        if not self._has_library or not ours.keys().isdisjoint(self._config.compiler_options):
+            return False
+        return has_wrong_folds(built.compiled.as_text() or "")
+
+    def _options(self, side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
+        """Options of XLA; the user's go before ours, see `_jax.library_options`."""
+        ours = _jax.library_options(side_by_side, without_folds) if self._has_library else {}
+        return {**ours, **self._config.compiler_options}
+
+    def _built(
+        self, build: Callable[[], Executable], forget: Callable[[], None] = lambda: None
+    ) -> Executable:
+        """Compile; an option of ours that this XLA does not take is given up.
+
+        Args:
+            build: Compiles.
+            forget: Has it ask for the options again.
+        """
+        had_library = self._has_library
+        try:
+            return build()
+        except jax.errors.JaxRuntimeError as error:
+            refused = _jax.refused_option(error)
+            if refused in self._config.compiler_options:
+                why = first_line(error)
+                raise SpecError(
+                    f"compiler_options: XLA does not take {refused!r}: {why}"
+                ) from error
+            if not had_library or refused not in _jax.library_options(True, True):
+                raise
+        self._has_library = False
+        forget()
+        return build()
+
+
+def _unnamed_sizes(signed: Signed) -> dict[str, int]:
+    """Sizes of some axes by which to tell an exact shape where none has a name.
+
+    Those of arrays that are arguments by themselves, or else of the last leaves: what differs
+    between calls is rather a batch than the parameters of a model.
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(
+        signed.tree.unflatten(range(len(signed.leaves)))
+    )
+    axes = [
+        (leaf, f"{path}[{i}]", size)
+        for leaf, path in enumerate(signed.family.paths)
+        for i, size in enumerate(signed.shapes[leaf])
+    ]
+    bare = {leaf for path, leaf in paths if len(path) == 2}  # args or kwargs, and which of them
+    likely = [axis for axis in axes if axis[0] in bare] or axes
+    return {name: size for _, name, size in likely[-_MOST_UNNAMED:]}
+
+
+def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
+    return {**default_rules(), **added}

@@ -1,0 +1,345 @@
+"""What a call would do, in words: sizes, bucket, program, and what is masked where.
+
+Nothing is compiled or run: the function is traced, if it has not been, and its program is walked
+with abstract arrays, while every masking rule is watched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._errors import ArgumentError, BucketOverflowError, MaskingError, first_line
+from bucketjit._events import shown
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
+from bucketjit._runtime.buckets import exactly
+from bucketjit._runtime.chunks.splitter import chunk, pieces
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.statistics import FrozenDict
+from bucketjit._safe_text import printable
+from bucketjit._signature.signature import Call
+from bucketjit._signature.signer import Signed
+from bucketjit._sizes.expressions import BucketSizes, is_symbolic
+from bucketjit._tracing.symbolic import Program
+
+
+@dataclass(frozen=True)
+class MaskedEquation:
+    """An equation that padding would change, and what is done about it.
+
+    Attributes:
+        primitive: Its primitive.
+        sizes: The open sizes that it meets.
+        how: What its masking rule does, in words.
+        fills: What is written into the padding of its operands, such as ``"-inf along s"``.
+        where: File, line and function of the user's code.
+    """
+
+    primitive: str
+    sizes: tuple[str, ...]
+    how: str
+    fills: tuple[str, ...]
+    where: str
+
+    def __str__(self) -> str:
+        filled = f" ({'; '.join(self.fills)})" if self.fills else ""
+        where = f"  [{self.where}]" if self.where else ""
+        return f"{self.primitive} of {', '.join(self.sizes) or 'sizes'}: {self.how}{filled}{where}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `BucketedExec.explain` says; ``print`` it.
+
+    Attributes:
+        name: Name of the function.
+        sizes: Logical size of each dimension variable.
+        bucket: Padded size of each; equal to ``sizes`` if the call runs exact.
+        kind: ``"masked"``, ``"paired"`` (masked too, its program made of concrete traces) or
+            ``"exact"``.
+        compiled: Whether the executable it needs is in the cache.
+        program: How the program was made.
+        guards: What holds of the sizes of every call that the program serves.
+        masked: The equations that are masked, in the order of the program.
+        reason: Why it runs exact, or an empty string.
+        remedy: What to do about that, or an empty string.
+        splits: Variables that are cut into chunks, each with the sizes of its chunks; the rest is
+            told of the first chunk.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    bucket: Mapping[str, int]
+    kind: str
+    compiled: bool
+    program: str = ""
+    guards: tuple[str, ...] = ()
+    masked: tuple[MaskedEquation, ...] = ()
+    reason: str = ""
+    remedy: str = ""
+    splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        sizes = shown(self.sizes) or "no open axes"
+        lines = [f"{self.name} at {sizes}: {self.kind}"]
+        for variable, parts in self.splits:
+            chunks = ", ".join(map(str, parts))
+            lines.append(f"  in {len(parts)} chunks along {variable}: {chunks}")
+        if self.kind == "exact":
+            if self.reason:
+                lines.append(f"  reason: {self.reason}")
+            if self.remedy:
+                lines.append(f"  remedy: {self.remedy}")
+        else:
+            lines.append("  bucket: " + shown(self.bucket))
+            lines.append(f"  program: {self.program}")
+            if self.guards:
+                lines.append(f"  guards: {', '.join(self.guards)}")
+            lines.append("  masked:" if self.masked else "  masked: nothing has to be")
+            lines += [f"    {equation}" for equation in self.masked]
+        lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
+        return printable("\n".join(lines))
+
+
+def array_like(value: Any) -> Any:
+    """An argument with arrays for each ``jax.ShapeDtypeStruct`` in it.
+
+    They take no memory, unless they say what only a ``jax.Array`` can: keys, weak types, and what
+    is sharded.
+    """
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            return value
+        return jax.tree_util.tree_unflatten(tree, map(array_like, leaves))
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        words = jnp.zeros((*value.shape, *_jax.key_shape(value.dtype)), jnp.uint32)
+        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+    if value.weak_type:
+        return _jax.with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
+    if _jax.is_on_several_devices(value.sharding):
+        try:
+            return jnp.zeros(value.shape, value.dtype, device=value.sharding)
+        except ValueError as error:
+            raise ArgumentError(f"{value}: {first_line(error)}") from error
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
+def describe(program: Program) -> str:
+    """How a program was made, in words."""
+    if program.pairing is None:
+        return "traced once, with symbolic sizes"
+    samples = "; ".join(map(shown, program.pairing.samples))
+    leaked = program.pairing.leaked
+    trees = ", and so does the tree of the results" if program.pairing.nests_by_size else ""
+    why = f"; {program.pairing.why}" if program.pairing.why else ""
+    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes{trees}{why}"
+
+
+def masked_equations(
+    program: Program, bucket: Mapping[str, int], rules: RuleTable
+) -> tuple[MaskedEquation, ...]:
+    """The equations of a program that are masked in a bucket.
+
+    Args:
+        program: The program.
+        bucket: Padded size of each variable, those of the program's own included.
+        rules: The rule table.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+    """
+    found: dict[int, tuple[Any, MaskedEquation]] = {}
+    watched = {key: _watched(rule, found) for key, rule in rules.items()}
+    static = BucketSizes(bucket, program.lower, {})
+
+    def run(values: Any, leaks: Any, arrays: Any) -> Any:
+        at = BucketSizes(bucket, program.lower, values, leaks)
+        return interpret(
+            *(program.jaxpr, program.consts, arrays, at, watched, None, 0), once=program.compared
+        )
+
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    leaks = [
+        jax.ShapeDtypeStruct(static.padded_shape(shape), jnp.float32)
+        for shape in program.leak_shapes
+    ]
+    avals = [v.aval for v in program.jaxpr.invars]
+    arrays = [_jax.struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
+    with forgetful_jax():  # it may fail
+        jax.eval_shape(run, dict.fromkeys(bucket, scalar), leaks, arrays)
+    return tuple(equation for _, equation in found.values())
+
+
+_CALLS = (  # whose equations are listed themselves
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "call_hi_primitive"),
+)
+
+
+def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
+    """A rule that notes the equations for which it does more than run them as they stand."""
+
+    @functools.wraps(rule)
+    def watched(ctx: RuleContext, *operands: Any) -> Any:
+        plain: list[Any] = []
+        fills: list[str] = []
+        bind, fill = ctx.bind, ctx.fill
+
+        def watched_bind(*given: Any, **overrides: Any) -> Any:
+            out = bind(*given, **overrides)
+            same = len(given) == len(operands) and all(map(_is, given, operands))
+            if same and not overrides:
+                plain.append(out)
+            return out
+
+        def watched_fill(operand: Any, **given: Any) -> Any:
+            out = fill(operand, **given)
+            if out is not operand:
+                shape = given.get("shape") or ctx.shape_of(operand)
+                axes = given.get("axes")
+                every = range(len(shape)) if axes is None else axes
+                names = dict.fromkeys(str(shape[a]) for a in every if is_symbolic(shape[a]))
+                fills.append(f"{_shown(given['value'])} along {', '.join(names)}")
+            return out
+
+        ctx.bind, ctx.fill = watched_bind, watched_fill  # type: ignore[method-assign]
+        out = rule(ctx, *operands)
+        if not any(out is p for p in plain) and ctx.primitive.name not in _CALLS:
+            shapes = (*ctx.in_shapes, *ctx.out_shapes)
+            sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
+            noted = MaskedEquation(
+                ctx.primitive.name,
+                tuple(sizes),
+                how(rule),
+                tuple(dict.fromkeys(fills)),
+                _jax.source_line(ctx.eqn),
+            )
+            found.setdefault(id(ctx.eqn), (ctx.eqn, noted))
+        return out
+
+    return watched
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _shown(value: Any) -> str:
+    return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
+
+
+# --- what a rule does, by its docstring ------------------------------------------------------
+
+
+def how(rule: Callable[..., Any]) -> str:
+    """What the docstrings say of a rule, and of the functions it was made with."""
+    text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
+    made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
+    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
+
+
+def closure_of(rule: Any) -> dict[str, Any]:
+    """What a rule was made with: its arguments of `functools.partial`, and what it closes over."""
+    if isinstance(rule, functools.partial):
+        return {**closure_of(rule.func), **rule.keywords}
+    if not isinstance(rule, FunctionType):
+        return {}
+    names = rule.__code__.co_freevars
+    cells = [c.cell_contents for c in rule.__closure__ or ()]
+    return dict(zip(names, cells, strict=True))
+
+
+def first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def functions_in(values: Any) -> Iterator[FunctionType]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from functions_in(value)
+        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
+            yield value
+
+
+def maker_of(rule: Any) -> Any:
+    """The function at the top level of its module that a rule is, or was made by."""
+    if isinstance(rule, functools.partial):
+        return maker_of(rule.func)
+    if not isinstance(rule, FunctionType):
+        return rule
+    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
+
+
+def explain(engine: Engine, signed: Signed) -> Explanation:
+    """What a call would do; see `BucketedExec.explain`."""
+    if engine.always_exact:
+        sizes = signed.family.declared_sizes(signed.shapes)
+        compiled = engine.orders.exact_key(signed) in engine.cache
+        reason = "there is no strategy: every size has an executable of its own"
+        return Explanation(
+            engine.name, sizes, sizes, "exact", compiled, "", (), (), reason, "add .with_pow2()"
+        )
+    with engine.lock, signed.family.unlearning():
+        call = signed.family.resolve(signed.shapes)
+    return _explained(engine, signed, call)
+
+
+def _explained(engine: Engine, signed: Signed, call: Call) -> Explanation:
+    if call.program is None:
+        refusal = call.refusal or MaskingError(
+            "an axis of size 0 has no bucket" if call.sizes else "no axis is open"
+        )
+        return _explained_exact(engine, signed, call, refusal)
+    call.program.check_reshapes(call.sizes)
+    if (known := engine.refusals.of_program(call.program)) is not None:
+        return _explained_exact(engine, signed, call, known)
+    try:
+        with engine.lock:
+            bucket = engine.bucket_of(call.program, call)
+    except BucketOverflowError as error:
+        plan = engine.splitter.plan(call, error)
+        first = plan.sizes[0]
+        part = chunk(signed, pieces(signed, call, plan), 0, first), plan.part(call, first)
+        told = _explained(engine, *part)
+        splits = ((plan.variable, plan.sizes), *told.splits)
+        return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
+    beyond = exactly(engine.config, call.sizes)
+    if beyond is not None and beyond.wholly:
+        return _explained_exact(engine, signed, call, MaskingError(beyond.reason))
+    key = engine.orders.masked_key(call.program, bucket)
+    if (known := engine.refusals.of(key)) is not None:
+        return _explained_exact(engine, signed, call, known)
+    try:
+        masked = masked_equations(call.program, bucket, engine.orders.rules())
+    except MaskingError as error:
+        return _explained_exact(engine, signed, call, error)
+    return Explanation(
+        engine.name,
+        FrozenDict(call.sizes),
+        FrozenDict(bucket),
+        "masked" if call.program.pairing is None else "paired",
+        key in engine.cache,
+        describe(call.program),
+        tuple(map(str, call.program.guards)),
+        masked,
+    )
+
+
+def _explained_exact(engine: Engine, signed: Signed, call: Call, why: MaskingError) -> Explanation:
+    sizes = FrozenDict(call.sizes)
+    compiled = engine.orders.exact_key(signed) in engine.cache
+    return Explanation(
+        engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
+    )

@@ -1,0 +1,126 @@
+"""What an executor tells of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from bucketjit._inspect.plot import plot
+from bucketjit._inspect.report import Report, as_html
+from bucketjit._inspect.tables import counted, tables_of
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.statistics import ProgramStats, Stats, shown_reason
+from bucketjit._safe_text import one_line
+from bucketjit.strategies import Exact
+
+if TYPE_CHECKING:
+    from bucketjit._config import Config
+
+
+_LONGEST = 80  # characters that one line shows of a strategy
+
+
+class Views:
+    """The methods of `BucketedExec` that tell what it has done."""
+
+    _config: Config
+    _engine: Engine
+
+    def stats(self) -> Stats:
+        """A snapshot of what this executor has done; see `Stats`.
+
+        Counting costs a call well under a microsecond; all else is worked out here. What grows
+        with the calls is bounded: 64 reasons of fallbacks, of 500 characters each, with the rest
+        counted as ``"other"``; 4,096 sizes of each dimension variable; 257 moments of the history.
+        """
+        engine = self._engine
+        info = engine.cache.info()
+        slots = [slot for _, slot in engine.cache.slots()]
+        return engine.counters.snapshot(
+            info.hits, info.misses, engine.cache.evictions, slots, _programs(engine)
+        )
+
+    def reset_stats(self) -> None:
+        """Start the counters again, those of `cache_info` included. What is compiled stays.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> _ = double(np.ones(3, np.float32))
+            >>> double.reset_stats()
+            >>> double.stats().calls, double.cache_size()
+            (0, 1)
+        """
+        self._engine.cache.reset_counts()
+        self._engine.counters.reset()
+
+    def report(self) -> Report:
+        """The counters as tables: ``print`` them, or show them in a notebook.
+
+        Returns:
+            A `Report`: in colour on a terminal, plain text in a file, HTML in a notebook, and a
+            rich renderable.
+
+        Raises:
+            MissingExtraError: rich is not installed, which the extra ``cli`` has.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> _ = double(np.ones(3, np.float32))
+            >>> "Executables" in str(double.report())
+            True
+        """
+        return Report(repr(self), dataclasses.asdict(self.stats()))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw sizes with buckets, waste, and hits and compiles over time.
+
+        Args:
+            path: Where to; its ending tells the format, such as ``.png`` or ``.svg``.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed, which the extra ``cli`` has.
+            SpecError: ``path`` has no ending, or one that matplotlib knows no format by.
+            OSError: The file cannot be written.
+        """
+        plot(path, self._engine.name, self.stats())
+
+    def _repr_html_(self) -> str:
+        return as_html(repr(self), tables_of(dataclasses.asdict(self.stats())))
+
+    def __repr__(self) -> str:
+        config = self._config
+        parts = [f"{d}: {s!r}" for d, s in config.per_dim.items()]
+        if config.plan is None or not isinstance(config.default, Exact):
+            parts.insert(0, repr(config.default))
+        if config.plan is not None:
+            parts.insert(0, repr(config.plan))
+        parts = [p if len(p) <= _LONGEST else f"{p[: _LONGEST - 3]}..." for p in parts]
+        name = getattr(config.fn, "__qualname__", None) or repr(config.fn)
+        size = counted(len(self._engine.cache), "executable")
+        line = f"<BucketedExec {name}, {', '.join(parts)}, {size}>"
+        return one_line(line)
+
+
+def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
+    """The programs of an executor, those of its derivatives last."""
+    stored = [key[0] for key, _ in engine.cache.slots()]
+    found = []
+    for relative in engine.relatives:
+        for family in relative.signer.families():
+            for inputs, program in family.programs():
+                refusal = relative.refusals.of_program(program)
+                found.append(
+                    ProgramStats(
+                        inputs=inputs,
+                        guards=tuple(map(str, program.guards)),
+                        kind="symbolic" if program.pairing is None else "paired",
+                        executables=sum(owner is program for owner in stored),
+                        refused=None if refusal is None else shown_reason(refusal.reason),
+                    )
+                )
+    return tuple(found)

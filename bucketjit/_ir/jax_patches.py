@@ -1,0 +1,111 @@
+"""Functions of JAX that refuse symbolic sizes without need, replaced while a program is traced.
+
+A replacement does for plain sizes what the original does, so it does not matter to other
+threads that it is there while some thread traces.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bucketjit import _jax
+from bucketjit._ir.associative_scan import associative_scan_of
+from bucketjit._jax import Without
+
+_ABSENT = object()
+_Replacement = tuple[Any, Any, Any]  # owner (a module, or a table), name, and what is there then
+_Patch = tuple[Callable[[], Sequence[_Replacement]], Without | None]
+
+
+class _Replacing:
+    """Replaces functions while it is active. Nests, in any threads.
+
+    Args:
+        patches: Functions that give replacements, each with the feature that it is for. Patches
+            of features that are left out with this JAX are left out.
+    """
+
+    def __init__(self, patches: Sequence[_Patch]) -> None:
+        self._patches = patches
+        self._lock = threading.Lock()
+        self._active = 0
+        self._originals: list[_Replacement] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._active == 0:
+                for owner, name, replacement in self._found():
+                    names = _names_of(owner)
+                    self._originals.append((owner, name, names.get(name, _ABSENT)))
+                    _set(owner, name, replacement)
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active -= 1
+                if self._active == 0:
+                    while self._originals:
+                        _set(*self._originals.pop())
+
+    def _found(self) -> list[_Replacement]:
+        there = [f for f, feature in self._patches if feature is None or not _jax.lacking(feature)]
+        return [replacement for find in there for replacement in find()]
+
+
+def _names_of(owner: Any) -> Any:
+    return owner if isinstance(owner, dict) else vars(owner)
+
+
+def _set(owner: Any, name: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    elif value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+def _associative_scans() -> list[_Replacement]:
+    scan, modules = _jax.associative_scans()
+    return [(module, "associative_scan", associative_scan_of(scan)) for module in modules]
+
+
+# Each patch, with the feature that is left out where this JAX lacks what it replaces.
+_FOR_SYMBOLIC_SIZES: tuple[_Patch, ...] = (
+    (_associative_scans, None),
+    (_jax.open_scans, None),
+    (_jax.open_searches, Without.SEARCHES),
+    (_jax.open_shuffles, Without.SHUFFLES),
+    (_jax.open_constants, Without.CONSTANTS),
+    (_jax.open_reductions, Without.REDUCTIONS),
+    (_jax.open_debug_callbacks, Without.CALLBACKS),
+    (_jax.open_index_types, None),
+    (_jax.clamped_indices, None),
+    (_jax.brief_decisions, Without.DECISIONS),
+    (_jax.convolution_padding, Without.CONVOLUTIONS),
+    (_jax.lengths, Without.LENGTHS),
+    (_jax.inferred_sizes, Without.RESHAPES),
+    (_jax.fft_lengths, Without.FFT),
+    (_jax.real_fft_transposes, Without.FFT_GRADIENTS),
+)
+_FOR_FAILURES = ((_jax.weak_finalizers, Without.FORGETTING),)
+
+lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
+"""While active, JAX traces more programs with symbolic sizes."""
+
+forgetful_jax = _Replacing(_FOR_FAILURES)
+"""While active, JAX lets go of traces that fail."""
+
+
+def left_out() -> str:
+    """What this JAX lacks of the patches for symbolic sizes, in words; ``""`` if nothing."""
+    return "; ".join(
+        f"{_jax.lacking(feature)}, without which {feature}"
+        for _, feature in _FOR_SYMBOLIC_SIZES
+        if feature is not None and _jax.lacking(feature)
+    )

@@ -1,0 +1,70 @@
+"""Primitives of other libraries, which have no masking rule: look inside.
+
+Equinox, Lineax, ``jax.experimental.sparse`` and others wrap functions into primitives of their own,
+whose parameters hide shapes. Such a primitive's ``impl``, or what its lowering is made from, is the
+function it stands for, written in JAX; traced with the sizes of the equation it is a program that
+can be masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from bucketjit import _jax
+from bucketjit._errors import MaskingError, in_one_line, is_of_machine
+from bucketjit._ir.jax_patches import lenient_jax
+
+
+def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
+    """The program that an equation stands for, by the implementation of its primitive.
+
+    Args:
+        eqn: An equation whose primitive has no rule.
+
+    Returns:
+        An open jaxpr with symbolic shapes, and its constants.
+
+    Raises:
+        MaskingError: The implementation is none that JAX can trace with these sizes, or decides by
+            them.
+    """
+    prim = eqn.primitive
+    found = _jax.implementation(prim)
+    if found is None:
+        lack = _jax.lacking(_jax.Without.INSIDE)
+        raise _without_rule(prim.name, f", and {lack} to find its implementation" if lack else "")
+    function, several = found
+    decided: list[str] = []
+
+    def note(*what: Any) -> None:
+        decided.append(" == ".join(map(str, what)))
+
+    structs = [_jax.struct_of(v.aval) for v in eqn.invars]
+
+    def run(*operands: Any) -> Any:
+        outs = function(*operands, **prim.get_bind_params(eqn.params))
+        return outs if several else [outs]
+
+    try:
+        with _jax.watch_equalities(note, note, note, note), lenient_jax():
+            closed = jax.make_jaxpr(run)(*structs)
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
+    if decided:
+        raise _without_rule(prim.name, f", and its implementation decides by sizes: {decided[0]}")
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    if any(inner.primitive is prim for inner in jaxpr.eqns):
+        raise _without_rule(prim.name)
+    return jaxpr, consts
+
+
+def _without_rule(name: str, why: str = "") -> MaskingError:
+    return MaskingError(
+        f"{name}: no masking rule{why}",
+        f"add one with .with_rules({{{name}_p: rule}}), or leave the axis static",
+    )

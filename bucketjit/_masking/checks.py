@@ -1,0 +1,245 @@
+"""Checked execution: find a wrong mask before a wrong number is used.
+
+``Check.POISON`` fills all padding, that of the arguments and that of every single equation's
+outputs, first with NaN and the largest integers, then with other values, and wants the same
+results. ``Check.EXACT`` runs the function unpadded beside the masked executable. Both then
+name the first equation whose real part differs. They cost time, not correctness: they are
+meant for tests and continuous integration.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import pad, placed_beside
+from bucketjit._errors import MaskingError
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rule_context import RuleTable
+from bucketjit._sizes.expressions import BucketSizes, evaluate, is_symbolic
+from bucketjit._tracing.symbolic import Program
+
+
+class Check(enum.Enum):
+    """How much of each call to check.
+
+    Attributes:
+        OFF: Nothing.
+        POISON: Every masked call runs twice, with two poisons in all padding; the results must
+            be the same.
+        EXACT: The first call of each bucket also runs unpadded; the results must agree, within
+            the rounding of their dtype: 4e-4 of a value and of the largest of its output in
+            float32, 0.5 % in float16, 4 % in bfloat16. Where they do not, and those of one
+            operation at a time agree with the bucket, ``jax.jit`` is the one that is wrong: that
+            is logged, and not raised.
+        EXACT_ALWAYS: Every masked call also runs unpadded.
+    """
+
+    OFF = "off"
+    POISON = "poison"
+    EXACT = "exact"
+    EXACT_ALWAYS = "exact always"
+
+
+POISONS = ("nan", "low")
+
+
+def poison_value(dtype: Any, kind: str) -> Any:
+    """What is written into padding: NaN, infinity or the extremes of a dtype.
+
+    Args:
+        dtype: Any JAX dtype but typed keys.
+        kind: ``"nan"`` (largest integer, True), ``"inf"``, ``"low"`` (-inf, smallest integer)
+            or ``"zero"``.
+
+    Returns:
+        A scalar of this dtype.
+    """
+    dtype = jnp.dtype(dtype)
+    if dtype.kind == "b":
+        return np.asarray(kind in ("nan", "inf"))
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        extreme = {"nan": info.max, "inf": info.max - 1, "zero": 0, "low": info.min}[kind]
+        return np.asarray(int(extreme)).astype(dtype)
+    value = {"nan": np.nan, "inf": np.inf, "zero": 0.0, "low": -np.inf}[kind]
+    return np.asarray(value).astype(dtype)
+
+
+def poison_equations(which: Any, kinds: Sequence[str] = POISONS) -> Callable[..., list[Any]]:
+    """An ``after`` hook of `interpret` that overwrites the padding of every output.
+
+    Args:
+        which: Index into ``kinds``, possibly known at run time only.
+        kinds: Poisons to choose from.
+
+    Returns:
+        The hook.
+    """
+
+    def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+        return [
+            _poisoned(out, getattr(v.aval, "shape", ()), sizes, which, kinds)
+            for v, out in zip(eqn.outvars, outs, strict=True)
+        ]
+
+    return after
+
+
+def _poisoned(out: Any, shape: Any, sizes: BucketSizes, which: Any, kinds: Sequence[str]) -> Any:
+    symbolic = [i for i, d in enumerate(shape) if is_symbolic(d)]
+    if not symbolic or jax.dtypes.issubdtype(out.dtype, jax.dtypes.extended):
+        return out
+    values = jnp.stack([jnp.asarray(poison_value(out.dtype, k), out.dtype) for k in kinds])
+    inside = [
+        lax.broadcasted_iota(jnp.int32, out.shape, i) < sizes.logical(shape[i]) for i in symbolic
+    ]
+    return jnp.where(functools.reduce(jnp.logical_and, inside), out, values[which])
+
+
+def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
+    """`pad` with this poison in place of zeros; typed keys are padded with zeros."""
+    if value.shape == shape or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return pad(value, shape)
+    host = np.asarray(value)
+    padded = np.full(shape, poison_value(host.dtype, kind), host.dtype)
+    padded[tuple(map(slice, host.shape))] = host
+    array = value.array if isinstance(value, Padded) else value
+    return placed_beside(padded, array)
+
+
+def compare(got: Any, want: Any, what: str, exactly: bool) -> str | None:
+    """The first output that differs, in words; None if all agree.
+
+    Args:
+        got: A pytree of arrays.
+        want: What it should be.
+        what: What ``want`` is, for the message.
+        exactly: Whether floats must be equal bit for bit, NaNs aside; else within the rounding
+            of their dtype (`_tolerance`), of themselves or of the largest of their output.
+    """
+    pairs = jax.tree_util.tree_leaves_with_path(got)
+    for (path, a), b in zip(pairs, jax.tree_util.tree_leaves(want), strict=True):
+        if problem := _difference(a, b, exactly):
+            return f"output{jax.tree_util.keystr(path)} differs from {what}: {problem}"
+    return None
+
+
+def _difference(a: Any, b: Any, exactly: bool) -> str | None:
+    if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    x, y = np.asarray(a), np.asarray(b)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return f"{x.dtype}{list(x.shape)} against {y.dtype}{list(y.shape)}"
+    if x.size == 0:
+        return None
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        bad = x != y
+        shown_x, shown_y = x, y
+    else:
+        wide = np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64
+        shown_x, shown_y = x.astype(wide), y.astype(wide)
+        rtol = 0.0 if exactly else _tolerance(x.dtype)
+        scale = np.max(np.abs(shown_y), initial=0.0, where=np.isfinite(shown_y))
+        bad = ~np.isclose(shown_x, shown_y, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    if not bad.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"at {at}: {shown_x[at]} against {shown_y[at]} ({int(bad.sum())} of {x.size} differ)"
+
+
+def _tolerance(dtype: Any) -> float:
+    """Relative error that long sums in another order may have: 4e-4 in float32.
+
+    XLA sums narrower types in float32, and rounds them now and then.
+    """
+    eps = float(jnp.finfo(dtype).eps)
+    return float(min(64 * eps**0.75, max(4e-4, 5 * eps)))
+
+
+def blame(
+    program: Program,
+    rules: RuleTable,
+    sizes: Mapping[str, int],
+    bucket: Mapping[str, int],
+    leaks: Sequence[Any],
+    arguments: Callable[[str | None], Sequence[Any]],
+    exact: bool,
+) -> str:
+    """Name the first equation whose real part depends on padding, or differs from exact.
+
+    Args:
+        program: The program.
+        rules: The rule table.
+        sizes: Logical sizes of the call.
+        bucket: Its padded sizes.
+        leaks: Its constants that depend on the logical sizes.
+        arguments: The flat arguments padded with a poison, or unpadded for None.
+        exact: Compare with the unpadded run; else with a second poison.
+
+    Returns:
+        A sentence, or an empty string if no single equation differs when run one by one.
+    """
+    first = _record(program, rules, sizes, bucket, leaks, arguments(POISONS[0]), POISONS[0])
+    if exact:
+        second = _record(program, rules, sizes, sizes, leaks, arguments(None), None)
+    else:
+        second = _record(program, rules, sizes, bucket, leaks, arguments(POISONS[1]), POISONS[1])
+    for (eqn, outs), (_, others) in zip(first, second, strict=False):
+        for a, b in zip(outs, others, strict=True):
+            if _difference(a, b, exactly=not exact):
+                line = _jax.source_line(eqn)
+                return f"; the first to differ is {eqn.primitive.name}" + (
+                    f" at {line}" if line else ""
+                )
+    return ""
+
+
+def _record(
+    program: Program,
+    rules: RuleTable,
+    sizes: Mapping[str, int],
+    bucket: Mapping[str, int],
+    leaks: Sequence[Any],
+    arguments: Sequence[Any],
+    kind: str | None,
+) -> list[tuple[Any, list[Any]]]:
+    found: list[tuple[Any, list[Any]]] = []
+    poison = poison_equations(0, (kind,)) if kind else None
+
+    def after(eqn: Any, outs: list[Any], at: BucketSizes) -> list[Any]:
+        if not any(isinstance(o, jax.core.Tracer) for o in outs):
+            real = []
+            for v, out in zip(eqn.outvars, outs, strict=True):
+                cut = tuple(slice(evaluate(d, sizes)) for d in getattr(v.aval, "shape", ()))
+                if jax.dtypes.issubdtype(out.dtype, jax.dtypes.prng_key):
+                    out = jax.random.key_data(out)
+                real.append(np.asarray(out)[cut])
+            found.append((eqn, real))
+        return poison(eqn, outs, at) if poison else outs
+
+    values = {v: np.int32(n) for v, n in sizes.items()}
+    smallest = {v: min(n, program.lower.get(v, 1)) for v, n in sizes.items()}
+    lower = smallest if kind else dict(sizes)
+    shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.leak_shapes)
+    at = BucketSizes(bucket, lower, values, list(map(pad, map(np.asarray, leaks), shapes)))
+    interpret(program.jaxpr, program.consts, arguments, at, rules, after)
+    return found
+
+
+def failed(name: str, problem: str, blamed: str) -> MaskingError:
+    """The error of a check that failed."""
+    return MaskingError(
+        f"{name}: {problem}{blamed}",
+        "this is a defect of a masking rule; leave the axis static until it is mended",
+        is_defect=True,
+    )

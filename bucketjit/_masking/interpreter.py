@@ -1,0 +1,271 @@
+"""Walk a traced program at padded sizes, one masking rule per primitive.
+
+The table of rules is an argument: the engine knows no primitive by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._errors import MaskingError, first_line, is_of_machine
+from bucketjit._ir.opaque import looked_inside
+from bucketjit._masking.constant_folding import folded
+from bucketjit._masking.filled_values import StandIns
+from bucketjit._masking.loops import has_loop_to_stop, is_inside
+from bucketjit._masking.padding_constants import KnownPadding
+from bucketjit._masking.rule_context import RuleContext, RuleTable, computed_once
+from bucketjit._masking.vector_signs import hidden_signs
+from bucketjit._sizes.expressions import BucketSizes, is_symbolic
+from bucketjit._xla_defects.recomputed_values import compared
+
+
+def interpret(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    sizes: BucketSizes,
+    rules: RuleTable,
+    after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None = None,
+    padding: Any = None,
+    once: Mapping[Any, Hashable] | None = None,
+) -> list[Any]:
+    """Evaluate a symbolic jaxpr on padded arguments.
+
+    Args:
+        jaxpr: An open jaxpr whose shapes may hold symbolic sizes.
+        consts: Values of its constants.
+        args: Its arguments at padded sizes.
+        sizes: Padded and logical sizes of the dimension variables.
+        rules: Masking rule of each primitive.
+        after: Sees each equation with its padded outputs and returns the outputs to go on
+            with; used to poison padding at every step.
+        padding: What the padding of the arguments holds, or None if that is not known.
+        once: What `compared` finds in the program, if that is known.
+
+    Returns:
+        The outputs at padded sizes; the first logical positions of each symbolic axis are the
+        unpadded result, the rest is arbitrary.
+
+    Raises:
+        MaskingError: An equation has no rule, or its rule refuses.
+    """
+    known = KnownPadding()
+    if padding is not None:
+        for var, value in zip(jaxpr.invars, args, strict=True):
+            shape = getattr(var.aval, "shape", ())
+            if any(map(is_symbolic, shape)):
+                known.note(value, shape, padding)
+    hidden = functools.cache(lambda: hidden_signs(jaxpr))
+    once = compared(jaxpr) if once is None else once
+    walk = _Walk(sizes, rules, after, known, StandIns(), hidden, once)
+    return walk.run(jaxpr, consts, args)
+
+
+_SCALARS = (bool, int, float, complex)
+
+
+class _Walk:
+    def __init__(
+        self,
+        sizes: BucketSizes,
+        rules: RuleTable,
+        after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None,
+        known: KnownPadding,
+        stand_ins: StandIns,
+        hidden: Callable[[], Mapping[int, Any]],
+        once: Mapping[Any, Hashable],
+    ) -> None:
+        self._hidden = hidden
+        self._once = once
+        self._after = after
+        self._known = known
+        self._stand_ins = stand_ins
+        self._sizes = sizes
+        self._rules = rules
+        self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
+
+    def run(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        args: Sequence[Any],
+        sizes: Mapping[str, tuple[int, Any]] | None = None,
+    ) -> list[Any]:
+        if sizes:
+            sizes_there = self._sizes.extended(sizes)
+            # What is padding is another matter there, so nothing that is filled stands in.
+            walk = _Walk(
+                sizes_there,
+                self._rules,
+                self._after,
+                self._known,
+                StandIns(),
+                self._hidden,
+                self._once,
+            )
+            return walk.run(jaxpr, consts, args)
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if _jax.is_literal(atom) else env[atom]
+
+        ever_read = _jax.variables_read(jaxpr)
+        scope_of = _jax.EquationScopes()
+        kept: dict[Hashable, Any] = {}
+        for eqn in jaxpr.eqns:
+            with scope_of(eqn):
+                outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
+                if self._after is not None:
+                    outs = self._after(eqn, outs, self._sizes)
+                if any(v in self._once for v in eqn.outvars):
+                    outs = self._computed_once(eqn, outs, kept)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _computed_once(self, eqn: Any, outs: Sequence[Any], kept: dict[Hashable, Any]) -> list[Any]:
+        """The results of an equation, those that have to be in memory: one of all that are equal.
+
+        Args:
+            eqn: The equation.
+            outs: Its results.
+            kept: What is in memory already.
+        """
+        found = list(outs)
+        size = next(iter(self._sizes.values.values()), None)
+        for i, (var, value) in enumerate(zip(eqn.outvars, outs, strict=True)):
+            key = self._once.get(var)
+            if key is None or size is None or not isinstance(value, jax.Array):
+                continue
+            if key not in kept:
+                kept[key] = computed_once(value, size)
+            found[i] = kept[key]
+        return found
+
+    def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
+        if not self._equation_mentions_sizes(eqn):
+            return folded(eqn, operands) or _jax.bind_equation(eqn, operands)
+        name = eqn.primitive.name
+        # By name where the module of a primitive need not have been imported (Pallas).
+        rule = self._rules.get(eqn.primitive) or self._rules.get(name)
+        if rule is None:
+            return self._look_inside(eqn, operands)
+        if any(isinstance(x, _SCALARS) for x in operands):
+            operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
+        operands = self._stand_ins.operands(eqn, operands)
+        try:
+            ctx = RuleContext(
+                *(eqn, self._sizes, self.run, operands, ever_read),
+                *(self._known, self._stand_ins, self._hidden),
+            )
+            out = rule(ctx, *operands)
+            outs = list(out) if eqn.primitive.multiple_results else [out]
+        except MaskingError as error:
+            if error.names_a_line:  # that of an inner equation
+                raise
+            raise MaskingError(
+                _of(eqn, error.reason) + _where(eqn), error.remedy, in_bucket=error.in_bucket
+            ) from error
+        except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
+            raise
+        except Exception as error:
+            if is_of_machine(error):
+                raise
+            if trouble := _jax.trouble_of_versions(error):
+                raise MaskingError(
+                    f"{name}: {trouble}{_where(eqn)}", _jax.REMEDY_OF_VERSIONS
+                ) from error
+            raise MaskingError(
+                f"{name}: its masking rule failed with {type(error).__name__}: "
+                f"{first_line(error)}{_where(eqn)}",
+                _DEFECT,
+                is_defect=True,
+            ) from error
+        if wrong := self._not_as_traced(outs, ctx.out_avals):
+            raise MaskingError(
+                f"{name}: its rule gave {wrong}{_where(eqn)}",
+                _DEFECT,
+                is_defect=True,
+            )
+        if ctx.stands(out):  # of what else a rule may do, nothing is known
+            self._known.follow(eqn, operands, outs)
+        return outs
+
+    def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:
+        """What of a rule's results has another type than in the program, and what it should be."""
+        if len(outs) != len(avals):
+            return f"{len(outs)} results, expected {len(avals)}"
+        for value, aval in zip(outs, avals, strict=True):
+            if not _jax.is_shaped(aval):  # a token
+                continue
+            expected = self._sizes.padded_shape(aval.shape)
+            if isinstance(value, _SCALARS) and not expected:  # a literal of an inner program
+                continue
+            if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+                return f"{type(value).__name__}, expected an array of shape {expected} for {aval}"
+            if tuple(value.shape) != expected:
+                return f"shape {tuple(value.shape)}, expected {expected} for {aval}"
+            if value.dtype != aval.dtype:
+                return f"dtype {value.dtype}, expected {aval.dtype} for {aval}"
+        return ""
+
+    def _look_inside(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        try:
+            inner, consts = looked_inside(eqn)
+        except MaskingError as error:
+            raise MaskingError(error.reason + _where(eqn), error.remedy) from error
+        return self.run(inner, consts, operands)
+
+    def _equation_mentions_sizes(self, eqn: Any) -> bool:
+        for v in (*eqn.invars, *eqn.outvars):
+            if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
+                return True
+        if any(map(self._param_mentions_sizes, eqn.params.values())):
+            return True
+        return eqn.primitive in self._rules and has_loop_to_stop(eqn)
+
+    def _param_mentions_sizes(self, value: Any) -> bool:
+        if is_symbolic(value):
+            return True
+        if isinstance(value, int | float | str | bool) or value is None:
+            return False
+        if _jax.is_jaxpr(value):
+            key = (id(value), is_inside())
+            if key not in self._mentions:
+                inner = _jax.open_jaxpr(value)[0]
+                answer = any(map(self._equation_mentions_sizes, inner.eqns))
+                self._mentions[key] = (value, answer)
+            return self._mentions[key][1]
+        if isinstance(value, tuple | list):
+            return any(map(self._param_mentions_sizes, value))
+        if isinstance(value, dict):
+            return any(map(self._param_mentions_sizes, value.values()))
+        leaves = jax.tree_util.tree_leaves(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return False
+        return any(map(self._param_mentions_sizes, leaves))
+
+
+def _as_array(operand: Any, aval: Any) -> Any:
+    """A literal with a dtype: rules need not know Python scalars."""
+    return np.asarray(operand, aval.dtype) if isinstance(operand, _SCALARS) else operand
+
+
+_DEFECT = "this is a defect of the rule; leave the axis static until it is mended"
+
+
+def _of(eqn: Any, reason: str) -> str:
+    """A reason that names a primitive: that of its equation, or of one inside of it."""
+    return reason if re.match(r"\w+: ", reason) else f"{eqn.primitive.name}: {reason}"
+
+
+def _where(eqn: Any) -> str:
+    line = _jax.source_line(eqn)
+    return f" [{line}]" if line else ""

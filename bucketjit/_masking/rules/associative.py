@@ -1,0 +1,152 @@
+"""Associative scans over a symbolic axis, unrolled at the padded size.
+
+Forward, an output depends on the elements before it alone, so padding after them is harmless
+(scans in reverse are traced as forward scans of reversed elements).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._ir.associative_scan import (
+    CURVATURE,
+    PRIMAL,
+    PULLBACK,
+    TANGENT,
+    Combine,
+    associative_scan_p,
+    first_half,
+    operands_of,
+    pullback_of_pairs,
+)
+from bucketjit._masking.loops import has_loop
+from bucketjit._masking.rule_context import Rule, RuleContext, crop, select
+from bucketjit._masking.rules._sliding import along
+
+Arrays = Sequence[Any]
+
+
+class _Scan:
+    """The scans of one equation, of whatever padded and logical length."""
+
+    def __init__(self, ctx: RuleContext, combine: Combine, consts: Arrays) -> None:
+        self._ctx = ctx
+        self._combine = combine
+        self._consts = consts
+        self._axis = combine.axis
+
+    def _call(self, jaxpr: Any, size: int, logical: Any, *args: Any) -> Arrays:
+        sizes = {self._combine.length: (size, jnp.asarray(logical, jnp.int32))}
+        return self._ctx.evaluate(jaxpr, *self._consts, *args, sizes=sizes)
+
+    def _combined(self, left: Arrays, right: Arrays) -> Arrays:
+        size = left[0].shape[self._axis]
+        return self._call(self._combine.jaxpr, size, size, *left, *right)
+
+    def forward(self, elems: Arrays, logical: Any) -> Arrays:
+        """What JAX does with a static size.
+
+        A loop by data in the function may not end on padding. There each element also says whether
+        it is real, and pairs with padding are padding.
+        """
+        axis = self._axis
+        if not has_loop(_jax.open_jaxpr(self._combine.jaxpr)[0]):
+            return list(lax.associative_scan(self._combined, elems, axis=axis))
+
+        def combined(left: Arrays, right: Arrays) -> Arrays:
+            real = left[-1] & right[-1]
+            args = *left[:-1], *right[:-1]
+            size = real.shape[axis]
+            return [*self._call(self._combine.jaxpr, size, jnp.sum(real), *args), real]
+
+        real = along(jnp.arange(elems[0].shape[axis]) < logical, axis, axis + 1)
+        return list(lax.associative_scan(combined, [*elems, real], axis=axis))[:-1]
+
+    def backward(self, elems: Arrays, cotangents: Arrays, logical: Any) -> tuple[Arrays, Arrays]:
+        """Cotangents of constants and elements; `forward` step by step, backwards.
+
+        A step with padding on one side gets a cotangent that is arbitrary. It would reach real
+        elements on the other side, so there it is made 0.
+        """
+        size, axis = elems[0].shape[self._axis], self._axis
+        floats = [elems[i] for i in self._combine.floats[1]]
+        if size < 2:
+            return [jnp.zeros_like(self._consts[i]) for i in self._combine.floats[0]], cotangents
+        pairs, evens = size // 2, (size - 1) // 2
+        left = [lax.slice_in_dim(x, 0, 2 * pairs, 2, axis) for x in elems]
+        right = [lax.slice_in_dim(x, 1, 2 * pairs, 2, axis) for x in elems]
+        later = [lax.slice_in_dim(x, 2, None, 2, axis) for x in elems]
+        reduced = self._call(self._combine.jaxpr, pairs, logical // 2, *left, *right)
+        sums = self.forward(reduced, logical // 2)
+        before = [lax.slice_in_dim(x, 0, evens, 1, axis) for x in sums]
+        to_odd = [lax.slice_in_dim(t, 1, None, 2, axis) for t in cotangents]
+        to_even: Arrays = [lax.slice_in_dim(t, 2, None, 2, axis) for t in cotangents]
+        to_consts: Arrays = [jnp.zeros_like(self._consts[i]) for i in self._combine.floats[0]]
+        first = [lax.slice_in_dim(t, 0, 1, 1, axis) for t in cotangents]
+        if evens:
+            count = (logical - 1) // 2
+            to_consts, to_before, to_even = self._pull(before, later, to_even, evens, count)
+            to_odd = [
+                t + crop(self._real(u, count), axis, pairs)
+                for t, u in zip(to_odd, to_before, strict=True)
+            ]
+        count = logical // 2
+        more, to_reduced = self.backward(reduced, to_odd, count)
+        to_consts = [t + u for t, u in zip(to_consts, more, strict=True)]
+        more, to_left, to_right = self._pull(left, right, to_reduced, pairs, count)
+        to_consts = [t + u for t, u in zip(to_consts, more, strict=True)]
+        out = []
+        for x, f, e, le, ri in zip(floats, first, to_even, to_left, to_right, strict=True):
+            even = lax.concatenate([f, e], axis)
+            even += crop(self._real(le, count), axis, even.shape[axis])
+            out.append(_interleave(even, ri, axis, x.shape[axis]))
+        return to_consts, out
+
+    def _pull(
+        self, left: Arrays, right: Arrays, cotangents: Arrays, size: int, logical: Any
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        found = self._call(self._combine.pullback, size, logical, *left, *right, *cotangents)
+        a, b = map(len, self._combine.floats)
+        return found[:a], found[a : a + b], found[a + b :]
+
+    def _real(self, array: Any, logical: Any) -> Any:
+        index = jnp.arange(array.shape[self._axis], dtype=jnp.int32)
+        return select(along(index < logical, self._axis, array.ndim), array, 0)
+
+
+def _interleave(even: Any, odd: Any, axis: int, size: int) -> Any:
+    both = jnp.stack([even, crop(odd, axis, even.shape[axis])], axis + 1)
+    shape = (*even.shape[:axis], 2 * even.shape[axis], *even.shape[axis + 1 :])
+    return crop(both.reshape(shape), axis, size)
+
+
+def associative_scan(ctx: RuleContext, *operands: Any) -> Arrays:
+    """Padding comes after all that is real, and in a pullback it is kept from what is real."""
+    combine, mode = ctx.params["combine"], ctx.params["mode"]
+    logical = ctx.logical(ctx.in_shapes[combine.num_consts][combine.axis])
+    if mode == CURVATURE:
+        pairs = pullback_of_pairs(combine, operands)
+        return first_half(combine, _evaluate(ctx, combine.dual, PULLBACK, pairs, logical))
+    return _evaluate(ctx, combine, mode, operands, logical)
+
+
+def _evaluate(
+    ctx: RuleContext, combine: Combine, mode: str, operands: Arrays, logical: Any
+) -> Arrays:
+    consts, elems, linear = operands_of(combine, operands)
+    if mode == PRIMAL:
+        return _Scan(ctx, combine, consts).forward(elems, logical)
+    if mode == TANGENT:
+        const_dots, elem_dots = combine.split(linear, floats=True)
+        pairs = _Scan(ctx, combine.dual, [*consts, *const_dots])
+        return pairs.forward([*elems, *elem_dots], logical)[len(elems) :]
+    to_consts, to_elems = _Scan(ctx, combine, consts).backward(elems, linear, logical)
+    return [*to_consts, *to_elems]
+
+
+TABLE: dict[Any, Rule] = {associative_scan_p: associative_scan}

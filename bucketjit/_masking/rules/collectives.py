@@ -1,0 +1,36 @@
+"""Collectives over axes that ``vmap`` has turned into axes of an array.
+
+Under ``vmap(axis_name=...)`` a ``psum`` over the mapped axis becomes a sum over an axis given by
+its position, and its transpose one over no axis at all. Those are folds like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bucketjit import _jax
+from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero
+from bucketjit._masking.rules.refused import COLLECTIVE, COLLECTIVE_REMEDY
+
+
+def fold(identity: Identity) -> Rule:
+    """The rule of a fold over axes given by position."""
+
+    def rule(ctx: RuleContext, *operands: Any) -> Any:
+        """Padding holds the neutral element, so it cannot change the result."""
+        axes = ctx.params["axes"]
+        if not all(isinstance(a, int) for a in axes):
+            ctx.refuse(COLLECTIVE, COLLECTIVE_REMEDY)
+        if not axes:
+            return operands if ctx.primitive.multiple_results else operands[0]
+        return ctx.bind(*(ctx.fill(x, axes=axes, value=identity(x.dtype)) for x in operands))
+
+    return rule
+
+
+TABLE: dict[Any, Rule] = {
+    p: rule
+    for name, rule in {"psum": fold(zero), "pmax": fold(lowest), "pmin": fold(highest)}.items()
+    if (p := _jax.primitive(name)) is not None
+}

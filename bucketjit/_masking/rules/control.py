@@ -1,0 +1,185 @@
+"""Calls, branches and loops: run the sub-programs masked, and keep the control flow around them.
+
+Differentiation and `vmap` have happened when a program is masked, so calls that only carry
+custom derivatives or batching rules are evaluated in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._errors import is_of_machine
+from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
+from bucketjit._masking.rule_context import Rule, RuleContext
+
+
+def strong(x: Any) -> Any:
+    """``x`` as an array without a weak type: loops and branches compare types exactly."""
+    x = x if hasattr(x, "dtype") else jnp.asarray(x)
+    return _jax.with_type(x, x.dtype, False)
+
+
+def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, ...]:
+    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
+    inner, _ = _jax.open_jaxpr(jaxpr)
+    outs = ctx.evaluate(jaxpr, *operands)
+    return tuple(
+        _jax.with_type(strong(x), v.aval.dtype, False)
+        for x, v in zip(outs, inner.outvars, strict=True)
+    )
+
+
+# --- calls --------------------------------------------------------------------------------
+
+
+def call(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Evaluate the called program in place: what calls it does not change what it computes."""
+    return ctx.evaluate(_jax.called_jaxpr(ctx.params), *operands)
+
+
+def remat(ctx: RuleContext, *operands: Any) -> Any:
+    """Bind the rematerialisation again around the masked program, so memory use stays as asked."""
+    jaxpr = ctx.params["jaxpr"]
+    inner, consts = _jax.stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
+    cse = ctx.params["prevent_cse"]
+    if isinstance(cse, tuple):
+        cse = (False,) * len(consts) + cse
+    return ctx.bind(*consts, *operands, jaxpr=inner, prevent_cse=cse)
+
+
+def custom_linear_solve(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Evaluate the user's own ``solve``; the other three programs serve derivatives only."""
+    lengths, jaxprs = ctx.params["const_lengths"], ctx.params["jaxprs"]
+    start = lengths.matvec + lengths.vecmat
+    consts = operands[start : start + lengths.solve]
+    rhs = operands[sum(lengths) :]
+    return ctx.evaluate(jaxprs.solve, *consts, *rhs)
+
+
+def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
+    try:
+        expanded = _jax.expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        message = str(error).strip().splitlines() or [""]
+        ctx.refuse(
+            f"{type(ctx.symbolic_params['_prim']).__name__} does not expand at symbolic sizes "
+            f"({type(error).__name__}: {message[0]})"
+        )
+    return ctx.evaluate(expanded, *operands)
+
+
+# --- branches -----------------------------------------------------------------------------
+
+
+def cond(ctx: RuleContext, index: Any, *operands: Any) -> Any:
+    """Switch over the masked branches; the index is a scalar, so it has no padding."""
+    jaxprs, platforms = ctx.params["branches"], ctx.params.get("branches_platforms")
+    operands = tuple(map(strong, operands))
+    if platforms is None:
+        taken = lambda i: jnp.clip(index, 0, len(jaxprs) - 1) == i  # noqa: E731
+        branches = [
+            _branch(ctx, jaxpr, functools.partial(taken, i)) for i, jaxpr in enumerate(jaxprs)
+        ]
+        return lax.switch(index, branches, *operands)
+    branches = [_branch(ctx, jaxpr) for jaxpr in jaxprs]
+    named = {p: f for names, f in zip(platforms, branches, strict=True) for p in names or ()}
+    default = branches[-1] if platforms[-1] is None else None
+    return lax.platform_dependent(*operands, default=default, **named)
+
+
+def _branch(
+    ctx: RuleContext, jaxpr: Any, taken: Callable[[], Any] | None = None
+) -> Callable[..., tuple[Any, ...]]:
+    """One branch; ``taken`` says at run time whether it runs, where that is not known before."""
+    if taken is None or not has_loop(_jax.open_jaxpr(jaxpr)[0]):
+        return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
+
+    def branch(*xs: Any) -> tuple[Any, ...]:
+        with loops_only_while(taken()):
+            return evaluate_strong(ctx, jaxpr, *xs)
+
+    return branch
+
+
+# --- while --------------------------------------------------------------------------------
+
+
+def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Loop while a real row's predicate holds.
+
+    The predicate of a vmapped loop has the batch axes: rows that are done keep their carry, and
+    padded rows are never begun, so what they hold cannot keep the loop running. A loop with loops
+    inside carries its predicate along, to tell them whether it runs.
+    """
+    split = ctx.params["cond_nconsts"]
+    cond_consts = operands[:split]
+    body_consts = operands[split : (split := split + ctx.params["body_nconsts"])]
+    init = tuple(map(strong, operands[split:]))
+    cond_jaxpr, body_jaxpr = ctx.params["cond_jaxpr"], ctx.params["body_jaxpr"]
+    rows = tuple(_jax.open_jaxpr(cond_jaxpr)[0].outvars[0].aval.shape)
+
+    def holds(carry: Sequence[Any]) -> Any:
+        (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
+        return ctx.fill(jnp.asarray(predicate), value=False, shape=rows)
+
+    def step(carry: Sequence[Any]) -> tuple[Any, ...]:
+        return evaluate_strong(ctx, body_jaxpr, *body_consts, *carry)
+
+    has_loops = holds_loop(ctx.eqn)
+    if not rows and not has_loops:
+        return lax.while_loop(lambda carry: where_running(holds(carry)), step, init)
+
+    def step_running(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
+        running, carry = state
+        with loops_only_while(jnp.any(running)) if has_loops else nullcontext():
+            new = step(carry)
+            if rows:
+                new = tuple(_keep(running, a, b) for a, b in zip(new, carry, strict=True))
+            again = holds(new)
+        return where_running(again), new
+
+    begin = where_running(holds(init)), init
+    return lax.while_loop(lambda state: jnp.any(state[0]), step_running, begin)[1]
+
+
+def _keep(running: Any, new: Any, old: Any) -> Any:
+    """``new`` in the rows that are running, ``old`` elsewhere; rows are the leading axes."""
+    wide = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
+    return lax.select_n(jnp.broadcast_to(wide, new.shape), old, new)
+
+
+def _table() -> dict[Any, Rule]:
+    rules: dict[str, Rule] = dict.fromkeys(
+        (
+            *("jit", "pjit", "call", "closed_call", "core_call", "eval_jaxpr", "composite"),
+            *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
+            *("linear_call", "remat_opt"),
+        ),
+        call,
+    )
+    rules |= {
+        "remat2": remat,
+        "checkpoint": remat,
+        "custom_linear_solve": custom_linear_solve,
+        "call_hi_primitive": call_hi_primitive,
+        "cond": cond,
+        "while": while_loop,
+    }
+    table: dict[Any, Rule] = {
+        p: rule for name, rule in rules.items() for p in _jax.primitives(name)
+    }
+    table["xla_metadata_call"] = call  # by name: programs that use it import its module
+    return table
+
+
+TABLE: dict[Any, Rule] = _table()

@@ -1,0 +1,133 @@
+"""Callbacks to the host: Python sees arrays of their logical shapes, once per logical call.
+
+The sizes travel with the operands. Padding is cut off, and put back on results, on the host,
+where slicing a NumPy array costs no compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback as jax_io_callback
+
+from bucketjit import _jax
+from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._tracing.closures import holds_a_size
+from bucketjit._tracing.host_functions import LeakedHost
+
+
+class _Host:
+    """The host's side of a callback: what it needs to know of the sizes, and to do with them.
+
+    Attributes:
+        sizes: Run-time value of every symbolic size of the operands and results.
+    """
+
+    def __init__(self, ctx: RuleContext) -> None:
+        shapes = [*ctx.in_shapes, *ctx.out_shapes]
+        dims = {str(d): d for shape in shapes for d in shape if is_symbolic(d)}
+        self.sizes = tuple(ctx.logical(d) for d in dims.values())
+        self._names = tuple(dims)
+        self._shapes = [tuple(str(d) if is_symbolic(d) else d for d in s) for s in shapes]
+        self._padded = [ctx.padded_shape(s) for s in ctx.out_shapes]
+
+    def cut(self, sizes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """The logical part of each operand, in memory of its own."""
+        shapes = self._logical(sizes)[: len(arrays)]
+        return [
+            np.array(np.asarray(x)[tuple(map(slice, shape))])
+            for x, shape in zip(arrays, shapes, strict=True)
+        ]
+
+    def pad(self, sizes: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """Each result at its padded shape, with zeros for padding."""
+        shapes = self._logical(sizes)[len(self._shapes) - len(self._padded) :]
+        wide = []
+        for result, shape, padded in zip(results, shapes, self._padded, strict=True):
+            result = np.asarray(result)
+            if result.shape != shape:
+                raise ValueError(f"callback returned shape {result.shape}, expected {shape}")
+            whole = np.zeros(padded, result.dtype)
+            whole[tuple(map(slice, shape))] = result
+            wide.append(whole)
+        return wide
+
+    def _logical(self, sizes: Sequence[Any]) -> list[tuple[int, ...]]:
+        known = dict(zip(self._names, map(int, sizes), strict=True))
+        return [tuple(known[d] if isinstance(d, str) else d for d in s) for s in self._shapes]
+
+
+def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any]]:
+    """Refuse what cannot be kept; the host side; the operands with keys as their raw words."""
+    if _jax.has_ordered_effect(ctx.eqn):
+        ctx.refuse(
+            "an ordered effect would be ordered among masked calls only, not with exact ones",
+            "drop ordered=True, or leave the axis static (None or _)",
+        )
+    function = ctx.params.get("callback")
+    if not isinstance(function, LeakedHost) and holds_a_size(function):
+        ctx.refuse(
+            "its host function closes over a size, or over an array that is traced",
+            "pass the size to it as an operand, such as jnp.shape(x)[0]",
+        )
+    if ctx.params.get("partitioned"):
+        ctx.refuse(
+            "with partitioned=True it sees shards, which do not know their padding",
+            "drop partitioned=True, or leave the axis static (None or _)",
+        )
+    return _Host(ctx), [
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in operands
+    ]
+
+
+def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+    """What the host is told besides the sizes, and what finds the host function by that."""
+    function = ctx.params.get("callback")
+    if isinstance(function, LeakedHost):
+        return (ctx.leaked(function.constant),), function.hosts
+    return (), lambda: function
+
+
+def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Run the primitive's own host function (print, log or call) on the logical arrays."""
+    host, arrays = _prepare(ctx, operands)
+    run, params = ctx.primitive.impl, dict(ctx.params)
+    number, find = _function(ctx)
+
+    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: Any) -> None:
+        own = {"callback": find(*number)} if "callback" in params else {}
+        run(*host.cut(sizes, values), **{**params, **own})
+
+    jax.debug.callback(callback, host.sizes, number, *arrays)
+    return []
+
+
+def callback_with_results(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """Call the function on the logical arrays; the host pads what it returns.
+
+    Under a later `vmap` each row has sizes of its own, hence one call for each row.
+    """
+    host, arrays = _prepare(ctx, operands)
+    number, find = _function(ctx)
+
+    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: Any) -> list[Any]:
+        return host.pad(sizes, find(*number)(*jax.device_put(host.cut(sizes, values))))
+
+    structs = [jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals]
+    sharding = ctx.params["sharding"]
+    if ctx.primitive.name == "io_callback":
+        return jax_io_callback(callback, structs, host.sizes, number, *arrays, sharding=sharding)
+    return jax.pure_callback(
+        callback, structs, host.sizes, number, *arrays, sharding=sharding, vmap_method="sequential"
+    )
+
+
+TABLE: dict[Any, Rule] = {
+    **dict.fromkeys(_jax.primitives("debug_callback", "debug_print"), debug_callback),
+    **dict.fromkeys(_jax.primitives("pure_callback", "io_callback"), callback_with_results),
+}

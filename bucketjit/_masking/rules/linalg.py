@@ -1,0 +1,303 @@
+"""Matrix factorisations and solves.
+
+Over a batch axis padding is matrices of its own, filled so that nothing overflows or iterates
+for ever. Over an axis of the matrix itself, a block of zeros or an identity block is added
+where the algorithm then does to the real part exactly what it would do to it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._masking.rule_context import Rule, RuleContext, crop, shift_left
+from bucketjit._masking.rules._scaling import without_overflow
+from bucketjit._masking.rules._sliding import fit
+from bucketjit._sizes.expressions import is_symbolic
+
+Fill = Callable[[RuleContext, Any, int], Any]
+
+
+# --- what padding holds ---------------------------------------------------------------------
+
+
+def zero(ctx: RuleContext, operand: Any, position: int) -> Any:
+    """Zeros in all padding."""
+    return ctx.fill(operand, value=0, shape=ctx.in_shapes[position])
+
+
+def identity(ctx: RuleContext, operand: Any, position: int) -> Any:
+    """The matrix with an identity block after it; identity matrices in padded rows."""
+    rows, columns = operand.shape[-2:]
+    eye = jnp.eye(rows, columns, dtype=operand.dtype)
+    return ctx.fill(operand, value=eye, shape=ctx.in_shapes[position])
+
+
+def own_index(ctx: RuleContext, operand: Any, position: int) -> Any:
+    """Each index itself: a step of a permutation that moves nothing."""
+    index = lax.broadcasted_iota(operand.dtype, operand.shape, operand.ndim - 1)
+    return ctx.fill(operand, value=index, shape=ctx.in_shapes[position])
+
+
+def _open_matrix(ctx: RuleContext, position: int = 0) -> list[Any]:
+    """The symbolic sizes among an operand's matrix axes."""
+    return [d for d in ctx.in_shapes[position][-2:] if is_symbolic(d)]
+
+
+def _fit_all(ctx: RuleContext, outs: Any) -> Any:
+    if not ctx.primitive.multiple_results:
+        return fit(ctx, outs)
+    return [fit(ctx, out, i) for i, out in enumerate(outs)]
+
+
+# --- rules ----------------------------------------------------------------------------------
+
+
+def extended(*fills: Fill) -> Rule:
+    """Fill each operand's padding and run: exact over batch axes and matrix axes alike."""
+
+    def rule(ctx: RuleContext, *operands: Any) -> Any:
+        filled = [f(ctx, x, i) for i, (f, x) in enumerate(zip(fills, operands, strict=True))]
+        return _fit_all(ctx, ctx.bind(*filled))
+
+    return rule
+
+
+def batched(fill: Fill, why: str) -> Rule:
+    """Open batch axes only: over a matrix axis the reason is ``why``."""
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        if sizes := _open_matrix(ctx):
+            ctx.refuse(f"a matrix of symbolic size {sizes[0]}: {why}")
+        return _fit_all(ctx, ctx.bind(fill(ctx, operand, 0)))
+
+    return rule
+
+
+def lu(ctx: RuleContext, operand: Any) -> Any:
+    """A square matrix gets an identity block, any other zeros.
+
+    Rows of zeros are never the pivot of a real column, since the first of equal candidates
+    wins, and columns of zeros come after the real ones and move no rows. Where there is a NaN,
+    no candidate wins, and the pivots are others than without padding.
+    """
+    rows, columns = ctx.in_shapes[0][-2:]
+    return _fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
+
+
+def lu_pivots_to_permutation(ctx: RuleContext, pivots: Any) -> Any:
+    """Padding swaps nothing."""
+    size = min(pivots.shape[-1], ctx.params["permutation_size"])
+    return fit(ctx, ctx.bind(crop(own_index(ctx, pivots, 0), pivots.ndim - 1, size)))
+
+
+def reflectors(columns: Sequence[int]) -> Rule:
+    """Householder reflectors: zeros after a reflector and a factor 0 leave everything as it is.
+
+    Args:
+        columns: Axis of each operand that counts reflectors or columns of ``q``; LAPACK wants
+            no more of them than rows.
+    """
+
+    def rule(ctx: RuleContext, *operands: Any) -> Any:
+        rows = operands[0].shape[-2]
+        filled = []
+        for i, x in enumerate(operands):
+            x = zero(ctx, x, i)
+            if i < len(columns):
+                axis = x.ndim + columns[i]
+                x = crop(x, axis, min(rows, x.shape[axis]))
+            filled.append(x)
+        a, taus, *rest = filled
+        taus = crop(taus, taus.ndim - 1, min(a.shape[-1], taus.shape[-1]))
+        return fit(ctx, ctx.bind(a, taus, *rest))
+
+    return rule
+
+
+def tridiagonal(ctx: RuleContext, operand: Any) -> Any:
+    """The lower form works from the first column on, so zeros after the matrix stay zeros."""
+    if (sizes := _open_matrix(ctx)) and not ctx.params["lower"]:
+        ctx.refuse(
+            f"a matrix of symbolic size {sizes[0]} with lower=False: "
+            "the reduction starts at its last column",
+            "use lower=True",
+        )
+    return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+
+
+def triangular_solve(ctx: RuleContext, matrix: Any, rhs: Any) -> Any:
+    """An identity block after the matrix, nothing after the right-hand side."""
+    ctx.require_equal(ctx.in_shapes[0][:-2], ctx.in_shapes[1][:-2])
+    return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
+
+
+def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: Any) -> Any:
+    """An identity block after the system, not coupled to it by what lies off its diagonals."""
+    lower, rhs = zero(ctx, lower, 0), zero(ctx, rhs, 3)
+    main = ctx.fill(main, value=1, shape=ctx.in_shapes[1])
+    upper = zero(ctx, upper, 2)
+    size = ctx.in_shapes[2][-1]
+    if is_symbolic(size):  # the last entry is no part of the matrix
+        index = lax.broadcasted_iota(jnp.int32, upper.shape, upper.ndim - 1)
+        upper = jnp.where(index < ctx.logical(size) - 1, upper, jnp.zeros((), upper.dtype))
+    return fit(ctx, ctx.bind(lower, main, upper, rhs))
+
+
+def eigh(ctx: RuleContext, operand: Any) -> Any:
+    """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them.
+
+    The eigenvectors of a matrix with a block added are its own, up to their signs. Of equal
+    eigenvalues they are any basis of a space, and which one LAPACK picks depends on the padded
+    size: what treats such vectors each in its own way gets other numbers than without padding.
+
+    Of a matrix that is not finite, all are NaN. (LAPACK on CPU makes some numbers of NaN all the
+    same, which ones depends on their places and on the size.) A single row is its own eigenvalue,
+    and its eigenvector is 1, whatever it holds.
+    """
+    sizes = _open_matrix(ctx)
+    matrix = zero(ctx, operand, 0)
+    if not sizes:
+        return _fit_all(ctx, ctx.bind(matrix))
+    if ctx.is_read(0) and not _up_to_sign(ctx):
+        ctx.refuse(
+            f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
+            "the padded size",
+            "use eigvalsh, or leave the axis static",
+        )
+    if ctx.params.get("subset_by_index") is not None:
+        ctx.refuse(
+            f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}",
+            "compute all of them and slice, or leave the axis static",
+        )
+    if not ctx.params["sort_eigenvalues"]:
+        ctx.refuse(
+            f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}",
+            "use sort_eigenvalues=True, or leave the axis static",
+        )
+    half = jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix)
+    matrix, back = without_overflow(half, (-2, -1), 16 * matrix.shape[-1])
+    vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
+    is_finite = jnp.isfinite(half).all((-2, -1))[..., None]
+    values = jnp.where(is_finite, values * back[..., 0], jnp.nan)
+    vectors = jnp.where(is_finite[..., None], vectors, jnp.nan)
+    is_single = ctx.logical(sizes[0]) == 1
+    values = jnp.where(is_single, jnp.real(jnp.diagonal(half, 0, -2, -1)), values)
+    vectors = jnp.where(is_single, jnp.eye(half.shape[-1], dtype=half.dtype), vectors)
+    return _fit_all(ctx, [vectors, values])
+
+
+def _up_to_sign(ctx: RuleContext) -> bool:
+    """Whether vectors will do whose signs are others: those of complex ones are any phases."""
+    real = jnp.issubdtype(ctx.in_avals[0].dtype, jnp.floating)
+    return bool(real) and ctx.signs_are_hidden()
+
+
+def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
+    """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal.
+
+    Args:
+        ctx: The equation.
+        matrix: One triangle of the matrix, zeros elsewhere.
+    """
+    half = jnp.abs(matrix)
+    bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1, initial=0)[..., None, None]
+    bound = jnp.where(bound == 0, jnp.ones_like(bound), bound)
+    diagonal = bound.astype(matrix.dtype) * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    return ctx.fill(matrix, axes=(-2, -1), value=diagonal, shape=ctx.in_shapes[0])
+
+
+def svd(ctx: RuleContext, operand: Any) -> Any:
+    """Rows and columns of zeros add singular values of 0, which come last.
+
+    Singular vectors are those of the matrix up to their signs; of equal singular values they are
+    any basis, as in `eigh`.
+    """
+    if sizes := _open_matrix(ctx):
+        if ctx.params.get("subset_by_index") is not None:
+            ctx.refuse(
+                f"a subset of the singular values of a matrix of symbolic size {sizes[0]}",
+                "compute all of them and slice, or leave the axis static",
+            )
+        if any(map(ctx.is_read, range(1, len(ctx.out_shapes)))):
+            if not _up_to_sign(ctx):
+                ctx.refuse(
+                    f"singular vectors of a matrix of symbolic size {sizes[0]}: their signs depend "
+                    "on the padded size",
+                    "use compute_uv=False, or leave the axis static",
+                )
+            return _singular_vectors(ctx, zero(ctx, operand, 0))
+    return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+
+
+def _singular_vectors(ctx: RuleContext, matrix: Any) -> list[Any]:
+    """Those of the square factor R of a tall matrix, which is ``Q @ R``, turned by Q.
+
+    R gets a block whose singular values are larger than all of its own, so that a singular value
+    of 0 does not mix with it.
+    """
+    rows, columns = ctx.in_shapes[0][-2:]
+    count = ctx.out_shapes[0][-1]
+    wide = str(count) == str(rows)
+    if not wide and str(count) != str(columns):
+        ctx.refuse(f"singular vectors of a matrix whose smaller size is not known: {count}")
+    if ctx.params["full_matrices"] and str(rows) != str(columns):
+        ctx.refuse(
+            f"all singular vectors of a matrix of symbolic size {rows} x {columns}: those of its "
+            "null space are any",
+            "use full_matrices=False, or leave the axis static",
+        )
+    if wide:
+        matrix = matrix.mT
+    size = ctx.padded(count)
+    matrix, back = without_overflow(matrix, (-2, -1), 16 * matrix.shape[-1] * matrix.shape[-2])
+    tall = crop(matrix, matrix.ndim - 2, max(size, matrix.shape[-2]))
+    q, r = lax.linalg.qr(tall, full_matrices=False)
+    square = (*ctx.in_shapes[0][:-2], count, count)
+    if is_symbolic(count):
+        r = ctx.fill(r, value=0, shape=square)
+        largest = jnp.max(jnp.abs(r), (-2, -1), keepdims=True)
+        largest = jnp.where(largest == 0, jnp.ones_like(largest), largest)
+        bound = 2 * largest * jnp.sqrt(jnp.sum((r / largest) ** 2, (-2, -1), keepdims=True) + 1)
+        block = bound * jnp.eye(size, dtype=r.dtype)
+        r = ctx.fill(r, value=block, shape=square)
+    s, u, vt = ctx.bind(r, full_matrices=False)
+    s = s * back[..., 0]
+    if is_symbolic(count):
+        added = size - ctx.logical(count)
+        s = shift_left(s, s.ndim - 1, added)
+        u = ctx.fill(shift_left(u, u.ndim - 1, added), value=0, shape=square)
+        vt = ctx.fill(shift_left(vt, vt.ndim - 2, added), value=0, shape=square)
+    u = jnp.matmul(q, u, precision=lax.Precision.HIGHEST)
+    outs = [s, vt.mT, u.mT] if wide else [s, u, vt]
+    return [fit(ctx, out, i) for i, out in enumerate(outs)]
+
+
+_RULES: dict[str, Rule] = {
+    "cholesky": extended(identity),
+    "cholesky_update": extended(identity, zero),
+    "triangular_solve": triangular_solve,
+    "lu": lu,
+    "lu_pivots_to_permutation": lu_pivots_to_permutation,
+    "qr": extended(zero),
+    "geqrf": extended(zero),
+    "geqp3": extended(zero, zero),
+    "householder_product": reflectors((-1, -1)),
+    "ormqr": reflectors((-1, -1)),
+    "hessenberg": extended(zero),
+    "tridiagonal": tridiagonal,
+    "tridiagonal_solve": tridiagonal_solve,
+    "symmetric_product": extended(zero, zero),
+    "eigh": eigh,
+    "svd": svd,
+    "eig": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
+    "schur": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
+}
+
+TABLE: dict[Any, Rule] = {
+    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+}

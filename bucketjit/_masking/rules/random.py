@@ -1,0 +1,228 @@
+"""Random draws: the bits of a logical shape, whatever the shape is padded to.
+
+A generator numbers the elements of a draw in row-major order and hashes each number. Padding an
+inner axis changes those numbers, so they are computed from logical sizes. Where a generator is
+itself made of primitives it is traced at the symbolic shape and evaluated like any program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from bucketjit import _jax
+from bucketjit._errors import is_of_machine
+from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._sizes.expressions import symbolic_axes
+
+_WORD = 1 << 32
+_HARDWARE = (
+    "its bits come from the hardware's generator, whose sequence depends on the padded shape",
+    "use keys of JAX's default generator (threefry2x32), or leave the axis static (None or _)",
+)
+
+
+def natural(ctx: RuleContext, *operands: Any) -> Any:
+    """Each key is its own stream, so padded keys give padding and real ones what they always do."""
+    return ctx.bind(*operands)
+
+
+def random_fold_in(ctx: RuleContext, keys: Any, data: Any) -> Any:
+    """Key by key, but for the one generator that folds a whole batch with its first key."""
+    if _jax.key_impl(keys.dtype) == "unsafe_rbg":
+        ctx.refuse(*_HARDWARE)
+    return ctx.bind(keys, data)
+
+
+# --- numbering the elements -----------------------------------------------------------------
+
+
+def linear_index(positions: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, Any]:
+    """Row-major number of each position in an array of these run-time sizes, in 64 bits.
+
+    Args:
+        positions: The position along each axis, arrays that broadcast.
+        sizes: The size of each axis, ints or int32 scalars.
+
+    Returns:
+        High and low words, uint32. Without x64 JAX has no 64-bit integers.
+    """
+    high, low = jnp.uint32(0), jnp.uint32(0)
+    for position, size in zip(positions, sizes, strict=True):
+        size = jnp.asarray(size, jnp.uint32)
+        carry, low_times = _wide_product(low, size)
+        low = low_times + position.astype(jnp.uint32)
+        high = high * size + carry + (low < low_times).astype(jnp.uint32)
+    return high, low
+
+
+def _wide_product(a: Any, b: Any) -> tuple[Any, Any]:
+    """The 64-bit product of two uint32, as (high, low), by schoolbook on 16-bit halves."""
+    half = jnp.uint32(0xFFFF)
+    a_high, a_low, b_high, b_low = a >> 16, a & half, b >> 16, b & half
+    low, high = a_low * b_low, a_high * b_high
+    middle = a_high * b_low + (low >> 16)
+    other = a_low * b_high + (middle & half)
+    return high + (middle >> 16) + (other >> 16), a * b
+
+
+def counters(ctx: RuleContext, shape: Sequence[Any]) -> tuple[Any, Any]:
+    """High and low word of the number of each element of a logical shape, at padded sizes."""
+    padded = ctx.padded_shape(shape)
+    positions = [lax.broadcasted_iota(jnp.uint32, padded, i) for i in range(len(padded))]
+    sizes = [ctx.logical(d) for d in shape]
+    if math.prod(padded) >= _WORD:
+        high, low = linear_index(positions, sizes)
+        return jnp.broadcast_to(high, padded), jnp.broadcast_to(low, padded)
+    low = jnp.zeros(padded, jnp.uint32)
+    for position, size in zip(positions, sizes, strict=True):
+        low = low * jnp.asarray(size, jnp.uint32) + position
+    return jnp.zeros(padded, jnp.uint32), low
+
+
+def iota_2x32_shape(ctx: RuleContext) -> Any:
+    """Numbers along a leading symbolic axis do not depend on its size; others are computed."""
+    shape = ctx.symbolic_params["shape"]
+    if symbolic_axes(shape) == (0,):
+        return ctx.bind()
+    return counters(ctx, shape)
+
+
+# --- draws ----------------------------------------------------------------------------------
+
+
+def random_bits(ctx: RuleContext, keys: Any) -> Any:
+    """Run the generator on the logical shape, key by key."""
+    width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
+    if _counts_by_total(keys) and symbolic_axes(shape):
+        return _per_key(keys, lambda key: _total_bits(ctx, key, width, shape))
+    if _jax.key_impl(keys.dtype) in ("rbg", "unsafe_rbg"):
+        ctx.refuse(*_HARDWARE)
+    generator = _jax.key_generator(keys.dtype)
+    return _draw(ctx, keys, lambda key: generator.random_bits(key, width, shape))
+
+
+def random_split(ctx: RuleContext, keys: Any) -> Any:
+    """Run the generator's split on the logical shape, key by key."""
+    shape = ctx.symbolic_params["shape"]
+    if _counts_by_total(keys) and symbolic_axes(shape):
+        words = _per_key(keys, lambda key: _total_split(ctx, key, shape))
+    elif _jax.key_impl(keys.dtype) == "unsafe_rbg":
+        ctx.refuse(*_HARDWARE)
+    else:
+        generator = _jax.key_generator(keys.dtype)
+        words = _draw(ctx, keys, lambda key: generator.split(key, shape))
+    return jax.random.wrap_key_data(words, impl=_jax.key_impl(keys.dtype))
+
+
+def random_gamma(ctx: RuleContext, keys: Any, alpha: Any) -> Any:
+    """Evaluate its definition: one key and one rejection loop for each logical element.
+
+    One loop after the other on CPU and all at once elsewhere, as JAX itself does.
+    """
+    params = {"use_vmap": jax.default_backend() != "cpu", **ctx.symbolic_params}
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.in_avals]
+    return _traced(ctx, lambda k, a: ctx.primitive.impl(k, a, **params), structs, keys, alpha)
+
+
+def _draw(ctx: RuleContext, keys: Any, draw: Callable[[Any], Any]) -> Any:
+    """Trace a draw for keys of this logical shape, then evaluate it masked on their words."""
+    for _ in range(keys.ndim):
+        draw = jax.vmap(draw)
+    words = jax.random.key_data(keys)
+    logical = (*ctx.in_shapes[0], *_jax.key_shape(keys.dtype))
+    return _traced(ctx, draw, [jax.ShapeDtypeStruct(logical, words.dtype)], words)
+
+
+def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Any) -> Any:
+    try:
+        jaxpr = jax.make_jaxpr(fn)(*structs)
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        message = (str(error).strip().splitlines() or [""])[0]
+        ctx.refuse(f"the generator cannot be traced: {type(error).__name__}: {message}")
+    (out,) = ctx.evaluate(jaxpr, *operands)
+    return out
+
+
+# --- threefry without jax_threefry_partitionable --------------------------------------------
+#
+# This older mode numbers the 32-bit words 0..n-1 of a draw and hashes word j together with word
+# j + ceil(n / 2), so every bit depends on the total. JAX cannot trace all of it at symbolic
+# shapes, hence it is written out here: each element computes its own pair (twice the hashing).
+
+
+def _counts_by_total(keys: Any) -> bool:
+    return _jax.key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
+
+
+def _per_key(keys: Any, draw: Callable[[Any], Any]) -> Any:
+    for _ in range(keys.ndim):
+        draw = jax.vmap(draw)
+    return draw(jax.random.key_data(keys))
+
+
+def _total(ctx: RuleContext, shape: Sequence[Any], bits: int) -> Any:
+    """Run-time number of words in ``prod(shape)`` draws of so many bits."""
+    if math.prod(ctx.padded_shape(shape)) * bits // 32 + 1 >= _WORD:
+        ctx.refuse(
+            "more than 2**32 words in one draw without jax_threefry_partitionable", in_bucket=True
+        )
+    total = jnp.uint32(1)
+    for size in shape:
+        total = total * jnp.asarray(ctx.logical(size), jnp.uint32)
+    if bits >= 32:
+        return total * jnp.uint32(bits // 32)
+    return (total + jnp.uint32(32 // bits - 1)) // jnp.uint32(32 // bits)
+
+
+def _word(key: Any, index: Any, total: Any) -> Any:
+    """Word ``index`` of a draw of ``total`` words."""
+    half = (total + 1) // 2
+    second = index >= half
+    first = jnp.where(second, index - half, index)
+    partner = jnp.where(first + half < total, first + half, 0)
+    one, two = threefry2x32_p.bind(key[0], key[1], first, partner)
+    return jnp.where(second, two, one)
+
+
+def _total_bits(ctx: RuleContext, key: Any, width: int, shape: Sequence[Any]) -> Any:
+    _, index = counters(ctx, shape)
+    total = _total(ctx, shape, width)
+    dtype = ctx.out_avals[0].dtype
+    if width == 64:
+        high, low = threefry2x32_p.bind(key[0], key[1], index, index + total // 2)
+        return (high.astype(dtype) << 32) | low.astype(dtype)
+    if width == 32:
+        return _word(key, index, total)
+    per_word = jnp.uint32(32 // width)
+    word = _word(key, index // per_word, total)
+    return (word >> (jnp.uint32(width) * (index % per_word))).astype(dtype)
+
+
+def _total_split(ctx: RuleContext, key: Any, shape: Sequence[Any]) -> Any:
+    _, index = counters(ctx, (*shape, 2))
+    return _word(key, index, _total(ctx, shape, 64))
+
+
+def _table() -> dict[Any, Rule]:
+    rules: dict[str, Rule] = {
+        **dict.fromkeys(("random_seed", "random_wrap", "random_unwrap", "random_clone"), natural),
+        **dict.fromkeys(("threefry2x32", "threefry4x32", "philox2x32", "philox4x32"), natural),
+        "random_fold_in": random_fold_in,
+        "random_bits": random_bits,
+        "random_split": random_split,
+        "random_gamma": random_gamma,
+        "iota_2x32_shape": iota_2x32_shape,
+    }
+    return {p: rule for name, rule in rules.items() for p in _jax.primitives(name)}
+
+
+TABLE: dict[Any, Rule] = _table()

@@ -1,0 +1,192 @@
+"""Reductions: padding holds the neutral element of the fold, so the fold does not see it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._masking.rules._monoids import Identity, all_ones, highest, lowest, one, zero
+from bucketjit._sizes.expressions import is_symbolic
+
+
+def reduction(identity: Identity) -> Rule:
+    """The rule of a fold with this neutral element."""
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        """Padding holds the neutral element, so it cannot change the result."""
+        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=identity(operand.dtype)))
+
+    return rule
+
+
+def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
+    """The rule of a maximum or minimum.
+
+    For complex numbers ``max(nan, x)`` is ``x``: nothing is neutral next to a NaN, so there the
+    fold skips padding.
+    """
+    plain = reduction(identity)
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        """Padding holds the lowest (highest) value, or is skipped."""
+        if not jnp.issubdtype(operand.dtype, np.complexfloating):
+            return plain(ctx, operand)
+        start = identity(operand.dtype)
+
+        def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+            return [choose(a[0], b[0])]
+
+        return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
+
+    return rule
+
+
+def position_of(identity: Identity) -> Rule:
+    """The rule of argmax and argmin.
+
+    A tie goes to the lower index and padding comes after all real data, so the neutral element
+    never wins: not against the same value, and not against a NaN, whose first one wins.
+    """
+
+    def rule(ctx: RuleContext, operand: Any) -> Any:
+        """Padding holds what loses every comparison and every tie."""
+        (axis,) = ctx.params["axes"]
+        filled = ctx.fill(operand, axes=(axis,), value=identity(operand.dtype))
+        wanted = ctx.params["index_dtype"]
+        if operand.shape[axis] - 1 <= jnp.iinfo(wanted).max:
+            return ctx.bind(filled)
+        # The index type holds every real position, perhaps not every padded one.
+        return lax.convert_element_type(ctx.bind(filled, index_dtype=np.dtype(np.int32)), wanted)
+
+    return rule
+
+
+def general(ctx: RuleContext, *operands: Any) -> list[Any]:
+    """A fold with the user's own function: padding is neutral where known, else skipped.
+
+    The user's start value is folded in as it is, once. Of a single element nothing is folded:
+    XLA takes start values to be neutral and returns the element.
+    """
+    half = len(operands) // 2
+    arrays, starts = operands[:half], operands[half:]
+    for shape in ctx.in_shapes[1:half]:
+        ctx.require_equal(ctx.in_shapes[0], shape)
+    axes = ctx.params["dimensions"]
+    inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
+    if _reads_size(inner):
+        ctx.refuse(
+            "its function reads a symbolic size",
+            "use the size outside of the function, or leave the axis static (None or _)",
+        )
+    if not any(is_symbolic(ctx.in_shapes[0][a]) for a in axes):
+        return list(ctx.bind(*operands))
+    identity = _known_monoid(inner)
+    if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
+        filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
+        folded = list(ctx.bind(filled, *starts))
+    else:
+        folded = _fold_real(
+            ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
+        )
+    padded = math.prod(arrays[0].shape[a] for a in axes)
+    if padded == 0:
+        return folded
+    if padded == 1:  # then nothing was folded, and of nothing at all the start value is left
+        folded = [jnp.broadcast_to(start, x.shape) for start, x in zip(starts, folded, strict=True)]
+    lengths = [ctx.logical(ctx.in_shapes[0][a]) for a in axes]
+    single = functools.reduce(operator.and_, [jnp.asarray(n) == 1 for n in lengths])
+    return [lax.select_n(single, x, _front(y, axes)) for x, y in zip(folded, arrays, strict=True)]
+
+
+def _reads_size(jaxpr: Any) -> bool:
+    """Whether any equation, at any depth, has a symbolic size as its value."""
+    for eqn in jaxpr.eqns:
+        values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_jax.is_jaxpr)
+        inner = [_jax.open_jaxpr(v)[0] for v in values if _jax.is_jaxpr(v)]
+        if _jax.name_of(eqn) == "dim_as_value" or any(map(_reads_size, inner)):
+            return True
+    return False
+
+
+def _front(array: Any, axes: Sequence[int]) -> Any:
+    """The first position along every one of these axes."""
+    return array[tuple(0 if i in axes else slice(None) for i in range(array.ndim))]
+
+
+def _fold_real(
+    ctx: RuleContext,
+    arrays: Sequence[Any],
+    starts: Sequence[Any],
+    axes: Sequence[int],
+    fold: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Reduce real positions only, in order, for a fold without a known neutral element.
+
+    A flag travels with every value and padding hands on the other side: this adjoins a neutral
+    element to any associative function.
+    """
+    mask = ctx.in_bounds(ctx.in_shapes[0], axes)
+    real = jnp.ones(arrays[0].shape, bool) if mask is None else mask
+    real = jnp.broadcast_to(real, arrays[0].shape)
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+        (a_real, *a_values), (b_real, *b_values) = a, b
+        both = fold(a_values, b_values)
+        chosen = [
+            lax.select(a_real, lax.select(b_real, x, y), z)
+            for x, y, z in zip(both, a_values, b_values, strict=True)
+        ]
+        return (a_real | b_real, *chosen)
+
+    return list(lax.reduce((real, *arrays), (True, *starts), combine, tuple(axes))[1:])
+
+
+_MONOIDS: dict[str, Identity] = {
+    "add": zero,
+    "mul": one,
+    "max": lowest,
+    "min": highest,
+    "and": all_ones,
+    "or": zero,
+    "xor": zero,
+}
+
+
+def _known_monoid(inner: Any) -> Identity | None:
+    """The neutral element of a jaxpr that is one known operation of its two arguments."""
+    if len(inner.eqns) != 1 or len(inner.invars) != 2:
+        return None
+    (eqn,) = inner.eqns
+    arguments = [v for v in eqn.invars if not _jax.is_literal(v)]
+    same = len(arguments) == 2 and set(arguments) == set(inner.invars)
+    if not same or list(inner.outvars) != list(eqn.outvars):
+        return None
+    return _MONOIDS.get(_jax.name_of(eqn))
+
+
+_RULES: dict[str, Rule] = {
+    "reduce_sum": reduction(zero),
+    "reduce_prod": reduction(one),
+    "reduce_max": extremum(lowest, lax.max),
+    "reduce_min": extremum(highest, lax.min),
+    "reduce_and": reduction(all_ones),
+    "reduce_or": reduction(zero),
+    "reduce_xor": reduction(zero),
+    "argmax": position_of(lowest),
+    "argmin": position_of(highest),
+    "reduce": general,
+}
+
+TABLE: dict[Any, Rule] = {
+    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+}

@@ -1,0 +1,84 @@
+"""Primitives that are never masked at symbolic sizes, each with its reason and a way out.
+
+Such a call runs at its exact shape, or raises, as the fallback policy says. Keys are names, since
+the modules of some (Pallas) are imported only by programs that use them. A program that uses one
+of them on static sizes only is not concerned: only equations that mention a symbolic size are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from bucketjit._masking.rule_context import Rule, RuleContext
+
+_LEAVE_STATIC = "leave the axis static (None or _)"
+_OWN_RULE = f"add a masking rule with .with_rules({{primitive: rule}}), or {_LEAVE_STATIC}"
+
+COLLECTIVE = "a collective combines shards whose padding differs from device to device"
+COLLECTIVE_REMEDY = "leave the sharded axis static, or use jit with shardings in place of shard_map"
+
+_COLLECTIVES = (
+    *("psum_invariant", "preduced", "axis_index"),
+    *("unreduced_psum", "unreduced_pmax", "unreduced_pmin", "unreduced_reduce_scatter"),
+    *("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all"),
+    *("ragged_all_to_all", "reduce_scatter", "ppermute", "psend", "precv"),
+    *("pbroadcast", "pbroadcast_dynamic"),
+)
+_REFERENCES = (
+    *("ref", "new_ref", "empty_ref", "free_ref", "freeze", "get", "swap", "addupdate"),
+    *("accum_grad_in_ref", "run_state", "run_scoped", "masked_load", "masked_swap"),
+)
+
+#: Names of primitives, the reason why they are not masked, and the remedy.
+REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("shard_map", "core_map"),
+        "each device sees one shard of the padded array, and where the real data ends differs "
+        "from shard to shard",
+        COLLECTIVE_REMEDY,
+    ),
+    (_COLLECTIVES, COLLECTIVE, COLLECTIVE_REMEDY),
+    (
+        _REFERENCES,
+        "a mutable reference is read and written in place, padding included",
+        f"carry the array through lax.fori_loop or lax.scan and use .at[].set, or {_LEAVE_STATIC}",
+    ),
+    (
+        ("pallas_call", "mpmd_map"),
+        "a Pallas kernel reads whole blocks of the padded array, and nothing says which of what "
+        "it reads is padding",
+        f"use the jax.numpy form of the kernel, or {_LEAVE_STATIC}",
+    ),
+    (
+        ("ffi_call",),
+        "foreign code is handed the padded buffers and would take padding for data",
+        _OWN_RULE,
+    ),
+    (
+        ("custom_partitioning",),
+        "its own partitioning rules were written for the shape it was called with",
+        _OWN_RULE,
+    ),
+    (
+        ("call_exported",),
+        "an exported program computes on the whole padded array",
+        "call the function itself in place of its export, or " + _LEAVE_STATIC,
+    ),
+    (
+        ("rng_bit_generator", "rng_uniform"),
+        "its bits depend on the whole shape drawn, which is the padded one",
+        f"use keys of JAX's default generator (threefry2x32), or {_LEAVE_STATIC}",
+    ),
+)
+
+
+def _refusal(reason: str, remedy: str) -> Rule:
+    def rule(ctx: RuleContext, *operands: Any) -> NoReturn:
+        ctx.refuse(reason, remedy)
+
+    return rule
+
+
+TABLE: dict[Any, Rule] = {
+    name: _refusal(reason, remedy) for names, reason, remedy in REFUSED for name in names
+}

@@ -1,0 +1,170 @@
+"""Scatters: updates land by logical sizes; those of padded rows and padded windows do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._masking.rules._regions import (
+    INT32_MAX,
+    as_index,
+    clamp,
+    fits,
+    inside,
+    is_whole,
+    write_window,
+)
+from bucketjit._sizes.expressions import Shape, is_symbolic
+
+_MODE = lax.GatherScatterMode
+
+
+def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
+    """The rule of the scatter that puts ``combine(old, update)`` in place."""
+
+    def rule(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
+        """One window is written in place; many have their indices rewritten."""
+        applies = ctx.primitive.name == "scatter" and ctx.params["update_jaxpr"] is not None
+        if indices.ndim == 1 and not applies:
+            return _one_window(ctx, operand, as_index(indices), updates, combine)
+        return _many_windows(ctx, operand, indices, updates)
+
+    return rule
+
+
+def _window_sizes(ctx: RuleContext) -> Shape:
+    """Size of the update window along each axis of the operand."""
+    numbers = ctx.params["dimension_numbers"]
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    updates, rank = ctx.in_shapes[2], len(ctx.in_shapes[0])
+    rest = iter(numbers.update_window_dims)
+    return tuple(1 if axis in single else updates[next(rest)] for axis in range(rank))
+
+
+def _one_window(ctx: RuleContext, operand: Any, index: Any, update: Any, combine: Any) -> Any:
+    """A single window is written like a dynamic update: how ``x.at[1:].add(y)`` is traced."""
+    numbers = ctx.params["dimension_numbers"]
+    shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
+    starts, where = [np.int32(0)] * len(shape), None
+    for k, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+        starts[axis] = index[k]
+        if ctx.params["mode"] != _MODE.CLIP:
+            here = inside(ctx, index[k], shape[axis], sizes[axis])
+            where = here if where is None else where & here
+    update = lax.expand_dims(update, numbers.inserted_window_dims)
+    return write_window(ctx, operand, shape, update, sizes, starts, combine=combine, where=where)
+
+
+def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
+    """Indices that must not write are sent out of bounds, where a scatter drops updates.
+
+    A window whose padding would be written is taken apart into single positions first.
+    """
+    numbers, unique = ctx.params["dimension_numbers"], ctx.params["unique_indices"]
+    shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
+    mapped = numbers.scatter_dims_to_operand_dims
+    dims = ctx.in_shapes[1][:-1]
+    # Padded rows of a batch write to padded rows of the operand, which does no harm; but what
+    # they write there need not be unique.
+    own = () if unique else numbers.scatter_indices_batching_dims
+    good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in own])
+    partial = [a for a, n in enumerate(sizes) if is_symbolic(n) and not is_whole(shape[a], n)]
+    if good is None and not partial and all(fits(ctx, shape[a], sizes[a]) for a in mapped):
+        kept = ctx.params["indices_are_sorted"] and not any(map(is_symbolic, dims))
+        return ctx.bind(operand, indices, updates, indices_are_sorted=kept)
+    if not mapped and not partial:
+        ctx.refuse("it has no index by which to drop the updates of padded rows")
+
+    indices = as_index(indices)
+    columns = [indices[..., k] for k in range(len(mapped))]
+    for k, axis in enumerate(mapped):
+        if ctx.params["mode"] == _MODE.CLIP:
+            columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
+        else:
+            here = inside(ctx, columns[k], shape[axis], sizes[axis])
+            good = here if good is None else good & here
+    if partial:
+        numbers, columns, good, updates = _taken_apart(ctx, partial, columns, good, updates)
+    columns = list(jnp.broadcast_arrays(*columns))
+    if good is not None:
+        columns[0] = jnp.where(good, columns[0], _outside(columns[0].shape, unique))
+    return ctx.bind(
+        operand,
+        jnp.stack(columns, axis=-1),
+        updates,
+        dimension_numbers=numbers,
+        indices_are_sorted=False,
+        mode=_MODE.FILL_OR_DROP,
+    )
+
+
+def _outside(shape: tuple[int, ...], unique: bool) -> Any:
+    """Indices beyond every axis; each another one where indices are promised to be unique."""
+    if not unique:
+        return jnp.int32(INT32_MAX)
+    return INT32_MAX - lax.reshape(lax.iota(jnp.int32, math.prod(shape)), shape)
+
+
+def _taken_apart(
+    ctx: RuleContext, axes: list[int], columns: list[Any], good: Any, updates: Any
+) -> tuple[Any, list[Any], Any, Any]:
+    """Turn the window positions along these axes of the operand into rows of indices.
+
+    Returns:
+        Dimension numbers, one array of indices per mapped axis, where they are real, and the
+        updates with their rows first, then the positions taken apart, then what is left of
+        the windows.
+    """
+    numbers = ctx.params["dimension_numbers"]
+    sizes = _window_sizes(ctx)
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windowed = [a for a in range(len(sizes)) if a not in single]
+    place = dict(zip(windowed, numbers.update_window_dims, strict=True))
+    rows = [a for a in range(updates.ndim) if a not in numbers.update_window_dims]
+    left = [a for a in windowed if a not in axes]
+
+    updates = lax.transpose(updates, [*rows, *(place[a] for a in axes), *(place[a] for a in left)])
+    apart = len(rows) + len(axes)
+    widths = updates.shape[:apart]
+    columns = [lax.expand_dims(c, range(len(rows), apart)) for c in columns]
+    good = True if good is None else lax.expand_dims(good, range(len(rows), apart))
+    mapped = [*numbers.scatter_dims_to_operand_dims]
+    for i, axis in enumerate(axes):
+        shape = [n if a == len(rows) + i else 1 for a, n in enumerate(widths)]
+        position = lax.broadcasted_iota(jnp.int32, shape, len(rows) + i)
+        good = good & (position < ctx.logical(sizes[axis]))
+        if axis in mapped:
+            columns[mapped.index(axis)] += position
+        else:
+            mapped.append(axis)
+            columns.append(position)
+    columns[0] = jnp.broadcast_to(columns[0], widths)
+    numbers = numbers._replace(
+        update_window_dims=tuple(range(apart, updates.ndim)),
+        inserted_window_dims=tuple(sorted([*numbers.inserted_window_dims, *axes])),
+        scatter_dims_to_operand_dims=tuple(mapped),
+    )
+    return numbers, columns, good, updates
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any] | None] = {
+    "scatter": None,
+    "scatter-add": lax.add,
+    "scatter-sub": lax.sub,
+    "scatter-mul": lax.mul,
+    "scatter-min": lax.min,
+    "scatter-max": lax.max,
+}
+
+TABLE: dict[Any, Rule] = {
+    p: scatter(combine)
+    for name, combine in _COMBINE.items()
+    if (p := _jax.primitive(name)) is not None
+}

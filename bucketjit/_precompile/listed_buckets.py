@@ -1,0 +1,146 @@
+"""Compile what the strategies list with the first call that a program serves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+import weakref
+from collections.abc import Hashable
+
+from bucketjit import strategies
+from bucketjit._config import Config
+from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
+from bucketjit._events import Event
+from bucketjit._precompile.warmup import compile_all, orders_for, volume
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.signature import Call
+from bucketjit._signature.signer import Signed
+from bucketjit._tracing.symbolic import Program
+
+_MOST = 1024  # buckets of a plan, where the cache has no bound
+
+Choice = tuple[tuple[str, int], ...]  # sizes of some variables
+
+
+class Ahead:
+    """Compiles the plan of an engine, once for each program.
+
+    Args:
+        workers: Threads that compile; None for as many as there are cores, up to four.
+    """
+
+    def __init__(self, workers: int | None) -> None:
+        self._workers = workers
+        # Whether compiles were allowed; else only what is in files was looked for.
+        self._begun: weakref.WeakKeyDictionary[Program, bool] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> None:
+        """Compile the buckets for calls like this one, if its program serves its first.
+
+        Its own bucket comes first, then the largest, which can stand in for all others. Nothing
+        that fails here fails the call: a bucket that is missing is compiled by the call that needs
+        it, which gets the error. Threads that call meanwhile do not wait for the plan, only for
+        their own bucket. An attempt that was interrupted is repeated.
+
+        Args:
+            engine: Serves the call. (Held here, it would not go with the last reference to it.)
+            signed: The call.
+            call: The same call, resolved.
+            key: The key of its executable.
+        """
+        program = call.program
+        assert program is not None
+        affordable = engine.supply.affordable()
+        with self._lock:
+            begun = self._begun.get(program)
+            if begun or (begun is not None and not affordable):
+                return
+            if not affordable and engine.orders.shelf.store() is None:
+                return
+            self._begun[program] = affordable
+        try:
+            problem = self._compile(engine, signed, call, key)
+        except Exception as error:
+            problem = in_one_line(error)
+        except BaseException:
+            with self._lock:
+                self._begun.pop(program, None)
+            raise
+        if problem:
+            engine.tell(Event("ahead", engine.name, call.sizes, detail=problem))
+
+    def _compile(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> str:
+        """Compile what is missing. Returns what was not compiled and why, or nothing."""
+        listed = listed_buckets(engine.config, call)
+        if not listed:
+            return ""
+        assert call.program is not None
+        if call.program.pairing is not None:
+            return "nothing of the plan is compiled: the function is traced at each size"
+        count, bound = math.prod(map(len, listed)), engine.config.maxsize
+        if count > (_MOST if bound is None else bound):
+            return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
+        epoch = engine.supply.epoch
+        sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
+        asked = orders_for(engine, signed, call.tokens, call.sizes, sizes)
+        todo = [order for order in asked.orders if order.key not in engine.cache]
+        if bound is not None and len(todo) > bound - len(engine.cache):
+            return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
+        todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
+        before = engine.cache.evictions
+        problems = [why for _, why in asked.failed]
+        in_files = engine.orders.shelf.store() is not None
+        compiling = compile_all(
+            engine, todo, self._workers, epoch, first_run=True, is_asked_for=False
+        )
+        with contextlib.closing(compiling):
+            for order, outcome in compiling:
+                if isinstance(outcome, CompileBudgetError):
+                    problems.append("the rest is beyond what may be compiled")
+                    if in_files:  # another one may be there
+                        continue
+                    break
+                if engine.cache.evictions != before:
+                    problems.append("the rest would drive executables out of the cache")
+                    break
+                if isinstance(outcome, MaskingError) and not outcome.is_defect:
+                    engine.refuse(order, outcome)
+                elif isinstance(outcome, Exception):
+                    problems.append(in_one_line(outcome))
+        if not problems:
+            return ""
+        return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
+
+
+def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
+    """The buckets that the strategies of a call list.
+
+    Args:
+        config: Names the strategies.
+        call: A call.
+
+    Returns:
+        The choices for the variables that are planned together, and for each one that has a
+        strategy of its own. Variables whose strategy lists no buckets are left out.
+    """
+    found: list[list[Choice]] = []
+    together: tuple[str, ...] = ()
+    plan = config.plan
+    if isinstance(plan, strategies.Joint) and call.sizes.keys() >= set(plan.dims):
+        together = plan.dims
+        found.append([tuple(zip(plan.dims, row, strict=True)) for row in plan.buckets])
+    for variable in call.sizes:
+        if variable in together:
+            continue
+        buckets = strategies.buckets_of(config.strategy_of(variable))
+        if buckets is not None:
+            found.append([((variable, size),) for size in buckets])
+    return found
+
+
+def ahead(config: Config) -> Ahead | None:
+    """What compiles plans ahead of calls, if a configuration wants that."""
+    return None if config.ahead is None else Ahead(config.ahead.workers)

@@ -1,0 +1,84 @@
+"""How far a warm-up is, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from bucketjit._compile.provider import Order, Source
+from bucketjit._errors import MaskingError
+from bucketjit._events import shown
+from bucketjit._safe_text import one_line, printable
+
+
+class _Unbreakable:
+    """A stream that a full disk or a closed pipe does not break: progress is worth no warm-up."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        try:
+            return bool(self._stream.isatty())
+        except (AttributeError, OSError, ValueError):
+            return False
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+@contextlib.contextmanager
+def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
+    """Tell how far a warm-up is: a bar in a terminal, lines elsewhere; on standard error.
+
+    Args:
+        name: The function.
+        total: How many buckets there are.
+        wanted: False to tell nothing.
+
+    Yields:
+        What to call with each order that is done, and what came of it.
+    """
+    stream = sys.stderr
+    if not wanted or not total or stream is None:  # pythonw and daemons have none
+        yield lambda order, outcome: None
+        return
+    done, told, name = itertools.count(1), _Unbreakable(stream), one_line(name)
+
+    def line(order: Order, outcome: Source | Exception) -> None:
+        what = "compiled"
+        if isinstance(outcome, Exception):
+            refused = isinstance(outcome, MaskingError) and not outcome.is_defect
+            what = "cannot be masked, and runs exact:" if refused else "failed"
+        print(
+            f"{name}: {what} {printable(shown(order.sizes)) or 'exact'} ({next(done)}/{total})",
+            file=told,
+        )
+
+    if not told.isatty():
+        yield line
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield line
+        return
+    with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket", file=told) as bar:
+
+        def step(order: Order, outcome: Source | Exception) -> None:
+            bar.set_postfix_str(printable(shown(order.sizes)) or "exact", refresh=False)
+            bar.update()
+
+        yield step

@@ -1,0 +1,567 @@
+"""Compile buckets before calls need them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections import deque
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._compile.argument_types import at_sizes
+from bucketjit._compile.build import result_types
+from bucketjit._compile.provider import Cleared, Order, Source
+from bucketjit._config import Fallback, is_positive_int
+from bucketjit._errors import (
+    BucketOverflowError,
+    FallbackError,
+    MaskingError,
+    SpecError,
+    in_one_line,
+    is_of_machine,
+)
+from bucketjit._events import shown
+from bucketjit._precompile.progress import progress_of
+from bucketjit._precompile.requested_sizes import check_names, combinations
+from bucketjit._runtime.buckets import bucket_or_size, exactly
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.statistics import FrozenDict
+from bucketjit._safe_text import printable
+from bucketjit._signature.leaf_types import bind_sizes
+from bucketjit._signature.signature import Call, variables_in
+from bucketjit._signature.signer import Signed
+from bucketjit._sizes.dynamic_axes import Tokens
+
+_LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupReport:
+    """What a warm-up has done; ``print`` it.
+
+    Attributes:
+        compiled: The buckets that it compiled, or read from files: `loaded` of them. Where calls
+            run exact, the sizes of their exact shapes.
+        present: Those that were compiled already.
+        failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
+        exact: Sizes that no bucket serves, since the call cannot be masked, and why. Their exact
+            shapes are compiled like the buckets of others.
+        left: Buckets that there was no time for, or sizes whose bucket there was no time to look
+            up; another warm-up goes on with them.
+        seconds: What it took.
+        evicted: Those of the compiled ones, and of those that were present, that are gone: others
+            have driven them out, since the cache does not hold all of them, or it was cleared.
+        stale: What is another now than when the manifest was made, in words. What it names was
+            compiled all the same, as the function and the versions are now.
+        loaded: How many of the compiled ones were read from files.
+        left_out: What the manifest could not name, and why: calls compile it as they come.
+        cleared: Whether the cache was cleared meanwhile, after which nothing more is begun.
+    """
+
+    compiled: tuple[Mapping[str, int], ...]
+    present: tuple[Mapping[str, int], ...]
+    failed: tuple[tuple[Mapping[str, int], str], ...]
+    exact: tuple[tuple[Mapping[str, int], str], ...]
+    left: tuple[Mapping[str, int], ...]
+    seconds: float
+    evicted: tuple[Mapping[str, int], ...] = ()
+    stale: tuple[str, ...] = ()
+    loaded: int = 0
+    left_out: tuple[str, ...] = ()
+    cleared: bool = False
+
+    def __str__(self) -> str:
+        loaded = f" ({self.loaded} of them from files)" if self.loaded else ""
+        head = (
+            f"{len(self.compiled)} compiled{loaded}, {len(self.present)} present, "
+            f"{len(self.failed)} failed, {len(self.exact)} exact, {len(self.left)} left, "
+            f"in {self.seconds:.2f} s"
+            f"{'; the cache was cleared meanwhile' if self.cleared else ''}"
+        )
+        lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
+        lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
+        gone = "the cache was cleared" if self.cleared else "the cache is full"
+        lines += [f"  evicted {shown(b) or 'exact'}: {gone}" for b in self.evicted]
+        lines += [f"  stale: {why}" for why in self.stale]
+        lines += [f"  not in the manifest: {why}" for why in self.left_out]
+        return printable("\n".join([head, *lines]))
+
+
+class Warmed(NamedTuple):
+    """What a warm-up has compiled or found.
+
+    Attributes:
+        report: Of the warm-up, without what has become of it since.
+        orders: Those of which the executables are to be in the cache now.
+    """
+
+    report: WarmupReport
+    orders: tuple[Order, ...] = ()
+
+
+def none_begun(sizes: Sequence[Mapping[str, int]]) -> Warmed:
+    """A warm-up of calls that was not begun."""
+    left = tuple(FrozenDict(chosen) for chosen in sizes or [{}])
+    return Warmed(WarmupReport((), (), (), (), left, 0.0))
+
+
+def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> Warmed:
+    """A warm-up of calls that failed as a whole."""
+    failed = [(FrozenDict(chosen), in_one_line(error)) for chosen in sizes or [{}]]
+    return Warmed(WarmupReport((), (), tuple(failed), (), (), 0.0))
+
+
+def report_of(
+    warmed: Sequence[Warmed],
+    engine: Engine,
+    epoch: object,
+    stale: Iterable[str] = (),
+    left_out: tuple[str, ...] = (),
+) -> WarmupReport:
+    """One report of several warm-ups, and of what is left of them in the cache.
+
+    Args:
+        warmed: The warm-ups.
+        engine: Has the cache.
+        epoch: When they began.
+        stale: See `WarmupReport`.
+        left_out: Likewise.
+    """
+    reports = [one.report for one in warmed]
+    orders = {o.key: o for one in warmed for o in one.orders}
+    # Before it is asked whether the cache was cleared: else a clear could pass for a full cache.
+    evicted = tuple(FrozenDict(o.sizes) for key, o in orders.items() if key not in engine.cache)
+    return WarmupReport(
+        compiled=tuple(b for r in reports for b in r.compiled),
+        present=tuple(b for r in reports for b in r.present),
+        failed=tuple(b for r in reports for b in r.failed),
+        exact=tuple(b for r in reports for b in r.exact),
+        left=tuple(b for r in reports for b in r.left),
+        seconds=sum((r.seconds for r in reports), 0.0),
+        evicted=evicted,
+        stale=tuple(dict.fromkeys(stale)),
+        loaded=sum(r.loaded for r in reports),
+        left_out=left_out,
+        cleared=engine.supply.epoch is not epoch,
+    )
+
+
+def check_options(workers: Any, time_budget: Any, **flags: Any) -> None:
+    """Hold options of a warm-up to what they may be.
+
+    Raises:
+        SpecError: One of them is something else.
+    """
+    if workers is not None and not is_positive_int(workers):
+        raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
+    check_seconds("warmup: time_budget", time_budget)
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise SpecError(f"warmup: {name} must be True or False, got {flag!r}")
+
+
+def check_seconds(what: str, given: Any) -> None:
+    """Hold a limit of time to what it may be.
+
+    Raises:
+        SpecError: It is neither None nor a number that is not negative.
+    """
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (is_number and given >= 0):
+        raise SpecError(f"{what} must be seconds, or None, got {given!r}")
+
+
+def warm_up(
+    engine: Engine,
+    signed: Signed,
+    sizes: Any,
+    workers: int | None,
+    time_budget: float | None,
+    progress: bool,
+    first_run: bool,
+    epoch: object,
+) -> Warmed:
+    """See `BucketedExec.warmup`.
+
+    Args:
+        engine: Serves the calls.
+        signed: A call like those to come.
+        sizes: Their sizes, or None for those of the call.
+        workers: Threads that compile.
+        time_budget: Seconds after which no compile begins.
+        progress: Whether to tell how far it is.
+        first_run: Whether to run each executable once.
+        epoch: See `compile_all`; nothing is begun after a `Supply.clear`.
+    """
+    began = time.monotonic()
+    tokens, own, wanted = _asked(engine, signed, sizes)
+    under_way = _WarmUp(
+        engine,
+        signed,
+        tokens,
+        own,
+        workers,
+        progress,
+        first_run,
+        None if time_budget is None else began + time_budget,
+        epoch,
+    )
+    parts: list[Asked] = []
+    waiting: Sequence[Mapping[str, int]] = wanted
+    while waiting and not (parts and under_way.is_late):
+        parts.append(under_way.some(waiting))
+        waiting = parts[-1].left
+    tried = under_way.tried
+    every = {o.key: o for part in parts for o in part.every_order}
+    present = [o for key, o in every.items() if tried.get(key) == "cache"]
+    outcomes = [
+        (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
+    ]
+    compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
+    report = WarmupReport(
+        compiled=tuple(FrozenDict(o.sizes) for o in compiled),
+        present=tuple(FrozenDict(o.sizes) for o in present),
+        failed=(
+            *dict.fromkeys(failure for part in parts for failure in part.failed),
+            *(
+                (FrozenDict(o.sizes), f"{type(why).__name__}: {why}")
+                for o, why in outcomes
+                if isinstance(why, Exception)
+            ),
+        ),
+        exact=tuple({n: one.why for part in parts for n, one in part.exact.items()}.items()),
+        left=(
+            *(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
+            *map(FrozenDict, waiting),
+        ),
+        seconds=time.monotonic() - began,
+        loaded=sum(outcome == "file" for _, outcome in outcomes),
+    )
+    return Warmed(report, (*compiled, *present))
+
+
+@dataclasses.dataclass(frozen=True)
+class _WarmUp:
+    """A warm-up that is under way.
+
+    Attributes:
+        engine, signed, workers, progress, first_run: See `warm_up`.
+        tokens, own: See `orders_for`.
+        deadline: When to begin no more.
+        epoch: See `compile_all`.
+        tried: What came of each order so far.
+    """
+
+    engine: Engine
+    signed: Signed
+    tokens: Tokens
+    own: Mapping[str, int]
+    workers: int | None
+    progress: bool
+    first_run: bool
+    deadline: float | None
+    epoch: object
+    tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether to begin no more."""
+        if self.engine.supply.epoch is not self.epoch:
+            return True
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def some(self, wanted: Sequence[Mapping[str, int]]) -> Asked:
+        """Compile what can be looked up in half of the time that is left.
+
+        A look-up may trace the function, once for each size where it runs exact.
+
+        Args:
+            wanted: See `orders_for`.
+
+        Returns:
+            What was looked up, and what was not.
+        """
+        now, until = time.monotonic(), None
+        if self.deadline is not None:
+            until = now + max((self.deadline - now) / 2, _LOOKED_UP_AT_LEAST)
+        asked = self._look_up(wanted, until)
+        not_yet = set(map(id, asked.left))
+        looked_up = [sizes for sizes in wanted if id(sizes) not in not_yet]
+        left = asked.left
+        while self._compile(asked):
+            asked = self._look_up(looked_up, None)
+        with self.engine.lock:
+            for one in asked.exact.values():  # so that the next warm-up need not trace it
+                if isinstance(self.tried.get(one.order.key), str):
+                    self.signed.family.remember_refusal(one.call, one.shapes)
+        return asked._replace(left=left)
+
+    def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
+        return orders_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
+
+    def _compile(self, asked: Asked) -> bool:
+        """Compile what is not there; whether exact shapes are what calls need in its place."""
+        engine, tried = self.engine, self.tried
+        every = {o.key: o for o in asked.every_order}
+        tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
+        todo = [o for key, o in every.items() if key not in tried]
+        todo.sort(key=lambda o: -volume(o.sizes))  # the largest can stand in for all others
+        refused = False
+        compiling = compile_all(
+            engine,
+            todo,
+            self.workers,
+            self.epoch,
+            deadline=self.deadline,
+            first_run=self.first_run,
+        )
+        with progress_of(engine.name, len(todo), self.progress) as step:
+            for order, outcome in compiling:
+                tried[order.key] = outcome
+                if isinstance(outcome, MaskingError) and not outcome.is_defect:
+                    engine.refuse(order, outcome)
+                    refused = True
+                step(order, outcome)
+        return refused
+
+
+def compile_all(
+    engine: Engine,
+    orders: Sequence[Order],
+    workers: int | None,
+    epoch: object,
+    *,
+    deadline: float | None = None,
+    first_run: bool,
+    is_asked_for: bool = True,
+) -> Generator[tuple[Order, Source | Exception]]:
+    """Compile several executables at the same time; XLA does so without Python's lock.
+
+    Only as many are handed to the threads as they can take, so that an interrupt, the deadline or
+    a `Supply.clear` stops all others.
+
+    Args:
+        engine: Serves the calls.
+        orders: What to compile.
+        workers: Threads that compile; None for as many as there are cores, up to four.
+        epoch: When the orders were made; see `Supply.prepare`.
+        deadline: When to begin no more.
+        first_run: Whether to run each executable once.
+        is_asked_for: See `Supply.prepare`.
+
+    Yields:
+        Each one that was tried, and where it comes from, or why it does not.
+    """
+    prepare = functools.partial(
+        engine.supply.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
+    )
+    count = workers or min(4, os.cpu_count() or 1)
+    waiting = iter(orders)
+    running: dict[Future[Source], Order] = {}
+    config = _jax.ThreadConfig()  # contexts that are entered here hold there too
+    with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
+        while True:
+            late = deadline is not None and time.monotonic() >= deadline
+            while not late and len(running) < count:
+                order = next(waiting, None)
+                if order is None:
+                    break
+                try:
+                    running[pool.submit(config.run, prepare, order)] = order
+                except RuntimeError as refused:
+                    if "shutdown" not in str(refused):  # which is all that tells it
+                        raise
+                    return  # the interpreter ends, and this is a daemon thread of the user
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                order = running.pop(future)
+                error = future.exception()
+                if isinstance(error, Cleared):
+                    return
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+                yield order, error or future.result()
+
+
+class Unmasked(NamedTuple):
+    """A call that cannot be masked.
+
+    Attributes:
+        why: Why not.
+        order: What to compile for its exact shape.
+        call: The call.
+        shapes: Its shapes.
+    """
+
+    why: str
+    order: Order
+    call: Call
+    shapes: Sequence[tuple[int, ...]]
+
+
+class Asked(NamedTuple):
+    """What serves calls of some sizes.
+
+    Attributes:
+        orders: What to compile.
+        exact: Sizes at which the calls cannot be masked.
+        failed: Sizes that no executable was found for, and why.
+        left: Sizes that were not looked at.
+    """
+
+    orders: list[Order]
+    exact: dict[FrozenDict[str, int], Unmasked]
+    failed: list[tuple[Mapping[str, int], str]]
+    left: list[Mapping[str, int]]
+
+    @property
+    def every_order(self) -> list[Order]:
+        """Those of the sizes at which calls cannot be masked included."""
+        return [*self.orders, *(one.order for one in self.exact.values())]
+
+
+def orders_for(
+    engine: Engine,
+    signed: Signed,
+    tokens: Tokens,
+    own: Mapping[str, int],
+    wanted: Iterable[Mapping[str, int]],
+    until: float | None = None,
+) -> Asked:
+    """What to compile for some sizes.
+
+    Args:
+        engine: Serves the calls.
+        signed: A call like those to come.
+        tokens: Its axes.
+        own: Its sizes.
+        wanted: Sizes of the calls to come; a variable that is left out has the size of this one.
+        until: When to look at no more sizes, beyond the first.
+    """
+    found: dict[Hashable, Order] = {}
+    exact: dict[FrozenDict[str, int], Unmasked] = {}
+    failed: list[tuple[Mapping[str, int], str]] = []
+    waiting = deque(wanted)
+    is_first = True
+    while waiting and (is_first or until is None or time.monotonic() < until):
+        is_first = False
+        chosen = waiting.popleft()
+        all_sizes = {**own, **chosen}
+        try:
+            at = at_sizes(signed, tokens, all_sizes)
+            if engine.always_exact:
+                order = engine.orders.exact(at, all_sizes)
+                found.setdefault(order.key, order)
+                continue
+            call = engine.resolve(at)
+            refusal: MaskingError | None = call.refusal
+            if call.program is not None:
+                refusal = engine.refusals.of_program(call.program)
+            if call.program is None and refusal is None and all(map(all, at.shapes)):
+                order = engine.orders.exact(at, call.sizes)  # no axis is open
+                found.setdefault(order.key, order)
+                continue
+            if call.program is None or refusal is not None:
+                one = _unmasked(engine, at, call, refusal)
+                exact[FrozenDict(chosen or one.order.sizes)] = one
+                continue
+            for part, part_call, bucket in _parts(engine, at, call):
+                # What cannot be a part is served as a whole, see `Call.whole`.
+                own_shape = (at, call) if part_call.whole is not None else (part, part_call)
+                beyond = exactly(engine.config, part_call.sizes)
+                if beyond is not None and beyond.wholly:
+                    order = engine.orders.exact(own_shape[0], own_shape[1].sizes)
+                else:
+                    order = engine.orders.masked(part, part_call, bucket)
+                    if (refusal := engine.refusals.of(order.key)) is not None:
+                        asked_for = chosen if own_shape[1] is call else own_shape[1].sizes
+                        one = _unmasked(engine, *own_shape, refusal)
+                        exact[FrozenDict(asked_for or call.sizes)] = one
+                        continue
+                found.setdefault(order.key, order)
+        except Exception as error:  # of the function at these sizes, perhaps
+            failed.append((FrozenDict(chosen), in_one_line(error)))
+    return Asked(list(found.values()), exact, failed, list(waiting))
+
+
+def _parts(
+    engine: Engine, signed: Signed, call: Call
+) -> list[tuple[Signed, Call, Mapping[str, int]]]:
+    """The chunks that serve a call, one of each size, or the call itself; with their buckets."""
+    assert call.program is not None
+    try:
+        with engine.lock:
+            return [(signed, call, engine.bucket_of(call.program, call))]
+    except BucketOverflowError as beyond:
+        plan = engine.splitter.plan(call, beyond)
+    return [
+        inner
+        for part in (plan.part(call, n) for n in dict.fromkeys(plan.sizes))
+        for inner in _parts(engine, at_sizes(signed, call.tokens, part.sizes), part)
+    ]
+
+
+def _unmasked(engine: Engine, at: Signed, call: Call, refusal: MaskingError | None) -> Unmasked:
+    if refusal is not None and engine.config.fallback is Fallback.ERROR:
+        raise FallbackError(refusal.reason, refusal.remedy)
+    why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
+    return Unmasked(why, engine.orders.exact(at, call.sizes), call, at.shapes)
+
+
+def _asked(
+    engine: Engine, signed: Signed, sizes: Any
+) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
+    """The axes of a call, its sizes, and those that are asked for.
+
+    Args:
+        engine: Serves the call.
+        signed: The call.
+        sizes: What sizes are asked for, or None for those of the call.
+    """
+    family, shapes = signed.family, signed.shapes
+    wanted: list[dict[str, int]] | None = None
+    bucket_of = functools.partial(bucket_or_size, engine.config)
+    if engine.always_exact:
+        is_named = bool(family.declared_sizes(shapes)) or sizes is None
+        tokens = (family.declared_tokens if is_named else family.guessed_tokens)(shapes)
+        own = bind_sizes(tokens, shapes, family.paths)
+        wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
+        others = (one for one in wanted if any(own[v] != n for v, n in one.items()))
+        other = next(others, None)
+        if is_named or other is None or _takes(signed, tokens, own, other):
+            return tokens, own, wanted
+    call = engine.resolve(signed)  # weights that happen to have the size of the batch, perhaps
+    tokens, own = call.tokens, call.sizes
+    if not own and sizes is not None:  # all sizes run exact
+        tokens = family.guessed_tokens(shapes)
+        own = bind_sizes(tokens, shapes, family.paths)
+    if wanted is None:
+        wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
+    for one in wanted:
+        check_names(one, tuple(variables_in(tokens)))
+    return tokens, own, wanted
+
+
+def _takes(
+    signed: Signed, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]
+) -> bool:
+    """Whether the function takes other sizes; it is traced at them."""
+    try:
+        result_types(at_sizes(signed, tokens, {**own, **other}))
+    except Exception as error:  # calls will raise it
+        if is_of_machine(error):
+            raise
+        return False
+    return True
+
+
+def volume(sizes: Mapping[str, int]) -> int:
+    """How many padded combinations a bucket holds."""
+    return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0

@@ -1,0 +1,360 @@
+"""Run a call in chunks along an axis, and join their results (`Overflow.SPLIT`).
+
+Which is right where the program shows that the outputs are independent along that axis; see
+`independence`. The first call of its shapes goes chunk by chunk through the slow path. What was
+found out is kept as a `SplitPlan`, whose chunks are run on several cores at the same time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import fresh, plain
+from bucketjit._arrays.results import Out, joined
+from bucketjit._compile.executable import SignatureChanged
+from bucketjit._config import Config, Overflow
+from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
+from bucketjit._runtime.buckets import policy_of
+from bucketjit._runtime.chunks.independence import split_axes
+from bucketjit._runtime.chunks.plan import Piece, SplitPlan, by_argument, spans
+from bucketjit._runtime.fast_path.plan import Evicted, Way
+from bucketjit._runtime.fast_path.route import Given, Routes
+from bucketjit._signature.signature import Call
+from bucketjit._signature.signer import Signed
+from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit._sizes.expressions import evaluate_text, variables_of
+from bucketjit._tracing.concrete import at_other_sizes
+from bucketjit._tracing.symbolic import Program
+
+_ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
+Serve = Callable[[Signed, Call, Given | None], Any]
+FindWay = Callable[[Signed, Call, Given], Way | None]
+_Shown = tuple[int | None, ...] | MaskingError  # axes of outputs, or why there are none
+
+
+class Splitting(NamedTuple):
+    """How a call is cut into chunks.
+
+    Attributes:
+        variable: The dimension variable that is cut.
+        sizes: Its size in each chunk.
+        axes: For each output, the axis along which chunks are joined, or None if all are the same.
+        untraced: Sizes of chunks for which the function may not be the program of the whole.
+    """
+
+    variable: str
+    sizes: tuple[int, ...]
+    axes: tuple[int | None, ...]
+    untraced: frozenset[int] = frozenset()
+
+    def part(self, call: Call, size: int) -> Call:
+        """A chunk of a call, resolved.
+
+        It is served by the program of the whole, with the constants of the whole: that is what was
+        shown to do the same for each part. What the function by itself does at the size of a chunk
+        may be another program, and need not be looked at: at size 1 JAX broadcasts by other
+        equations.
+        """
+        return dataclasses.replace(
+            call,
+            sizes={**call.sizes, self.variable: size},
+            leaks=dataclasses.replace(call.leaks, out_tree=None),
+            whole=call.whole or (call.sizes if size in self.untraced else None),
+        )
+
+
+def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
+    """What chunks have of the leaves that are cut."""
+    found = []
+    for i, axis, token in _cut_axes(call.tokens, plan.variable):
+
+        def size(n: int, token: str = token) -> int:
+            return evaluate_text(token, {**call.sizes, plan.variable: n})
+
+        if signed.family.types[i].dtype is None:
+            found.append(Piece(i, None, values={n: size(n) for n in set(plan.sizes)}))
+        else:
+            found.append(Piece(i, axis, size(1)))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut_axes(tokens: Tokens, variable: str) -> list[tuple[int, int, str]]:
+    """The first axis of each leaf that has a variable: leaf, axis and token."""
+    found = []
+    for leaf, row in enumerate(tokens):
+        axis = next((i for i, token in enumerate(row) if variable in variables_of(token)), None)
+        if axis is not None:
+            found.append((leaf, axis, row[axis]))
+    return found
+
+
+def chunk(signed: Signed, cut: Sequence[Piece], start: int, stop: int) -> Signed:
+    """The call that a chunk is. What it donates is a copy: the other chunks need the same."""
+    positional, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    donated = set(jax.tree_util.tree_leaves([positional[i] for i in signed.donate]))
+    leaves, shapes = list(signed.leaves), list(signed.shapes)
+    for piece in cut:
+        value = piece.of(leaves[piece.leaf], start, stop)
+        leaves[piece.leaf] = value
+        shapes[piece.leaf] = (int(value),) if piece.axis is None else tuple(value.shape)
+    for i in donated:
+        leaves[i] = fresh(leaves[i])
+    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+
+
+def _without_padding(signed: Signed, cut: Sequence[Piece]) -> Signed:
+    """The call with its `Padded` arrays cut to their logical sizes once, and not for each chunk."""
+    leaves = list(signed.leaves)
+    for piece in cut:
+        leaves[piece.leaf] = plain(leaves[piece.leaf])
+    return dataclasses.replace(signed, leaves=leaves)
+
+
+def _as_given(signed: Signed, given: Given, routes: Routes) -> Given:
+    """The arguments of a chunk, in the form of those of the whole call."""
+    args = list(given.args)
+    positional, named = signed.tree.unflatten(signed.leaves)
+    for position, value in zip(signed.dynamic, positional, strict=True):
+        args[position] = value
+    return Given(args, {**given.kwargs, **named}, routes)
+
+
+class Splitter:
+    """Runs calls in chunks.
+
+    Args:
+        config: The configuration.
+        lock: Held while programs are traced.
+    """
+
+    def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
+        self._config = config
+        self._lock = lock
+        self._shown: weakref.WeakKeyDictionary[Program, dict[str, _Shown]]
+        self._shown = weakref.WeakKeyDictionary()
+
+    def clear(self) -> None:
+        """Forget what was found out of programs."""
+        self._shown.clear()
+
+    def plan(self, call: Call, error: BucketOverflowError) -> Splitting:
+        """How to cut a call whose size is beyond the largest bucket.
+
+        Args:
+            call: The call; it has a program.
+            error: What told so.
+
+        Raises:
+            SplitError: The program does not show that the chunks can be told apart.
+            BucketOverflowError: ``error``, if the policy of its variable is another.
+        """
+        variable, largest = error.dim, error.largest
+        total = call.sizes.get(variable, 0) if variable is not None else 0
+        if variable is None or not 1 <= largest < total:
+            raise error
+        if policy_of(self._config, variable) is not Overflow.SPLIT:
+            raise error
+        try:
+            assert call.program is not None
+            axes = self._axes(call.program, variable)
+            sizes, untraced = self._sizes(call.program, call, variable, largest)
+        except MaskingError as why:
+            raise SplitError(total, largest, variable, why.reason, why.remedy) from None
+        return Splitting(variable, sizes, axes, untraced)
+
+    def run(
+        self,
+        serve: Serve,
+        find_way: FindWay,
+        signed: Signed,
+        call: Call,
+        error: BucketOverflowError,
+        out: Out,
+        given: Given | None,
+        routes: Routes,
+    ) -> tuple[Any, SplitPlan | None]:
+        """Run a call in chunks, each an ordinary call, and join their results.
+
+        Args:
+            serve: Runs a call that is resolved, with results in the form `Out.PADDED`; takes its
+                arguments as they would have come, if others like it may go a shorter way.
+            find_way: Finds that way without running the call, if it can be told already.
+            signed: The call. What it donates is left alone.
+            call: The same call, resolved.
+            error: What told that its size is beyond the largest bucket.
+            out: The form of results.
+            given: Its arguments as they came, if others like it may go a shorter way.
+            routes: The ways to serve chunks of calls of its program.
+
+        Returns:
+            The result, and the shorter way if there is one.
+
+        Raises:
+            SplitError, BucketOverflowError: See `plan`.
+        """
+        plan = self.plan(call, error)
+        cut = pieces(signed, call, plan)
+        ends = spans(plan.sizes)
+        whole = _without_padding(signed, cut)
+        assert call.program is not None
+        weak_types = [weak for _, weak in call.program.out_types]
+        # Not the error itself: it holds the frames of this call, and so its arguments.
+        told = error.size, error.largest, error.dim
+        join = functools.partial(_join, told, plan.axes, weak_types, out, call.leaks.out_tree)
+        if given is None or signed.donate:
+            parts = [(chunk(whole, cut, *at), plan.part(call, at[1] - at[0])) for at in ends]
+            return join([serve(*part, None) for part in parts]), None
+        results: dict[int, Any] = {}
+        ways: dict[int, Way] = {}  # by size of the chunk
+        for i, size in enumerate(plan.sizes):
+            if size in ways:
+                continue
+            own, part = chunk(whole, cut, *ends[i]), plan.part(call, size)
+            like = _as_given(own, given, routes)
+            way = routes.find(like.args, like.kwargs)
+            while way is not None and way.following is not None:  # one of several, if any
+                try:
+                    results[i] = way.serve(like.args, like.kwargs)
+                    break
+                except (SignatureChanged, Evicted):
+                    way = way.following
+            if way is None and i not in results:
+                way = find_way(own, part, like)  # then all of them run at the same time
+            if way is None and i not in results:
+                results[i] = serve(own, part, like)
+                way = routes.find(like.args, like.kwargs)
+            if way is not None:
+                ways[size] = way
+        left = [i for i in range(len(ends)) if i not in results]
+        shorter = None
+        if ways.keys() == set(plan.sizes):
+            cuts = by_argument(signed, given, cut)
+            padded = any(type(signed.leaves[piece.leaf]) is Padded for piece in cut)
+            shorter = SplitPlan(plan.sizes, ways, cut, cuts, join, padded)
+            try:
+                found = shorter.run(left, given.args, given.kwargs)
+            except (SignatureChanged, Evicted):
+                shorter = None
+            else:
+                results.update(zip(left, found, strict=True))
+        for i in range(len(ends)):
+            if i not in results:
+                own = chunk(whole, cut, *ends[i])
+                part = plan.part(call, plan.sizes[i])
+                results[i] = serve(own, part, _as_given(own, given, routes))
+        return join([results[i] for i in range(len(ends))]), shorter
+
+    def _axes(self, program: Program, variable: str) -> tuple[int | None, ...]:
+        known = self._shown.setdefault(program, {})
+        shown = known.get(variable)
+        if shown is None:
+            try:
+                shown = split_axes(program, variable)
+            except MaskingError as refusal:
+                shown = refusal.without_frames()
+            known[variable] = shown
+        if isinstance(shown, MaskingError):
+            raise shown.without_frames()
+        return shown
+
+    def _sizes(
+        self, program: Program, call: Call, variable: str, largest: int
+    ) -> tuple[tuple[int, ...], frozenset[int]]:
+        """Sizes of chunks, as large as the guards of the program let them be.
+
+        Its constants must be the same for the chunk. If the function itself is another program
+        there, they must be those of one certain size, so that chunks of all calls have the same.
+
+        Returns:
+            The sizes, and those of them at which the function is another program.
+
+        Raises:
+            MaskingError: They let no sizes be, or at least none that is near the largest bucket.
+        """
+        sizes, total = call.sizes, call.sizes[variable]
+        traced_at = call.whole or sizes
+        constants = [x.tobytes() for x in call.leaks.values]
+        changed = False
+        untraced: set[int] = set()
+
+        def has_same_constants(n: int) -> bool | None:
+            """Whether the program is given the same at another size; None if it is not asked."""
+            nonlocal changed
+            with self._lock:
+                leaks = at_other_sizes(lambda: program.leaks({**traced_at, variable: n}))
+            if leaks is None:
+                return None
+            same = [x.tobytes() for x in leaks.values] == constants
+            changed |= not same
+            return same
+
+        def serves(n: int) -> bool:
+            same = has_same_constants(n)
+            if same is not None:
+                return same
+            if program.pairing is None or not program.admits({**sizes, variable: n}):
+                return False
+            if not has_same_constants(program.pairing.samples[0][variable]):
+                return False
+            untraced.add(n)
+            return True
+
+        if not serves(largest) and changed:
+            raise MaskingError(
+                f"a number that the function computes of sizes is another for chunks of {largest}",
+                f"compute it of other sizes than {variable}",
+            )
+        for size in range(largest, max(0, largest - _ATTEMPTS), -1):
+            if not serves(size):
+                continue
+            whole, rest = divmod(total, size)
+            if not rest:
+                return (size,) * whole, frozenset(untraced)
+            for moved in range(min(_ATTEMPTS, size - rest + 1, size)):
+                if serves(size - moved) and serves(rest + moved):
+                    chunks = (*(size,) * (whole - 1), size - moved, rest + moved)
+                    return chunks, frozenset(untraced)
+        broken = [
+            (size, f"where {guard}")
+            for size in (largest, total % largest or largest)
+            for guard in program.guards
+            if not guard.holds({**sizes, variable: size})
+        ]
+        size, what = broken[0] if broken else (largest, "at sizes like this")
+        raise MaskingError(
+            f"the function was traced {what}, and may do something else for chunks of {size}",
+            f"let it not decide by sizes, and name {variable} in dynamic_axes wherever an argument "
+            "has that size",
+        )
+
+
+def _join(
+    told: tuple[int, int, str | None],
+    axes: Sequence[int | None],
+    weak_types: Sequence[bool],
+    out: Out,
+    nested: Any,
+    results: Sequence[Any],
+) -> Any:
+    """The result of a call, of those of its chunks, which nest by their own sizes if it does."""
+    leaves: list[Any]
+    tree: Any
+    leaves, tree = jax.tree_util.tree_flatten(list(results))
+    first, *others = tree.children()
+    if nested is None and any(other != first for other in others):
+        shown = " and ".join(sorted({str(first), *map(str, others)}))
+        raise SplitError(*told, f"chunks return different trees, {shown}")
+    whole = [
+        joined(leaves[i :: first.num_leaves], axis, weak, out)
+        for i, (axis, weak) in enumerate(zip(axes, weak_types, strict=True))
+    ]
+    return jax.tree_util.tree_unflatten(first if nested is None else nested, whole)

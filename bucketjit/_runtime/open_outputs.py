@@ -1,0 +1,52 @@
+"""Which results of a function have open axes, where no program tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from bucketjit._compile.argument_types import at_sizes
+from bucketjit._compile.build import result_types
+from bucketjit._compile.executable import Executable
+from bucketjit._errors import is_of_machine
+from bucketjit._signature.leaf_types import bind_sizes
+from bucketjit._signature.signer import Signed
+
+# A size times the first number and more by the second: a few rows more need not show in ``x[::2]``.
+_LARGER = ((1, 1), (2, 7), (3, 5))
+
+
+def open_outs(entry: Executable, signed: Signed) -> Sequence[int]:
+    """The results whose shapes are others at other sizes.
+
+    The function is traced at the sizes of a call and at several larger ones. All results count as
+    open where it takes no others, or returns another tree there.
+
+    Args:
+        entry: The executable of the exact shape, which remembers the answer.
+        signed: The call.
+    """
+    if entry.open_outs is None:
+        entry.open_outs = tuple(_found(entry.out_tree.num_leaves, signed))
+    return entry.open_outs
+
+
+def _found(count: int, signed: Signed) -> Sequence[int]:
+    family = signed.family
+    tokens = family.guessed_tokens(signed.shapes)
+    sizes = bind_sizes(tokens, signed.shapes, family.paths)
+    larger = [
+        {v: by * n + more * i for i, (v, n) in enumerate(sizes.items(), start=1)}
+        for by, more in _LARGER
+    ]
+    try:
+        found = [result_types(at_sizes(signed, tokens, at)) for at in (sizes, *larger)]
+    except Exception as error:  # of the function, at sizes that nobody has called it with
+        if is_of_machine(error):
+            raise
+        return range(count)
+    if len(set(map(jax.tree_util.tree_structure, found))) > 1:
+        return range(count)
+    results = zip(*map(jax.tree_util.tree_leaves, found), strict=True)
+    return [i for i, types in enumerate(results) if len({t.shape for t in types}) > 1]

@@ -1,0 +1,250 @@
+"""From the arguments of a call to its family: flatten, type, and look up or make."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import copied
+from bucketjit._config import Config
+from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._signature.changes import Key, nearest, why_new
+from bucketjit._signature.leaf_types import LeafType, Parameters, Statics, leaf_type
+from bucketjit._signature.signature import Family, is_default_name
+from bucketjit._sizes.dynamic_axes import (
+    Anonymous,
+    entries_of_arguments,
+    is_leaf_entry,
+    leaf_entries,
+    opens,
+)
+from bucketjit._tracing.symbolic import Program
+
+
+@dataclass(frozen=True)
+class Signed:
+    """The arguments of one call, flattened, and the family they belong to.
+
+    Attributes:
+        family: The signature, sizes aside.
+        leaves: The dynamic arguments' leaves.
+        shapes: Their shapes; of a size leaf ``(size,)``.
+        tree: Tree of ``(args, kwargs)`` without static arguments.
+        statics: The static arguments.
+        dynamic: Positions, among all positional arguments, of the dynamic ones.
+        donate: Positions, among the dynamic arguments, of the donated ones.
+    """
+
+    family: Family
+    leaves: list[Any]
+    shapes: list[tuple[int, ...]]
+    tree: Any
+    statics: Statics
+    dynamic: list[int]
+    donate: list[int]
+
+
+class Signer:
+    """Keeps the families of an executor. Safe to use from several threads."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._parameters = Parameters(
+            config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
+        )
+        self._families: dict[Key, Family] = {}
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        """Forget every family."""
+        with self._lock:
+            self._families.clear()
+
+    def families(self) -> list[Family]:
+        """The families so far."""
+        with self._lock:
+            return list(self._families.values())
+
+    def release(self, program: Program) -> None:
+        """Keep a program no longer than others hold it; see `Family.release`."""
+        for family in self.families():
+            family.release(program)
+
+    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signed:
+        """Flatten a call and find its family.
+
+        Raises:
+            ArgumentError: An argument is not an array, or does not fit its declaration.
+            SpecError: ``dynamic_axes`` does not fit the arguments.
+        """
+        positional, keywords, statics = self._parameters.split(args, kwargs)
+        positions = self._parameters.dynamic_positions(len(args))
+        leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
+        types, shapes = self._types(leaves, positions, positional, keywords)
+        key = Key(tree, types, statics, _jax.trace_context())
+        family = self._families.get(key)
+        if family is None:
+            with self._lock:
+                family = self._families.get(key)
+                if family is None:
+                    family = self._new_family(key, positions, positional, keywords)
+                    self._families[key] = family
+        shapes = [
+            (int(x),) if t.dtype is None else s
+            for x, s, t in zip(leaves, shapes, family.types, strict=True)
+        ]
+        donated = self._parameters.donated
+        donate = [new for new, old in enumerate(positions) if old in donated]
+        return Signed(family, leaves, shapes, tree, statics, positions, donate)
+
+    def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call as `sign` orders them, whatever they are."""
+        positional, keywords, _ = self._parameters.split(args, kwargs)
+        return jax.tree_util.tree_leaves((positional, keywords))
+
+    def with_copies(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with copies of the NumPy arrays in those that are not static."""
+        given = self._parameters
+        return (
+            tuple(
+                x if i in given.static_nums else jax.tree_util.tree_map(copied, x)
+                for i, x in enumerate(args)
+            ),
+            {
+                name: x if name in given.static_names else jax.tree_util.tree_map(copied, x)
+                for name, x in kwargs.items()
+            },
+        )
+
+    def _types(
+        self, leaves: Sequence[Any], positions: Sequence[int], args: Any, kwargs: Any
+    ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
+        try:
+            pairs = [leaf_type(x, "") for x in leaves]
+        except ArgumentError:
+            for path, x in self._paths(positions, args, kwargs):
+                leaf_type(x, path)
+            raise
+        return tuple(t for t, _ in pairs), [s for _, s in pairs]
+
+    def _paths(
+        self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[str, Any]]:
+        named = [(self._parameters.name(i), a) for i, a in zip(positions, args, strict=True)]
+        named += [(k, kwargs[k]) for k in sorted(kwargs)]
+        return [
+            (name + jax.tree_util.keystr(keys), leaf)
+            for name, value in named
+            for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        ]
+
+    def _new_family(
+        self,
+        key: Key,
+        positions: Sequence[int],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Family:
+        paths = self._paths(positions, args, kwargs)
+        specs = self._leaf_specs(positions, args, kwargs)
+        self._check_strategies(specs)
+        final = []
+        for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
+            is_text = isinstance(spec, str) and spec.strip("() ") != ""  # else a scalar's
+            if is_text and isinstance(value, int | np.integer):
+                if isinstance(value, bool):
+                    raise ArgumentError(f"{path}: a size must be an int, got a bool")
+                kind = LeafType(None, True, 1)
+            elif isinstance(value, float) and "," not in str(spec) and opens(spec):
+                raise ArgumentError(
+                    f"{path}: dynamic_axes {spec!r} describes an array, or a size, which is an "
+                    f"int; got the float {value!r}, of rank 0"
+                )
+            final.append(kind)
+        names = [path for path, _ in paths]
+        return Family(
+            key.statics.bind(self._config.fn),
+            key.tree,
+            final,
+            names,
+            specs,
+            self._config.constraints,
+            learns=self._config.dynamic_axes is None,
+            why=why_new(nearest(self._families, key), key, names, self._parameters.name),
+        )
+
+    def _leaf_specs(
+        self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        spec = self._config.dynamic_axes
+        entries: list[Any]
+        if spec is None:
+            entries = [_default_entry(a) for a in args]
+            by_name = {k: _default_entry(v) for k, v in kwargs.items()}
+        else:
+            count = positions[-1] + 1 if positions else 0
+            every, by_name = entries_of_arguments(
+                *(spec, count, self._parameters.names(count), list(kwargs)),
+                self._parameters.keyword_only,
+            )
+            self._refuse_entries_of_statics(spec, every)
+            entries = [every[i] for i in positions]
+        pairs = []
+        for position, entry, value in zip(positions, entries, args, strict=True):
+            pairs += leaf_entries(entry, value, self._parameters.name(position))
+        for name in sorted(kwargs):
+            pairs += leaf_entries(by_name.get(name), kwargs[name], name)
+        return [s for s, _ in pairs]
+
+    def _refuse_entries_of_statics(self, spec: Any, every: Sequence[Any]) -> None:
+        names = self._parameters.name
+        static = {names(i) for i in self._parameters.static_nums} | self._parameters.static_names
+        entries = {names(i): entry for i, entry in enumerate(every)}
+        if isinstance(spec, Mapping) and not is_leaf_entry(spec):
+            entries.update(spec)
+        for name in static & entries.keys():
+            if opens(entries[name]):
+                raise SpecError(
+                    f"dynamic_axes has {entries[name]!r} for {name}, which is static; give None "
+                    "there, and an entry for each argument"
+                )
+
+    def _check_strategies(self, specs: Sequence[Any]) -> None:
+        """Refuse a strategy, or a policy, for a variable that ``dynamic_axes`` does not have."""
+        text = repr(self._config.dynamic_axes)
+        words = re.findall(r"\w+", text)
+        unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
+        wanted = {
+            **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
+            **dict.fromkeys(self._config.planned, "a plan"),
+            **dict.fromkeys(self._config.per_dim, "a strategy"),
+        }
+        for dim, what in wanted.items():
+            if dim in words or (unnamed and is_default_name(dim)):
+                continue
+            if self._config.dynamic_axes is None:
+                raise SpecError(
+                    f"there is {what} for dimension {dim!r}, but without dynamic_axes the "
+                    "dimensions are called batch, axis1, axis2 and so on"
+                )
+            raise SpecError(
+                f"there is {what} for dimension {dim!r}, but dynamic_axes {text} has no "
+                "such variable"
+            )
+
+
+def _default_entry(value: Any) -> Any:
+    """Axis 0 of an argument that is an array with axes; containers and scalars are static."""
+    if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
+        return Anonymous((0,))
+    return None

@@ -1,0 +1,473 @@
+"""The second way to a program: concrete traces, compared.
+
+Some code turns a size into a Python number: ``math.sqrt(n)``, ``np.arange(n)``, ``int(n)``. It
+cannot be traced with symbolic sizes, but it can be traced at any sizes there are. Where traces at
+several sizes have one skeleton (see `bucketjit._tracing.skeleton`), they are one program: a size
+that differs between them is an expression of the variables, or, if none is found, a *found* size
+with a name of its own; a constant that differs is *leaked*, an input of the executable; and where
+the tree of the results differs, by data that is no array, it is that of a trace, not of the
+program.
+
+Nothing that is guessed here is trusted. Before a program serves a call, the function is traced at
+the logical sizes of that call: the skeleton, every size and every constant must be those of the
+program at these sizes, and leaked constants, found sizes and trees are taken from that very trace.
+So what is run, masked, is what the exact run does, whatever coincidence made the expressions. This
+trace costs what tracing costs, once for each logical size, and never a compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import cachetools
+import jax
+import numpy as np
+from jax import export
+
+from bucketjit import _jax
+from bucketjit._errors import in_one_line, is_of_machine
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._sizes.expressions import bind_unique_names, evaluate_text, variables_of
+from bucketjit._sizes.fit import fit
+from bucketjit._sizes.guards import Guard, decide_even, parse_constraint
+from bucketjit._tracing.host_functions import Hosts
+from bucketjit._tracing.merged_axes import keep_apart
+from bucketjit._tracing.output_trees import flat, same_tree
+from bucketjit._tracing.own_constants import own_constants
+from bucketjit._tracing.skeleton import (
+    HostFunction,
+    Skeleton,
+    put_together,
+    same_constant,
+    take_apart,
+)
+from bucketjit._tracing.symbolic import COMPUTE, Leaf, Leaks, Program, TraceRefused, refuse_tracers
+
+_SAMPLES = 6
+_TRIALS = 14  # traces at other sizes, of which some may fail or do something else
+_RECENT = 16  # traces that are kept whole, for each tracer
+_REMEMBERED = 1 << 26  # bytes of what traces have said, for each program
+
+Sizes = Mapping[str, int]
+X = TypeVar("X")
+
+
+@dataclass(frozen=True)
+class Concrete:
+    """A trace at certain sizes.
+
+    Attributes:
+        jaxpr, consts: The program and its constants.
+        out_tree: How its outputs nest.
+        skeleton: The same, taken apart.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    out_tree: Any
+    skeleton: Skeleton
+
+
+class Tracer:
+    """Traces one function at concrete sizes.
+
+    Args:
+        fn: The function, its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        leaves: What is known of each argument leaf.
+    """
+
+    def __init__(self, fn: Callable[..., Any], in_tree: Any, leaves: Sequence[Leaf]) -> None:
+        self._fn = fn
+        self._in_tree = in_tree
+        self._leaves = tuple(leaves)
+        texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
+        self.tokens = sorted(texts)
+        self.variables = sorted({v for t in texts for v in variables_of(t)})
+        self._recent: Any = cachetools.LRUCache(_RECENT)
+        self._lock = threading.RLock()
+
+    def at(self, sizes: Sizes) -> Concrete:
+        """The trace at these sizes; the same one if it was asked for not long ago.
+
+        Code that keeps what it makes by size (``table[n] = jnp.arange(n)``) bears one trace only.
+
+        Raises:
+            Exception: Whatever the function raises.
+        """
+        key = tuple(sizes[v] for v in self.variables)
+        with self._lock:
+            if key not in self._recent:
+                self._recent[key] = self._trace(sizes)
+            return self._recent[key]
+
+    def _trace(self, sizes: Sizes) -> Concrete:
+        inputs = [self._input(leaf, sizes) for leaf in self._leaves]
+        arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
+        out_tree: Any = None
+
+        @functools.wraps(self._fn)  # so that an error of JAX's names the user's function
+        def flat(*values: Any) -> list[Any]:
+            nonlocal out_tree
+            rest = iter(values)
+            given = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in inputs]
+            args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, given)
+            outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
+            return outs
+
+        with forgetful_jax():  # it may fail
+            closed = jax.make_jaxpr(flat)(*arrays)
+        closed = _jax.without_hi_primitives(closed)
+        jaxpr, consts = _jax.open_jaxpr(closed)
+        refuse_tracers(consts)
+        jaxpr, consts = own_constants(_jax.without_dead_code(jaxpr), consts)
+        return Concrete(jaxpr, consts, out_tree, take_apart(jaxpr, consts))
+
+    @staticmethod
+    def _input(leaf: Leaf, sizes: Sizes) -> Any:
+        shape = tuple(d if isinstance(d, int) else evaluate_text(d, sizes) for d in leaf.shape)
+        return shape[0] if leaf.is_size else leaf.struct(shape)
+
+
+class Pairing:
+    """What a paired program knows of the traces it was made from; see the module.
+
+    Attributes:
+        samples: The sizes it was made from.
+        leaked: How many constants are taken from the trace at the logical sizes.
+        nests_by_size: Whether the tree of the outputs is taken from it, too.
+        why: Why the function is not traced with symbolic sizes.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        first: Concrete,
+        samples: Sequence[Sizes],
+        labels: Sequence[int | str],
+        found: Mapping[str, int],
+        label_of_size: Sequence[int],
+        leaks: Sequence[int | None],
+        hosts: Hosts,
+        nests_by_size: bool,
+        why: str,
+    ) -> None:
+        self.why = why
+        self._hosts = hosts
+        self.nests_by_size = nests_by_size
+        self.samples = tuple(dict(s) for s in samples)
+        self.leaked = sum(leak is not None for leak in leaks)
+        self._tracer = tracer
+        self._skeleton = Skeleton(first.skeleton.parts, [], [])
+        self._out_tree = first.out_tree
+        self._labels = tuple(labels)
+        self._found = {
+            name: next(i for i, x in enumerate(labels) if name in variables_of(str(x)))
+            for name in found
+        }
+        self._offset = dict(found)
+        self._label_of_size = np.asarray(label_of_size, np.intp)
+        self._example = {
+            label: int(np.argmax(self._label_of_size == label)) for label in self._found.values()
+        }
+        self._leaks = tuple(leaks)
+        self._values = tuple(
+            None if leak is not None else value
+            for leak, value in zip(leaks, first.skeleton.values, strict=True)
+        )
+        self._at: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
+        self._lock = threading.Lock()
+
+    def leaks(self, sizes: Sizes) -> Leaks | None:
+        """What the trace at these logical sizes says; None if the program is not that trace."""
+        key = tuple(sizes[v] for v in self._tracer.variables)
+        with self._lock:
+            if key in self._at:
+                return self._at[key]
+        leaks = self._look(sizes)
+        if _bytes_of(leaks) <= _REMEMBERED:
+            with self._lock:
+                self._at[key] = leaks
+        return leaks
+
+    def found_sizes(self, sizes: Sizes) -> dict[str, int] | None:
+        """The found sizes at a bucket; None if the trace there is another program."""
+        if not self._found:
+            return {}
+        leaks = at_other_sizes(lambda: self.leaks(sizes))
+        return None if leaks is None else dict(zip(self._found, leaks.sizes, strict=True))
+
+    def _look(self, sizes: Sizes) -> Leaks | None:
+        try:
+            concrete = self._tracer.at(sizes)
+        except Exception as error:  # the exact run raises it to the user
+            if is_of_machine(error):
+                raise
+            return None
+        skeleton = concrete.skeleton
+        tree = concrete.out_tree
+        if not (self.nests_by_size or same_tree(tree, self._out_tree)):
+            return None
+        if skeleton.difference(self._skeleton):
+            return None
+        there = np.asarray(skeleton.sizes, np.int64)
+        found = {
+            name: int(there[self._example[at]]) - self._offset[name]
+            for name, at in self._found.items()
+        }
+        if any(n < 1 for n in found.values()):
+            return None
+        known = {**sizes, **found}
+        expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self._labels]
+        if expected and (np.asarray(expected, np.int64)[self._label_of_size] != there).any():
+            return None
+        values: dict[int, Any] = {}
+        for mine, leak, value in zip(self._values, self._leaks, skeleton.values, strict=True):
+            if leak is not None:
+                values[leak] = (
+                    self._hosts.number_of(value.function)
+                    if isinstance(value, HostFunction)
+                    else np.asarray(value)
+                )
+            elif not same_constant(mine, value):
+                return None
+        return Leaks(
+            tuple(found.values()),
+            tuple(values[i] for i in range(len(values))),
+            tree if self.nests_by_size else None,
+        )
+
+
+def at_other_sizes(
+    ask: Callable[[], X], failed: Callable[[Exception], object] = lambda error: None
+) -> X | None:
+    """What the function does at sizes that the user has not asked for; None where it fails there.
+
+    An error of the machine is none of the call at hand, so it is not raised; one that is raised
+    again at once is one of these sizes (an array of `n` times `n` numbers).
+
+    Args:
+        ask: Asks the function.
+        failed: Is told of the error, if it fails.
+    """
+    try:
+        try:
+            return ask()
+        except Exception as error:
+            if not is_of_machine(error):
+                raise
+        return ask()
+    except Exception as error:
+        failed(error)
+        return None
+
+
+def _failure_at_others(failures: Sequence[Exception]) -> str:
+    """What a function raised at other sizes than those at hand, and where, in words."""
+    if not failures:
+        return "none was tried"
+    line = _jax.raising_line(failures[0])
+    told = f"at others it raises {type(failures[0]).__name__}"
+    return f"{told} [{line}]" if line else told
+
+
+def _bytes_of(leaks: Leaks | None) -> int:
+    return 1024 + (0 if leaks is None else leaks.nbytes)
+
+
+def pair(
+    tracer: Tracer,
+    sizes: Sizes,
+    constraints: Sequence[str] = (),
+    others: Sequence[Sizes] = (),
+    why: str = "",
+) -> Program:
+    """Make a program of concrete traces.
+
+    Args:
+        tracer: Traces the function.
+        sizes: The sizes at hand, which the program will serve.
+        constraints: The user's constraints on the sizes.
+        others: Sizes at which the function has been traced before.
+        why: Why it is not traced with symbolic sizes.
+
+    Returns:
+        The program. It serves the sizes at hand, and whatever others its `Pairing` says.
+
+    Raises:
+        TraceRefused: The function does different things at different sizes.
+        Exception: Whatever the function raises at the sizes at hand.
+    """
+    first = tracer.at(sizes)
+    traces, samples = [first], [dict(sizes)]
+    difference, failures = None, list[Exception]()
+    guards = [parse_constraint(c) for c in constraints]
+    trials = (c for c in _candidates(sizes, others) if all(g.holds(c) for g in guards))
+    for candidate in itertools.islice(trials, _TRIALS):
+        if len(samples) == _SAMPLES:
+            break
+        if candidate in samples:
+            continue
+        trace = at_other_sizes(functools.partial(tracer.at, candidate), failures.append)
+        if trace is None:
+            continue
+        if trace.out_tree.num_leaves != first.out_tree.num_leaves:
+            difference = difference or "it returns more arrays at one size than at another"
+        elif differs := first.skeleton.difference(trace.skeleton):
+            difference = difference or differs
+        elif (other := _of_another_type(first.skeleton, trace.skeleton)) is not None:
+            line = first.skeleton.line_of_constant(other)
+            difference = difference or f"a constant of another type at another size{line}"
+        else:
+            traces.append(trace)
+            samples.append(candidate)
+    if not _tells_apart(samples, tracer.variables):
+        raise TraceRefused(
+            "traced at concrete sizes, the function does different things at different sizes "
+            f"({difference or _failure_at_others(failures)})",
+            COMPUTE,
+        )
+    held = list(constraints)
+    while True:
+        try:
+            return _merged(tracer, traces, samples, held, why)
+        except TraceRefused:
+            raise
+        except Exception as error:  # of JAX, about symbolic sizes
+            if is_of_machine(error):
+                raise
+            known = [parse_constraint(c) for c in held]
+            evens = [decide_even(str(error), s, known) for s in samples]
+            if None in evens:
+                raise TraceRefused(
+                    f"traces at several sizes do not make one program: {in_one_line(error)}",
+                    COMPUTE,
+                ) from error
+            held.append(str(evens[0]))
+
+
+def _of_another_type(one: Skeleton, other: Skeleton) -> int | None:
+    """The number of the first constant that has other types in two programs."""
+    pairs = enumerate(zip(one.values, other.values, strict=True))
+    return next((i for i, (v, w) in pairs if type(v) is not type(w) and not np.isscalar(v)), None)
+
+
+def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int]]:
+    """Sizes to trace at: each variable by itself, and all at once, in different proportions."""
+    for other in others:
+        yield dict(other)
+    # At size 1 JAX broadcasts by other equations: what is 1 may have to stay so.
+    larger = sorted(v for v, n in sizes.items() if n > 1)
+    for names in dict.fromkeys((tuple(sorted(sizes)), tuple(larger))):
+        for i, name in enumerate(names):
+            yield {**sizes, name: sizes[name] + 1 + i}
+            if sizes[name] > 2:
+                yield {**sizes, name: sizes[name] - 1}
+        for offset in (3, 4):
+            yield {**sizes, **{v: sizes[v] + offset * (i + 1) + i for i, v in enumerate(names)}}
+        for i, name in enumerate(names):  # what divides a size may have to go on dividing it
+            yield {**sizes, name: sizes[name] * (2 + i)}
+        yield {**sizes, **{v: sizes[v] * (3 + i) for i, v in enumerate(names)}}
+
+
+def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
+    """Whether some variables vary, no two of them always together; or all of them are 1.
+
+    The others keep their size in all that the program serves: a Python loop over the positions of
+    a sequence does something else at every length, but the same in every batch.
+    """
+    columns = [tuple(s[v] for s in samples) for v in variables]
+    varying = [c for c in columns if len(set(c)) > 1]
+    if not varying:
+        return all(c[0] == 1 for c in columns)
+    return len(set(varying)) == len(varying)
+
+
+def _merged(
+    tracer: Tracer,
+    traces: Sequence[Concrete],
+    samples: Sequence[Sizes],
+    constraints: Sequence[str],
+    why: str,
+) -> Program:
+    first = traces[0]
+    number: dict[tuple[int, ...], int] = {}
+    columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
+    label_of_size = [number.setdefault(column, len(number)) for column in columns]
+    declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
+    fixed = [v for v in tracer.variables if len({s[v] for s in samples}) == 1]
+    varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
+    labels: list[int | str] = []
+    found: dict[str, int] = {}
+    for column in number:
+        label = declared.get(column) if len(set(column)) > 1 else column[0]
+        if label is None:
+            label = fit(column, varying)
+        if label is None:
+            name = bind_unique_names("found", {*tracer.variables, *found})
+            found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
+            label = f"{name} - {-found[name]}" if found[name] else name
+        labels.append(label)
+    nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
+    leaks: list[int | None] = []
+    for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
+        same = all(same_constant(values[0], v) for v in values[1:])
+        leaks.append(None if same else sum(leak is not None for leak in leaks))
+        if not same and not _can_leak(values):
+            raise TraceRefused(
+                "a random key in the program depends on a size"
+                + first.skeleton.line_of_constant(i),
+                "pass it as an argument, or use jax.random.fold_in with the size",
+            )
+    hosts = Hosts()
+    scope = export.SymbolicScope(tuple(constraints))
+    dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
+    jaxpr, consts, leak_shapes = put_together(
+        first.jaxpr,
+        first.consts,
+        [dims[i] for i in label_of_size],
+        leaks,
+        _dimension(tracer.variables[0], scope),
+        hosts,
+    )
+    out_avals = [v.aval for v in jaxpr.outvars]
+    in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
+    # JAX does not trace every symbolic program that can be written down.
+    try:
+        jaxpr, consts = keep_apart(jaxpr, consts)
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+    return Program(
+        jaxpr=jaxpr,
+        consts=tuple(consts),
+        in_shapes=in_shapes,
+        out_shapes=tuple(tuple(a.shape) for a in out_avals),
+        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
+        out_tree=flat(len(out_avals)) if nests_by_size else first.out_tree,
+        guards=(
+            *map(parse_constraint, constraints),
+            *(Guard(v, "==", str(samples[0][v])) for v in fixed),
+        ),
+        lower={v: 1 for v in tracer.variables},
+        found=tuple(found),
+        leak_shapes=leak_shapes,
+        pairing=Pairing(
+            *(tracer, first, samples, labels, found, label_of_size, leaks, hosts, nests_by_size),
+            why,
+        ),
+    )
+
+
+def _can_leak(values: Sequence[Any]) -> bool:
+    dtypes = [getattr(v, "dtype", None) for v in values]
+    return not any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes)
+
+
+def _dimension(text: str, scope: export.SymbolicScope) -> Any:
+    return export.symbolic_shape(text, scope=scope)[0]

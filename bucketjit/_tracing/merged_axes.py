@@ -1,0 +1,441 @@
+"""Keep axes apart that a program merges and splits again.
+
+``x.reshape(b * s, d) @ w``, then back to ``(b, s, e)``, is a common way to write a layer. At padded
+sizes each of the two reshapes is a gather, for a merged axis has its real data at the front. What
+happens in between mostly treats the merged axis as rows; the program then means the same with the
+axes kept apart, and neither reshape moves anything. So this is one pass over the traced program,
+before any bucket is built, which no masking rule knows of.
+
+A value whose merged axis is kept apart is said to have a *form*, `Apart`. The pass finds the form
+that each equation would give its results, counts what that saves and what it costs (a value that
+is needed merged after all is a gather), and rewrites the program where it saves more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from bucketjit import _jax
+from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._sizes.expressions import Shape, is_symbolic
+from bucketjit._sizes.reshape_groups import groups, without_ones
+
+
+class Apart(NamedTuple):
+    """A form: the merged axis ``axis`` of a value is kept as axes of these sizes."""
+
+    axis: int
+    sizes: Shape
+
+    def of(self, shape: Shape) -> Shape:
+        """A shape with the axes apart."""
+        return (*shape[: self.axis], *self.sizes, *shape[self.axis + 1 :])
+
+    def axes(self, given: Sequence[int]) -> tuple[int, ...]:
+        """The same axes of the value kept apart, the merged one as all of its own."""
+        extra = len(self.sizes) - 1
+        found: list[int] = []
+        for a in given:
+            if a == self.axis:
+                found += range(a, a + extra + 1)
+            else:
+                found.append(a + extra * (a > self.axis))
+        return tuple(found)
+
+    def same(self, other: Apart | None) -> bool:
+        """Whether two forms are equal; sizes by their text, which decides and never raises."""
+        return (
+            other is not None
+            and self.axis == other.axis
+            and list(map(str, self.sizes)) == list(map(str, other.sizes))
+        )
+
+
+Form = Apart | None
+
+
+class Plan(NamedTuple):
+    """How to run an equation with axes kept apart: forms in and out, and its parameters then."""
+
+    ins: tuple[Form, ...]
+    out: Form
+    params: Mapping[str, Any]
+
+
+# --- equations that treat a merged axis as rows ----------------------------------------------
+
+
+def _shape(atom: Any) -> Shape:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def _elementwise(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    form = next(f for f in forms if f is not None)
+    rank = len(_shape(eqn.outvars[0]))
+    if not all(f is None or form.same(f) for f in forms):
+        return None
+    ins = tuple(form if len(_shape(v)) == rank else None for v in eqn.invars)
+    return Plan(ins, form, eqn.params)
+
+
+def _merge_or_split(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    params = eqn.params
+    if params.get("dimensions") is not None or params.get("sharding") is not None:
+        return None
+    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
+    form, axis, at = forms[0], 0, 0
+    for old, new in groups(without_ones(before), without_ones(after)):
+        if form is None:
+            if len(new) == 1 and any(map(is_symbolic, old[1:])):
+                merged = Apart(places[at], old)
+                return Plan((None,), merged, {**params, "new_sizes": merged.of(after)})
+        elif axis == _position(before, form.axis):
+            if list(map(str, new)) == list(map(str, form.sizes)) and len(old) == 1:
+                return Plan((form,), None, params)
+            if len(new) == len(old) == 1:
+                moved = Apart(places[at], form.sizes)
+                return Plan((form,), moved, {**params, "new_sizes": moved.of(after)})
+            return None
+        axis, at = axis + len(old), at + len(new)
+    return None
+
+
+def _position(shape: Shape, axis: int) -> int:
+    """The number of an axis among those that are not of size 1."""
+    return len(without_ones(shape[:axis]))
+
+
+def _dot_general(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    (contract, batch), (left, right) = eqn.params["dimension_numbers"], forms
+    pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
+    rows = [f is not None and f.axis not in {p[i] for p in pairs} for i, f in enumerate(forms)]
+    if any(rows):
+        if (left is not None) and (right is not None):
+            return None
+    else:
+        # Contracted, or a batch of both: the other side has to come apart in the same way.
+        for a, b in pairs:
+            if left is not None and left.axis == a:
+                right = right or Apart(b, left.sizes)
+            elif right is not None and right.axis == b:
+                left = left or Apart(a, right.sizes)
+        assert left is not None and right is not None
+        matched = (left.axis, right.axis) in pairs and left.same(Apart(left.axis, right.sizes))
+        if not matched:
+            return None
+    numbers = tuple(
+        (
+            left.axes(of_left) if left else tuple(of_left),
+            right.axes(of_right) if right else tuple(of_right),
+        )
+        for of_left, of_right in (contract, batch)
+    )
+    params = {**eqn.params, "dimension_numbers": numbers}
+    return Plan((left, right), _out_of_dot(eqn, left, right), params)
+
+
+def _out_of_dot(eqn: Any, left: Form, right: Form) -> Form:
+    """Where the merged axis is in the result: batch, then rows of the left, then of the right."""
+    (of_left, of_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
+    free_left = _others(eqn.invars[0], of_left, batch_left)
+    free_right = _others(eqn.invars[1], of_right, batch_right)
+    if left is not None and left.axis not in of_left:
+        return Apart([*batch_left, *free_left].index(left.axis), left.sizes)
+    if right is not None and right.axis not in of_right:
+        place = [*batch_right, *free_right].index(right.axis)
+        return Apart(place + len(free_left) * (place >= len(batch_right)), right.sizes)
+    return None
+
+
+def _others(atom: Any, *used: Sequence[int]) -> list[int]:
+    return [i for i in range(len(_shape(atom))) if not any(i in u for u in used)]
+
+
+def _reduction(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    (form,) = forms
+    assert form is not None
+    axes = eqn.params["axes"]
+    params = {**eqn.params, "axes": form.axes(axes)}
+    if form.axis in axes:
+        return Plan((form,), None, params)
+    below = sum(a < form.axis for a in axes)
+    return Plan((form,), Apart(form.axis - below, form.sizes), params)
+
+
+def _broadcast(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    form, params = forms[0], eqn.params
+    if form is None or len(forms) > 1 or params.get("sharding") is not None:
+        return None
+    places = params["broadcast_dimensions"]
+    out = Apart(places[form.axis], form.sizes)
+    if str(_shape(eqn.invars[0])[form.axis]) != str(params["shape"][out.axis]):
+        return None
+    spread = (
+        *out.axes(places[: form.axis]),
+        *out.axes([out.axis]),
+        *out.axes(places[form.axis + 1 :]),
+    )
+    new = {"shape": out.of(params["shape"]), "broadcast_dimensions": spread}
+    return Plan((form,), out, {**params, **new})
+
+
+def _transpose(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    (form,) = forms
+    assert form is not None
+    order = eqn.params["permutation"]
+    out = Apart(order.index(form.axis), form.sizes)
+    return Plan((form,), out, {**eqn.params, "permutation": form.axes(order)})
+
+
+def _squeeze(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    (form,) = forms
+    assert form is not None
+    dropped = eqn.params["dimensions"]
+    if form.axis in dropped:
+        return None
+    out = Apart(form.axis - sum(a < form.axis for a in dropped), form.sizes)
+    return Plan((form,), out, {**eqn.params, "dimensions": form.axes(dropped)})
+
+
+def _along_one_axis(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    (form,) = forms
+    assert form is not None
+    if eqn.params["axis"] == form.axis:
+        return None
+    return Plan((form,), form, {**eqn.params, "axis": form.axes([eqn.params["axis"]])[0]})
+
+
+_REDUCTIONS = ("sum", "prod", "max", "min", "and", "or", "xor")
+_CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+_FOLLOW: dict[str, Callable[[Any, Sequence[Form]], Plan | None]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **{f"reduce_{name}": _reduction for name in _REDUCTIONS},
+    **dict.fromkeys(_CUMULATIVE, _along_one_axis),
+    "reshape": _merge_or_split,
+    "dot_general": _dot_general,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+}
+
+
+# --- what it would save ----------------------------------------------------------------------
+
+
+@dataclass
+class _Analysis:
+    """The forms of all values, and what they save, by groups of values that depend on them.
+
+    Attributes:
+        forms: The form of each value that has one.
+        plans: How to run the equations that touch such a value, by position.
+        made_by: The equation that each value comes from.
+    """
+
+    forms: dict[Any, Apart] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
+    made_by: dict[Any, Any] = field(default_factory=dict)
+    _parent: dict[Any, Any] = field(default_factory=dict)
+    _saved: dict[Any, int] = field(default_factory=dict)
+
+    def run(self, jaxpr: Any) -> None:
+        self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        paid: set[Any] = set()
+
+        def pay(v: Any, wanted: Form) -> None:
+            free = wanted is not None and _spreads(self.made_by.get(v), wanted)
+            if (v, _key(wanted)) not in paid and not free:
+                paid.add((v, _key(wanted)))
+                self._add(v, -1)
+
+        for i, eqn in enumerate(jaxpr.eqns):
+            forms = [None if _jax.is_literal(v) else self.forms.get(v) for v in eqn.invars]
+            plan = _plan(eqn, forms)
+            if plan is None:
+                for v, form in zip(eqn.invars, forms, strict=True):
+                    if form is not None:
+                        pay(v, None)
+                continue
+            self.plans[i] = plan
+            touched = [v for v, f in zip(eqn.invars, plan.ins, strict=True) if f is not None]
+            if plan.out is not None:
+                (out,) = eqn.outvars
+                self.forms[out] = plan.out
+                touched.append(out)
+            for v in touched:
+                self._join(touched[0], v)
+            for v, form, wanted in zip(eqn.invars, forms, plan.ins, strict=True):
+                if wanted is not None and form is None:
+                    pay(v, wanted)
+            if _jax.name_of(eqn) == "reshape" and (plan.ins[0] is None or plan.out is None):
+                self._add(touched[0], 1)
+        for v in jaxpr.outvars:
+            if not _jax.is_literal(v) and v in self.forms:
+                pay(v, None)
+
+    def keep_what_pays(self, jaxpr: Any) -> None:
+        """Forget all forms that do not save more than they cost."""
+        for i in list(self.plans):
+            eqn, plan = jaxpr.eqns[i], self.plans[i]
+            pairs = [*zip(eqn.invars, plan.ins, strict=True), (eqn.outvars[0], plan.out)]
+            touched = next(v for v, f in pairs if f is not None)
+            if self._saved.get(self._root(touched), 0) <= 0:
+                del self.plans[i]
+                self.forms.pop(eqn.outvars[0], None)
+
+    def _root(self, v: Any) -> Any:
+        while (parent := self._parent.get(v, v)) is not v:
+            v = parent
+        return v
+
+    def _join(self, a: Any, b: Any) -> None:
+        a, b = self._root(a), self._root(b)
+        if a is not b:
+            self._parent[b] = a
+            self._saved[a] = self._saved.pop(b, 0) + self._saved.get(a, 0)
+
+    def _add(self, v: Any, gathers: int) -> None:
+        root = self._root(v)
+        self._saved[root] = self._saved.get(root, 0) + gathers
+
+
+def _key(form: Form) -> Any:
+    """What forms are told apart by, as text: sizes are compared by what they say."""
+    return None if form is None else (form.axis, tuple(map(str, form.sizes)))
+
+
+def _plan(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+    name = _jax.name_of(eqn)
+    if name not in _FOLLOW or (name != "reshape" and not any(forms)):
+        return None
+    return _FOLLOW[name](eqn, forms)
+
+
+def _spreads(eqn: Any, form: Apart) -> bool:
+    """Whether an equation broadcasts along a merged axis: it makes any form at no cost."""
+    return (
+        eqn is not None
+        and _jax.name_of(eqn) == "broadcast_in_dim"
+        and len(eqn.invars) == 1
+        and form.axis not in eqn.params["broadcast_dimensions"]
+    )
+
+
+# --- the rewriting -----------------------------------------------------------------------------
+
+
+class _Rewriting:
+    """Evaluates a program, each equation by its plan, and brings values into the form needed."""
+
+    def __init__(self, analysis: _Analysis) -> None:
+        self._analysis = analysis
+        self._values: dict[Any, Any] = {}  # in their own form
+        self._converted: dict[Any, Any] = {}
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        self._values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        scope_of = _jax.EquationScopes()
+        for i, eqn in enumerate(jaxpr.eqns):
+            plan = self._analysis.plans.get(i)
+            forms = plan.ins if plan is not None else (None,) * len(eqn.invars)
+            with scope_of(eqn):
+                operands = [self._read(v, f) for v, f in zip(eqn.invars, forms, strict=True)]
+                if plan is not None:
+                    outs = [eqn.primitive.bind(*operands, **plan.params)]
+                else:
+                    outs = _jax.bind_equation(eqn, operands)
+            self._values.update(zip(eqn.outvars, outs, strict=True))
+        return [self._read(v, None) for v in jaxpr.outvars]
+
+    def _read(self, v: Any, wanted: Form) -> Any:
+        if _jax.is_literal(v):
+            return v.val
+        own = self._analysis.forms.get(v)
+        if (own is None) == (wanted is None):
+            return self._values[v]
+        key = (v, _key(wanted))
+        if key not in self._converted:
+            self._converted[key] = self._convert(v, wanted)
+        return self._converted[key]
+
+    def _convert(self, v: Any, wanted: Form) -> Any:
+        eqn = self._analysis.made_by.get(v)
+        if eqn is not None and wanted is not None and _spreads(eqn, wanted):
+            places = wanted.axes(eqn.params["broadcast_dimensions"])
+            operand = self._read(eqn.invars[0], None)
+            return lax.broadcast_in_dim(operand, wanted.of(_shape(v)), places)
+        shape = _shape(v) if wanted is None else wanted.of(_shape(v))
+        return lax.reshape(self._values[v], shape)
+
+
+# --- the pass ------------------------------------------------------------------------------------
+
+_CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+
+
+def keep_apart(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Rewrite a program so that axes which it merges and splits again stay apart.
+
+    Args:
+        jaxpr: An open jaxpr whose shapes may hold symbolic sizes.
+        consts: Values of its constants.
+
+    Returns:
+        A jaxpr that computes the same, and its constants; the one given if there is nothing to
+        gain.
+    """
+    if not _merges_and_splits(jaxpr):
+        return jaxpr, consts
+    flat, flat_consts = _retrace(jaxpr, lambda *args: _inlined(jaxpr, consts, args))
+    analysis = _Analysis()
+    analysis.run(flat)
+    analysis.keep_what_pays(flat)
+    if not analysis.plans:
+        return jaxpr, consts
+    return _retrace(flat, lambda *args: _Rewriting(analysis).run(flat, flat_consts, args))
+
+
+def _retrace(jaxpr: Any, fn: Callable[..., list[Any]]) -> tuple[Any, Sequence[Any]]:
+    """Trace a function of a program's arguments."""
+    structs = [_jax.struct_of(v.aval) for v in jaxpr.invars]
+    inner, consts = _jax.open_jaxpr(jax.make_jaxpr(fn)(*structs))
+    return _jax.without_dead_code(inner), tuple(consts)
+
+
+def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate a program, and the functions it calls in their places."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    scope_of = _jax.EquationScopes()
+    for eqn in jaxpr.eqns:
+        operands = [v.val if _jax.is_literal(v) else env[v] for v in eqn.invars]
+        with scope_of(eqn):
+            if _jax.name_of(eqn) in _CALLS:
+                outs = _inlined(*_jax.open_jaxpr(_jax.called_jaxpr(eqn.params)), operands)
+            else:
+                outs = _jax.bind_equation(eqn, operands)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [v.val if _jax.is_literal(v) else env[v] for v in jaxpr.outvars]
+
+
+def _merges_and_splits(jaxpr: Any) -> bool:
+    """Whether a symbolic axis is merged somewhere, and one split, calls included."""
+    found = {"merge": False, "split": False}
+
+    def visit(inner: Any) -> None:
+        for eqn in inner.eqns:
+            if _jax.name_of(eqn) == "reshape":
+                pairs = groups(*map(without_ones, (_shape(eqn.invars[0]), _shape(eqn.outvars[0]))))
+                for old, new in pairs:
+                    found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
+                    found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))
+            elif _jax.name_of(eqn) in _CALLS:
+                visit(_jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0])
+
+    visit(jaxpr)
+    return all(found.values())

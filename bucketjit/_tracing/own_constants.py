@@ -1,0 +1,125 @@
+"""The arrays that a program closes over, read once: when it is traced.
+
+JAX's constants of a program are the very arrays that the user closes over, and are read when
+something is compiled. A program of `jit` is compiled as soon as it is traced; one of this package
+is compiled for a bucket long after, and again where that was evicted. So an array of NumPy's that
+somebody can write to is copied as soon as it is found in a trace::
+
+    { lambda a:f32[4]; b:f32[n,4]. let ...     a is the user's array, wherever it stands:
+                                               a constant, a literal, inside of an inner program
+    { lambda a:f32[4]; b:f32[n,4]. let ...     a is a copy that nobody can write to
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bucketjit import _jax
+from bucketjit._tracing.skeleton import same_constant
+
+_SHARED = (
+    4096  # bytes from which on copies are shared: literals are many, and to share takes longer
+)
+
+# By the memory that was copied. Several programs, and traces at several sizes, that close over
+# one array share a copy, for as long as one of them lives and the array is what it was.
+_COPIES: weakref.WeakValueDictionary[Hashable, np.ndarray] = weakref.WeakValueDictionary()
+
+
+def own_constants(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """A program whose constants nobody else can write to, those of its inner programs included.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: Values of its constants.
+
+    Returns:
+        The program and its constants; the same objects where there is nothing to copy.
+    """
+    owned = _Owned().program(jaxpr, jaxpr, consts)
+    return (jaxpr, consts) if owned is None else owned
+
+
+def _may_change(value: Any) -> bool:
+    """Whether somebody may write to an array of NumPy's, or to what it is a view of."""
+    while isinstance(value, np.ndarray):
+        if value.flags.writeable:
+            return True
+        value = value.base
+    return False
+
+
+def _own(value: Any) -> Any:
+    """A constant, or a copy of it."""
+    if not _may_change(value):
+        return value
+    key = None
+    if value.nbytes >= _SHARED:
+        place = value.__array_interface__
+        key = type(value), place["data"], value.strides, value.shape, value.dtype
+        known = _COPIES.get(key)
+        if known is not None and same_constant(known, value):
+            return known
+    copy = value.copy()
+    copy.setflags(write=False)
+    if key is not None:
+        _COPIES[key] = copy
+    return copy
+
+
+class _Owned:
+    """Walks a program. Every method returns None where there is nothing to copy."""
+
+    def __init__(self) -> None:
+        # An inner program that is called twice stays one: it is lowered once.
+        self._programs: dict[int, tuple[Any, Any]] = {}
+
+    def program(
+        self, original: Any, jaxpr: Any, consts: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]] | None:
+        owned = [_own(x) for x in consts]
+        outvars = [self._atom(atom) for atom in jaxpr.outvars]
+        eqns = [self._equation(eqn) for eqn in jaxpr.eqns]
+        pairs = ((owned, consts), (outvars, jaxpr.outvars), (eqns, jaxpr.eqns))
+        if all(x is y for new, old in pairs for x, y in zip(new, old, strict=True)):
+            return None
+        args = jaxpr.constvars, owned, jaxpr.invars, outvars, eqns
+        return _jax.rebuilt_jaxpr(original, *args), owned
+
+    def _equation(self, eqn: Any) -> Any:
+        invars = [self._atom(atom) for atom in eqn.invars]
+        params = {name: self._param(value) for name, value in eqn.params.items()}
+        if all(x is y for x, y in zip(invars, eqn.invars, strict=True)) and all(
+            value is eqn.params[name] for name, value in params.items()
+        ):
+            return eqn
+        return eqn.replace(invars=invars, params=params)
+
+    def _atom(self, atom: Any) -> Any:
+        if not _jax.is_literal(atom):
+            return atom
+        owned = _own(atom.val)
+        return atom if owned is atom.val else type(atom)(owned, atom.aval)
+
+    def _param(self, value: Any) -> Any:
+        if _jax.is_jaxpr(value):
+            known = self._programs.get(id(value))
+            if known is None:
+                owned = self.program(value, *_jax.open_jaxpr(value))
+                known = self._programs[id(value)] = value, value if owned is None else owned[0]
+            return known[1]
+        if isinstance(value, np.ndarray):
+            return _own(value)
+        if isinstance(value, tuple | list):
+            parts = [self._param(v) for v in value]
+            if all(x is y for x, y in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, dict):
+            inner = {k: self._param(v) for k, v in value.items()}
+            return value if all(inner[k] is v for k, v in value.items()) else inner
+        return value

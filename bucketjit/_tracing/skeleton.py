@@ -1,0 +1,418 @@
+"""Take a traced program apart: what does not depend on sizes, the sizes in it, and its constants.
+
+Two concrete traces of one function have equal *skeletons* if they do the same: the same
+primitives on the same operands, with equal parameters but for sizes. Sizes and constants are
+listed in one fixed order, so those of several traces can be compared place by place, and a program
+can be put together again with other sizes (symbolic ones) and other constants in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from bucketjit import _jax
+from bucketjit._errors import is_of_machine
+from bucketjit._ir.size_params import SIZE_PARAMS
+from bucketjit._sizes.expressions import Dim, Shape
+from bucketjit._tracing.closures import held_by
+from bucketjit._tracing.host_functions import Hosts, LeakedHost
+
+# Functions that only differentiation calls, which is done before a program is traced; and names.
+_IDLE = frozenset(
+    (
+        "jvp_jaxpr_fun",
+        "jvp_jaxpr_thunk",
+        "fwd_jaxpr_thunk",
+        "bwd",
+        "out_trees",
+        "name",
+        "debug_info",
+    )
+)
+
+
+leaked_p = jex_core.Primitive("leaked")
+
+
+@leaked_p.def_abstract_eval  # type: ignore[untyped-decorator]
+def _abstract_eval(*, index: int, aval: Any, depends_on: Dim) -> Any:
+    return aval
+
+
+@dataclass(frozen=True, eq=False)
+class HostFunction:
+    """What an equation calls on the host: a constant of its program, which may differ."""
+
+    function: Any
+
+
+def _is_host(eqn: Any, param: str) -> bool:
+    return param == "callback" and eqn.primitive.name in _jax.CALLBACKS
+
+
+@dataclass
+class Skeleton:
+    """A program taken apart.
+
+    Attributes:
+        parts: What must be equal in two traces that do the same.
+        sizes: Every size, in order.
+        values: Every constant, literals and host functions included, in order.
+        equations: Each equation, by the place of its primitive among the parts, behind those
+            whose sub-programs it is in.
+        told: What a part is of an equation, such as ``"parameter axes"``, by its place.
+        owners: The equation that has each constant; none for those of the whole program.
+    """
+
+    parts: list[Any] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    equations: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    told: dict[int, str] = field(default_factory=dict)
+    owners: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def difference(self, other: Skeleton) -> str | None:
+        """Where two programs first do different things, in words; None if they do the same."""
+        for i, (a, b) in enumerate(zip(self.parts, other.parts, strict=False)):
+            if not _same(a, b):
+                return self._difference_at(i, a, other, b)
+        if len(self.parts) == len(other.parts):
+            return None
+        longer = max(self, other, key=lambda skeleton: len(skeleton.parts))
+        after = min(len(self.parts), len(other.parts))
+        first = next((e for i, e in longer.equations.items() if i >= after), ())
+        return f"{_told(first)}, at one size only" if first else "it returns other arrays"
+
+    def _difference_at(self, i: int, a: Any, other: Skeleton, b: Any) -> str:
+        if i in self.equations and i in other.equations:
+            mine = self.equations[i]
+            names = [_name(s.equations[i][-1]) for s in (self, other)]
+            return f"{names[0]} at one size, {names[1]} at another{_where(mine)}"
+        for skeleton in (self, other):
+            if i in skeleton.equations:
+                return f"{_told(skeleton.equations[i])}, at one size only"
+        at = max((k for k in self.equations if k <= i), default=None)
+        if at is None and isinstance(a, _Type):
+            return f"an argument: {_both(a, b)}"
+        if at is None:
+            return (
+                "it closes over more arrays, or takes or returns more, at one size than at another"
+            )
+        of = self.equations[at]
+        part = max((k for k in self.told if at < k <= i), default=None)
+        what = "" if part is None else f"{self.told[part]}: "
+        return f"{_name(of[-1])}: {what}{_both(a, b)}{_where(of)}"
+
+    def line_of_constant(self, index: int) -> str:
+        """The line of the user's code that has a constant, in brackets; ``""`` if none is known."""
+        return _where(self.owners[index])
+
+
+def _told(equations: tuple[Any, ...]) -> str:
+    return f"{_name(equations[-1])}{_where(equations)}"
+
+
+def _name(eqn: Any) -> str:
+    """The name of a primitive, and that of the function which it calls."""
+    called = eqn.params.get("name") if _jax.name_of(eqn) in _jax.CALLS else None
+    return f"{eqn.primitive.name} of {called}" if called else str(eqn.primitive.name)
+
+
+def _where(equations: tuple[Any, ...]) -> str:
+    line = _jax.source_line(equations[-1], equations[:-1]) if equations else ""
+    return f" [{line}]" if line else ""
+
+
+def _both(a: Any, b: Any) -> str:
+    """What differs between two parts of programs, in words."""
+    match a, b:
+        case _Type(), _Type() if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
+            return "an axis of size 1 at one size, of more at another, which broadcast differently"
+        case _Type(), _Type():
+            return f"an array of {a} at one size, of {b} at another"
+    return "another one at another size"
+
+
+class _Type(NamedTuple):
+    """What of an array's type must be equal; an axis is of no, one or more positions."""
+
+    dtype: Any
+    weak_type: bool
+    kinds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"rank {len(self.kinds)} and {self.dtype}"
+
+
+def _same(a: Any, b: Any, depth: int = 8) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    try:
+        if a == b:
+            return True
+    except Exception as error:  # a comparison that answers with an array, or not at all
+        if is_of_machine(error):
+            raise
+        return False
+    return depth > 0 and _same_parts(a, b, depth - 1)
+
+
+def _same_parts(a: Any, b: Any, depth: int) -> bool:
+    """Whether two functions, or objects that hold functions, are made of the same parts.
+
+    A function does what its code does with its globals, its defaults and what it closes over.
+    """
+    if isinstance(a, FunctionType) and (
+        a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__
+    ):
+        return False
+    held, others = held_by(a), held_by(b)
+    if held is None or others is None or len(held) != len(others):
+        return False
+    return all(_same(x, y, depth) for x, y in zip(held, others, strict=True))
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Whether two constants of programs are equal in every bit."""
+    if a is b:
+        return True
+    if isinstance(a, HostFunction) or isinstance(b, HostFunction):
+        return type(a) is type(b) and _same(a.function, b.function)
+    dtypes = [getattr(x, "dtype", None) for x in (a, b)]
+    if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
+        return dtypes[0] == dtypes[1] and same_constant(*map(jax.random.key_data, (a, b)))
+    x, y = np.asarray(a), np.asarray(b)
+    return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def take_apart(jaxpr: Any, consts: Sequence[Any]) -> Skeleton:
+    """The skeleton of a concrete program, its sizes, and its constants.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: Values of its constants.
+    """
+    found = Skeleton()
+    _Apart(found).program(jaxpr, consts)
+    return found
+
+
+class _Apart:
+    """Walks a program in the order that `_Together` does."""
+
+    def __init__(self, found: Skeleton) -> None:
+        self._found = found
+        self._part = found.parts.append
+        self._within: tuple[Any, ...] = ()  # the equations around
+
+    def program(self, jaxpr: Any, consts: Sequence[Any]) -> None:
+        number: dict[Any, int] = {}
+        self._part(("program", len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
+        for var, value in zip(jaxpr.constvars, consts, strict=False):
+            number[var] = len(number)
+            self._aval(var.aval)
+            self._value(value)
+        # A program inside an equation may get its constants as operands.
+        for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
+            number[var] = len(number)
+            self._aval(var.aval)
+        for eqn in jaxpr.eqns:
+            outer, self._within = self._within, (*self._within, eqn)
+            self._found.equations[len(self._found.parts)] = self._within
+            self._part(eqn.primitive)
+            for i, atom in enumerate(eqn.invars):
+                self._tell(f"operand {i}")
+                self._atom(atom, number)
+            slots = SIZE_PARAMS.get(eqn.primitive.name, ())
+            for name in sorted(eqn.params):
+                self._tell(f"parameter {name}")
+                self._part(name)
+                if _is_host(eqn, name):
+                    self._value(HostFunction(eqn.params[name]))
+                elif name not in _IDLE:
+                    self._param(eqn.params[name], name in slots)
+            for i, var in enumerate(eqn.outvars):
+                number[var] = len(number)
+                self._tell(f"result {i}")
+                self._aval(var.aval)
+            self._within = outer
+        self._tell("what its program returns")
+        for atom in jaxpr.outvars:
+            self._atom(atom, number)
+
+    def _tell(self, what: str) -> None:
+        self._found.told[len(self._found.parts)] = what
+
+    def _value(self, value: Any) -> None:
+        self._found.values.append(value)
+        self._found.owners.append(self._within)
+
+    def _atom(self, atom: Any, number: Mapping[Any, int]) -> None:
+        if _jax.is_literal(atom):
+            self._part("literal")
+            self._aval(atom.aval)
+            self._value(atom.val)
+        else:
+            self._part(number[atom])
+
+    def _aval(self, aval: Any) -> None:
+        if not _jax.is_shaped(aval):
+            self._part(aval)
+            return
+        # An axis of size 1 broadcasts, by the same equation that takes two axes of one size.
+        kinds = tuple(min(n, 2) for n in aval.shape)
+        self._part(_Type(aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
+        self._found.sizes += aval.shape
+
+    def _param(self, value: Any, slot: bool) -> None:
+        if slot and _is_int(value):
+            self._found.sizes.append(int(value))
+        elif _jax.is_jaxpr(value):
+            self.program(*_jax.open_jaxpr(value))
+        elif isinstance(value, tuple | list):
+            self._part((type(value), len(value)))
+            for v in value:
+                self._param(v, slot)
+        elif isinstance(value, dict):
+            self._part(tuple(value))
+            for v in value.values():
+                self._param(v, slot)
+        elif _jax.is_shaped(value):
+            self._aval(value)
+        else:
+            self._part(value)
+
+
+def put_together(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    sizes: Sequence[Dim],
+    leaks: Sequence[int | None],
+    depends_on: Dim,
+    hosts: Hosts,
+) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
+    """A program with other sizes, some of its constants left to be filled in at run time.
+
+    Args:
+        jaxpr: An open jaxpr.
+        consts: Values of its constants.
+        sizes: What to put in the place of every size.
+        leaks: For every constant, its number among those filled in at run time, or None to keep
+            it. It becomes the result of an equation of `leaked_p`.
+        depends_on: A symbolic size, which marks those equations as depending on sizes.
+        hosts: Where host functions that differ are found at run time.
+
+    Returns:
+        The program, its constants, and the shapes of those that are filled in.
+    """
+    work = _Together(iter(sizes), iter(leaks), depends_on, hosts)
+    together, kept = work.program(jaxpr, jaxpr, consts)
+    return together, kept, tuple(shape for _, shape in sorted(work.leaked.items()))
+
+
+class _Together:
+    def __init__(
+        self,
+        sizes: Iterator[Dim],
+        leaks: Iterator[int | None],
+        depends_on: Dim,
+        hosts: Hosts,
+    ) -> None:
+        self._hosts = hosts
+        self._sizes = sizes
+        self._leaks = leaks
+        self._depends_on = depends_on
+        self.leaked: dict[int, Shape] = {}
+
+    def program(
+        self, original: Any, jaxpr: Any, consts: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        env: dict[Any, Any] = {}
+        eqns: list[Any] = []
+        kept: list[Any] = []
+        constvars: list[Any] = []
+        for var, value in zip(jaxpr.constvars, consts, strict=False):
+            aval = self._aval(var.aval)
+            leak = next(self._leaks)
+            if leak is None:
+                env[var] = _jax.variable(aval)
+                constvars.append(env[var])
+                kept.append(value)
+            else:
+                env[var] = self._leaked(leak, aval, eqns)
+        for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
+            env[var] = _jax.variable(self._aval(var.aval))
+        constvars += [env[v] for v in jaxpr.constvars[len(consts) :]]
+        for eqn in jaxpr.eqns:
+            operands = [self._atom(atom, env, eqns) for atom in eqn.invars]
+            slots = SIZE_PARAMS.get(eqn.primitive.name, ())
+            params = {}
+            for name in sorted(eqn.params):
+                value = eqn.params[name]
+                if _is_host(eqn, name):
+                    params[name] = self._host(value)
+                else:
+                    params[name] = value if name in _IDLE else self._param(value, name in slots)
+            for var in eqn.outvars:
+                env[var] = type(var)(self._aval(var.aval))
+            outs = [env[v] for v in eqn.outvars]
+            eqns.append(eqn.replace(invars=operands, outvars=outs, params=params))
+        results = [self._atom(atom, env, eqns) for atom in jaxpr.outvars]
+        inputs = [env[v] for v in jaxpr.invars]
+        return _jax.rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
+
+    def _host(self, function: Any) -> Any:
+        leak = next(self._leaks)
+        if leak is None:
+            return function
+        self.leaked[leak] = ()
+        return LeakedHost(leak, self._depends_on, self._hosts)
+
+    def _leaked(self, leak: int, aval: Any, eqns: list[Any]) -> Any:
+        var = _jax.variable(aval)
+        self.leaked[leak] = tuple(aval.shape)
+        params = {"index": leak, "aval": aval, "depends_on": self._depends_on}
+        eqns.append(_jax.equation([], [var], leaked_p, params))
+        return var
+
+    def _atom(self, atom: Any, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
+        if not _jax.is_literal(atom):
+            return env[atom]
+        aval = self._aval(atom.aval)
+        leak = next(self._leaks)
+        return atom if leak is None else self._leaked(leak, aval, eqns)
+
+    def _aval(self, aval: Any) -> Any:
+        if not _jax.is_shaped(aval):
+            return aval
+        shape = tuple(next(self._sizes) for _ in aval.shape)
+        return aval if shape == tuple(aval.shape) else aval.update(shape=shape)
+
+    def _param(self, value: Any, slot: bool) -> Any:
+        if slot and _is_int(value):
+            return next(self._sizes)
+        if _jax.is_jaxpr(value):
+            return self.program(value, *_jax.open_jaxpr(value))[0]
+        if isinstance(value, tuple | list):
+            parts = [self._param(v, slot) for v in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, dict):
+            return {k: self._param(v, slot) for k, v in value.items()}
+        if _jax.is_shaped(value):
+            return self._aval(value)
+        return value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,1 +1,0 @@
-"""Snapshots of an executor's counters for people: tables, HTML, drawings."""
