@@ -21,9 +21,8 @@ import numpy as np
 from bucketjit import _jax
 from bucketjit._tracing.skeleton import same_constant
 
-_SHARED = (
-    4096  # bytes from which on copies are shared: literals are many, and to share takes longer
-)
+# Copies of at least so many bytes are shared. Smaller ones are many, and sharing takes longer.
+_SHARED = 4096
 
 # By the memory that was copied. Several programs, and traces at several sizes, that close over
 # one array share a copy, for as long as one of them lives and the array is what it was.
