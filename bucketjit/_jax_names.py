@@ -187,7 +187,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a release of JAX is among those that the tests run with."""
+    """Whether a release of JAX is in the window that is tested, up to the patches of its newest."""
     newest = _numbers(NEWEST)
     return _numbers(OLDEST) <= _numbers(version) and _numbers(version)[: len(newest)] <= newest
 

@@ -30,7 +30,7 @@ from tests.process_table import SECONDS, assert_gone, child, state
 
 pytestmark = pytest.mark.skipif(not pool_module.can_start(), reason="no processes that compile")
 _PATIENT = f"""
-    from bucketjit import _supply
+    from bucketjit._compile import provider
     provider._PATIENCE = {SECONDS}
 """
 
@@ -388,7 +388,7 @@ _ENDS = (
     import os, signal, sys, time
     import numpy as np
     from bucketjit import BucketedExec
-    from bucketjit._apart.pool import pool
+    from bucketjit._compile.process.pool import pool
     from tests.process_table import child
 
     fn = BucketedExec(lambda x: x - x.max()).with_pow2().with_background_compile()
@@ -415,7 +415,7 @@ _DIES_COMPILING = """
     import os, signal, threading, time
     import jax, numpy as np
     from bucketjit import _jax
-    from bucketjit._apart.pool import pool
+    from bucketjit._compile.process.pool import pool
     from tests.process_table import child
 
     def deep(x):
@@ -534,7 +534,7 @@ def test_what_it_runs_is_not_what_lies_about(tmp_path: Path) -> None:
 
 def test_where_standard_streams_are_closed() -> None:
     script = """
-    from bucketjit._apart.pool import pool
+    from bucketjit._compile.process.pool import pool
     for fd in (0, 1):
         os.close(fd)
     assert call() == [], told
@@ -546,7 +546,7 @@ def test_where_standard_streams_are_closed() -> None:
 
 def test_it_starts_no_other() -> None:
     script = """
-    from bucketjit._apart.pool import can_start, pool
+    from bucketjit._compile.process.pool import can_start, pool
     assert call() == [] and pool()._all
     [process] = pool()._all
     from tests.process_table import child
@@ -608,7 +608,7 @@ def test_a_broken_line_is_no_signal() -> None:
     """Programs of the command line have SIGPIPE end them."""
     script = """
     import signal, time
-    from bucketjit._apart.pool import pool
+    from bucketjit._compile.process.pool import pool
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     pool().start()
     [process] = pool()._all
@@ -629,7 +629,7 @@ def test_a_broken_line_is_no_signal() -> None:
 def test_exit_does_not_wait_for_what_is_compiled_elsewhere(how: str) -> None:
     script = """
     import signal, time
-    from bucketjit._apart.pool import pool
+    from bucketjit._compile.process.pool import pool
     from tests.process_table import child
     fn(np.ones(40, np.float32))
     while not (processes := list(pool()._all)):

@@ -83,7 +83,7 @@ def test_arguments_may_be_overwritten_at_once(how: str, out: str) -> None:
 def test_without_it_the_caller_has_to_wait() -> None:
     """So the tests above would fail: this one reads what was written after the call."""
     executor = BucketedExec(by_rows, dynamic_axes=("b, _", None)).with_pow2()
-    assert overwritten(plainly(executor), 8) < 4
+    assert min(overwritten(plainly(executor), 8) for _ in range(5)) < 4  # a race, often lost
     assert overwritten(lambda x, w: jax.block_until_ready(executor(x, {"w": w})), 8) == 4
 
 

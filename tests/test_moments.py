@@ -8,6 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -419,3 +420,19 @@ def test_a_plain_error_in_every_symbolic_trace_says_what_to_do() -> None:
         assert len(told) == 1 and "leave its axes static" in told[0]
     static = executor.with_dynamic_axes((None,))
     np.testing.assert_array_equal(static(rows(3)), rows(3))
+
+
+def test_a_file_named_by_a_size_is_opened_by_its_size(tmp_path: Path) -> None:
+    """The symbolic trace asks for a file that does not exist; the concrete traces do not."""
+    for n in range(1, 40):
+        np.save(tmp_path / f"{n}.npy", np.full(n, n, np.float32))
+
+    def scaled(x: Any) -> Any:
+        return x * np.load(tmp_path / f"{x.shape[0]}.npy")
+
+    executor = BucketedExec(scaled).with_pow2()
+    for n in (5, 6, 7, 9):
+        np.testing.assert_array_equal(executor(np.ones(n, np.float32)), np.full(n, n))
+    assert executor.cache_size() == 2
+    with pytest.raises(FileNotFoundError, match=r"40\.npy"):
+        executor(np.ones(40, np.float32))

@@ -136,3 +136,12 @@ def test_a_paired_program_keeps_one_copy_of_a_large_array() -> None:
         executor(np.ones((n, 64), np.float32))
     large = [x for x in _COPIES.values() if x.shape == table.shape]
     assert len(large) == 1 and len(_COPIES) - before < 8
+
+
+def test_a_read_only_view_of_memory_that_others_write_to_is_copied() -> None:
+    memory = bytearray(np.ones(3, np.float32).tobytes())
+    table = np.frombuffer(memoryview(memory).toreadonly(), np.float32)
+    executor = BucketedExec(lambda x: (x[:, None] * table).sum(), dynamic_axes="n").with_pow2()
+    assert float(executor(np.ones(4, np.float32))) == 12
+    memory[:] = np.full(3, 2, np.float32).tobytes()
+    assert float(executor(np.ones(9, np.float32))) == 27

@@ -171,7 +171,7 @@ def test_threads_that_come_at_the_same_time_share_the_helpers(
 
 _EXIT = """
 import os, signal, sys, threading, time
-from bucketjit import _parallel
+from bucketjit._cores import helper_threads
 
 class Interrupt(BaseException):
     pass

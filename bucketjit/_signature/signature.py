@@ -43,8 +43,8 @@ Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
 _SHOWN = 8  # arguments, or reasons, in one line of a log
-_MAX_REFUSALS = 4  # then only larger sizes are tried
-_MAX_LARGER = 8  # then only sizes more than twice as large
+_MAX_REFUSALS = 4  # then only sizes beyond all of these are tried
+_MAX_BEYOND = 8  # then only sizes beyond the double or the half
 _REFUSALS_KEPT = 4096
 _MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
 _LOOKED_THROUGH = 64  # sets of static sizes, at which those without a program are first looked for
@@ -102,7 +102,9 @@ def variables_in(tokens: Tokens) -> tuple[str, ...]:
 class _Refused:
     """Sizes at which something could not be traced, and whether it is tried at others.
 
-    Whatever the sizes are, it is tried at most ``_MAX_LARGER + 31`` times for each variable.
+    Many things cannot be traced at small sizes alone, and some at large ones alone. So after a few
+    refusals it is tried only at sizes beyond all of these, larger or smaller, and then only beyond
+    the double or below the half. That is at most ``_MAX_BEYOND + 62`` times for each variable.
 
     Attributes:
         sizes: The sizes of each variable, wherever it was refused.
@@ -118,9 +120,9 @@ class _Refused:
         """Whether it is tried at these sizes."""
         if len(self.sizes) < _MAX_REFUSALS:
             return sizes not in self.sizes
-        factor = 1 if len(self.sizes) < _MAX_LARGER else 2
-        largest = map(max, zip(*self.sizes, strict=True))
-        return any(n > factor * most for n, most in zip(sizes, largest, strict=True))
+        factor = 1 if len(self.sizes) < _MAX_BEYOND else 2
+        refused = zip(sizes, zip(*self.sizes, strict=True), strict=True)
+        return any(n > factor * max(at) or factor * n < min(at) for n, at in refused)
 
 
 @dataclass

@@ -12,10 +12,12 @@ somebody can write to is copied as soon as it is found in a trace::
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from bucketjit import _jax
@@ -45,11 +47,16 @@ def own_constants(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]
 
 def _may_change(value: Any) -> bool:
     """Whether somebody may write to an array of NumPy's, or to what it is a view of."""
+    if not isinstance(value, np.ndarray):
+        return False
     while isinstance(value, np.ndarray):
         if value.flags.writeable:
             return True
         value = value.base
-    return False
+    if isinstance(value, memoryview):
+        value = value.obj
+    # A file that is mapped read-only may be larger than memory, so it is not copied.
+    return not (value is None or isinstance(value, bytes | mmap.mmap | jax.Array))
 
 
 def _own(value: Any) -> Any:

@@ -379,8 +379,8 @@ def trace(
             failure = error
         if failure is not None:
             decided_at = _in_brackets(_jax.raising_line(failure))
-        # Caught by user code, which goes on, or raises another one of which nothing is known.
-        if attempt.raised and (closed is not None or type(failure) is RuntimeError):
+        # Caught by user code, which goes on, or raises another one that tells nothing of sizes.
+        if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
         # A wrong branch may have been taken before the failure, so equalities come first.
         equal = [
@@ -395,6 +395,8 @@ def trace(
             return _program(closed, attempt, in_tree, leaves, constraints, guards)
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
+            if attempt.texts:  # the name of a file that does not exist, for one
+                raise _size_in_text(attempt.texts[0]) from failure
             if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
                 failure.add_note(_ASKED_SYMBOLICALLY)
             raise failure
@@ -424,6 +426,14 @@ def _stands_for_another(error: Exception, handled: BaseException | None) -> bool
     if type(error) is not RuntimeError or caught is None or caught is handled:
         return False
     return not is_of_machine(caught)
+
+
+def _size_in_text(line: str) -> TraceRefused:
+    """Why a function that makes a text of a size is not traced with symbolic sizes."""
+    return TraceRefused(
+        f"a size is made a text{_in_brackets(line)}",
+        "leave that axis static; to print it, use jax.debug.print",
+    )
 
 
 def _notes_of(error: BaseException) -> list[str]:
@@ -467,7 +477,8 @@ def _refusal(error: Exception) -> TraceRefused:
     what = f"{code}: {told}" if code else told
     refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(_jax.raising_line(error))}"
     if trouble := _jax.trouble_of_versions(error) or left_out():
-        return TraceRefused(f"{refused}; {trouble}", _jax.REMEDY_OF_VERSIONS, error)
+        remedy = f"{remedy}, or {_jax.REMEDY_OF_VERSIONS}"
+        return TraceRefused(f"{refused}; {trouble}", remedy, error)
     return TraceRefused(
         refused,
         remedy,
@@ -496,10 +507,7 @@ def _program(
     jaxpr, consts = own_constants(jaxpr, consts)
     _refuse_host_functions(jaxpr)
     if attempt.texts:
-        raise TraceRefused(
-            f"a size is made a text{_in_brackets(attempt.texts[0])}",
-            "leave that axis static; to print it, use jax.debug.print",
-        )
+        raise _size_in_text(attempt.texts[0])
     in_data = tree_holds_a_size(attempt.out_tree, in_tree)
     if in_data:
         raise size_in_data()
