@@ -82,8 +82,8 @@ class ProgramStats:
         guards: What must hold of the sizes of a call, such as ``"b >= 5"``.
         kind: ``"symbolic"``, or ``"paired"`` where it was made of traces at concrete sizes.
         executables: How many buckets of it the cache holds.
-        refused: Why it cannot be masked, in the words of ``fallback_reasons``, where it is not among
-            the *other* ones; None if it can.
+        refused: Why it cannot be masked, in the words of ``fallback_reasons``, unless it is counted
+            as *other* there; None if it can.
     """
 
     inputs: tuple[str, ...]
