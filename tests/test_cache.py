@@ -365,7 +365,7 @@ class TestThreads:
                 raise left.pop()
             return plain(*args)
 
-        monkeypatch.setattr(cache_module, where, interrupted)
+        monkeypatch.setattr(cache, where, interrupted)
         others_compile(pool, cache, first, Gate("other"))
         assert not cache._flights
 
