@@ -138,7 +138,7 @@ def test_what_cannot_be_masked_is_not_run_in_parts(policy: Fallback) -> None:
             warnings.simplefilter("ignore")
             assert_same(executor(floats(b, 3)), jax.jit(fn)(floats(b, 3)), rtol=1e-6)
     if policy is Fallback.EXACT:
-        assert list(executor.stats().fallback_reasons) == ["not today"]
+        assert list(executor.stats().fallback_reasons) == ["leaked: not today"]
 
 
 def test_explained() -> None:

@@ -123,7 +123,7 @@ def test_metrics() -> None:
     assert is_safe(text) and 'bucketjit_calls_total{function="good"} 1.0' in text
     labels = [v for f in registry.collect() for s in f.samples for v in s.labels.values()]
     assert all(map(is_safe, labels)) and max(map(len, labels)) <= LONGEST_LABEL
-    assert any(label.startswith("no sine of \\x1b[2J") for label in labels)
+    assert any(label.startswith("sin: no sine of \\x1b[2J") for label in labels)
 
 
 def test_series_of_fallbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

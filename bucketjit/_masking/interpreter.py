@@ -263,7 +263,7 @@ _DEFECT = "this is a defect of the rule; leave the axis static until it is mende
 
 def _of(eqn: Any, reason: str) -> str:
     """A reason that names a primitive: that of its equation, or of one inside of it."""
-    return reason if re.match(r"\w+: ", reason) else f"{eqn.primitive.name}: {reason}"
+    return reason if re.match(r"[\w-]+: ", reason) else f"{eqn.primitive.name}: {reason}"
 
 
 def _where(eqn: Any) -> str:
