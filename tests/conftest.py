@@ -27,7 +27,7 @@ FILTERS = ("error::bucketjit.FallbackWarning",)
 ROOT = Path(__file__).parent.parent
 
 # The core of the suite, which runs on each release of JAX that is promised (`make test-jax`): the
-# tests in these files and folders, of those with parameters every sixth set of parameters. Of the
+# tests in these files and folders, of those with parameters every tenth set of parameters. Of the
 # masking cases `--every` picks.
 CORE = (
     "persistence",
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return bool(next(count) % every)
         if not config.getoption("core"):
             return False
-        return bool(next(core[item.path, getattr(item, "originalname", item.name)]) % 6)
+        return bool(next(core[item.path, getattr(item, "originalname", item.name)]) % 10)
 
     dropped = list(filter(is_dropped, items))
     if dropped:
