@@ -231,14 +231,19 @@ class Family:
     @contextmanager
     def unlearning(self) -> Iterator[None]:
         """Forget afterwards which axes were opened meanwhile."""
-        state = self._tokens, self._last, dict(self._closed), self._refusal
-        told = list(self._reasons), list(self._news), dict(self._told)
+        learnt, news, told = self._learnt(), list(self._news), dict(self._told)
         try:
             yield
         finally:
-            self._tokens, self._last, self._closed, self._refusal = state
-            self._reasons, self._news = told[:2]
-            self._told = weakref.WeakKeyDictionary(told[2])
+            self._unlearn_to(learnt)
+            self._news, self._told = news, weakref.WeakKeyDictionary(told)
+
+    def _learnt(self) -> tuple[Any, ...]:
+        """What `_unlearn_to` goes back to: the axes that are open, and why they are."""
+        return self._tokens, self._last, dict(self._closed), self._refusal, list(self._reasons)
+
+    def _unlearn_to(self, learnt: tuple[Any, ...]) -> None:
+        self._tokens, self._last, self._closed, self._refusal, self._reasons = learnt
 
     @property
     def tokens(self) -> Tokens | None:
@@ -267,8 +272,7 @@ class Family:
             SizeMismatchError: One variable is given two sizes.
             ArgumentError: A size does not fit what was declared.
         """
-        state = self._tokens, self._last, self._refusal
-        closed, reasons = dict(self._closed), list(self._reasons)
+        learnt = self._learnt()
         try:
             if self._tokens is None:
                 call = self._first(shapes)
@@ -278,8 +282,7 @@ class Family:
                 opening = None if self._named else self._open_what_varies(shapes)
                 call = opening or self._serve(self._tokens, shapes)
         except BaseException:  # a call that fails teaches nothing
-            self._tokens, self._last, self._refusal = state
-            self._closed, self._reasons = closed, reasons
+            self._unlearn_to(learnt)
             raise
         if self._reasons or (call.program is not None and call.program not in self._told):
             self._note(call, shapes)

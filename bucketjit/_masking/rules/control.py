@@ -86,7 +86,10 @@ def cond(ctx: RuleContext, index: Any, *operands: Any) -> Any:
     jaxprs, platforms = ctx.params["branches"], ctx.params.get("branches_platforms")
     operands = tuple(map(strong, operands))
     if platforms is None:
-        taken = lambda i: jnp.clip(index, 0, len(jaxprs) - 1) == i  # noqa: E731
+
+        def taken(i: int) -> Any:
+            return jnp.clip(index, 0, len(jaxprs) - 1) == i
+
         branches = [
             _branch(ctx, jaxpr, functools.partial(taken, i)) for i, jaxpr in enumerate(jaxprs)
         ]
