@@ -22,11 +22,12 @@ from benchmarks.contenders.jax_encoder import encode, is_real, norm
 from benchmarks.encoder import WIDTH, draw_weights
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import _jax
+from bucketjit._jax.compiler import library_options
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import BucketSizes
-from bucketjit._tracing.symbolic import Leaf, trace
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Leaf
+from bucketjit._tracing.symbolic import trace
 
 LAYERS, VOCABULARY = 4, 256
 
@@ -264,7 +265,7 @@ def derived(model: Model) -> Any:
         outs = interpret(program.jaxpr, program.consts, flat, at, default_rules(), padding=0)
         return program.out_tree.unflatten(outs)
 
-    return jax.jit(run, compiler_options=_jax.library_options(False, program.avoids_library_folds))
+    return jax.jit(run, compiler_options=library_options(False, program.avoids_library_folds))
 
 
 def measure(model: Model, rounds: int) -> Row:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bucketjit._compile.cache import Slot
-from bucketjit._runtime.statistics import Counters, Line
+from bucketjit._compile.cache_slot import Slot
+from bucketjit._runtime.counters import Counters, Line
 
 
 def test_a_warm_call(benchmark: Any) -> None:

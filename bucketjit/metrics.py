@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bucketjit._api.executor import BucketedExec
 from bucketjit._errors import SpecError
+from bucketjit._events import LONGEST_LABEL, one_line
 from bucketjit._inspect.extras import Extra
 from bucketjit._runtime.statistics import Stats
-from bucketjit._safe_text import LONGEST_LABEL, one_line
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

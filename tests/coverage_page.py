@@ -24,8 +24,8 @@ from unittest import mock
 from jax.extend.core import Primitive
 
 import tests.cases
-from bucketjit import _jax
-from bucketjit._inspect.explain import closure_of, first_paragraph, functions_in, how, maker_of
+from bucketjit._inspect.rule_docs import closure_of, first_paragraph, functions_in, how, maker_of
+from bucketjit._jax import primitives
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED
 from tests.harness import Case
@@ -80,8 +80,8 @@ def _stand_in(name: str) -> Any:
 def entries(family: str) -> list[Entry]:
     """Every primitive of a family, those that this JAX lacks included."""
     module = importlib.import_module(f"bucketjit._masking.rules.{family}")
-    lookup = _jax.primitive
-    with mock.patch.object(_jax, "primitive", lambda name: lookup(name) or _stand_in(name)):
+    lookup = primitives.primitive
+    with mock.patch.object(primitives, "primitive", lambda name: lookup(name) or _stand_in(name)):
         table = runpy.run_path(str(module.__file__), run_name=module.__name__)["TABLE"]
     return [
         Entry(key if isinstance(key, str) else key.name, family, rule)
@@ -97,7 +97,7 @@ def keys() -> frozenset[str]:
 
 def keys_here() -> set[str]:
     """Those that this JAX has."""
-    return {name for name in keys() if _jax.primitive(name) is not None}
+    return {name for name in keys() if primitives.primitive(name) is not None}
 
 
 # --- what a rule refuses ----------------------------------------------------------------------

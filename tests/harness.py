@@ -20,17 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import (
-    BucketSizes,
-    evaluate,
-    evaluate_text,
-    is_symbolic,
-    variables_of,
-)
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import evaluate, evaluate_text, is_symbolic, variables_of
 from bucketjit._tracing.concrete import Tracer, pair
-from bucketjit._tracing.symbolic import Leaf, TraceRefused, trace
+from bucketjit._tracing.program import Leaf, TraceRefused
+from bucketjit._tracing.symbolic import trace
 
 
 @dataclass(frozen=True)
@@ -312,14 +309,13 @@ def _symbol(program: Any, text: str, axis: int, arg: Arg) -> list[Any]:
 
 def primitives_of(jaxpr: Any) -> set[str]:
     """Names of all primitives in a jaxpr, sub-programs included."""
-    from bucketjit import _jax
 
     found = set()
     for eqn in jaxpr.eqns:
         found.add(eqn.primitive.name)
-        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_jax.is_jaxpr):
-            if _jax.is_jaxpr(value):
-                found |= primitives_of(_jax.open_jaxpr(value)[0])
+        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(value):
+                found |= primitives_of(open_jaxpr(value)[0])
     return found
 
 

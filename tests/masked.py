@@ -10,8 +10,9 @@ import numpy as np
 
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import BucketSizes
-from bucketjit._tracing.symbolic import Leaf, trace
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Leaf
+from bucketjit._tracing.symbolic import trace
 
 LOGICAL, PADDED = 4, 8
 

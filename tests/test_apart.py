@@ -19,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Event, SpecError, _jax
+from bucketjit import BucketedExec, Event, SpecError
 from bucketjit._compile import provider
 from bucketjit._compile.background import _Turns
 from bucketjit._compile.process import messages, throttle, worker
 from bucketjit._compile.process import pool as pool_module
 from bucketjit._compile.process.pool import Pool
+from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere
+from bucketjit._jax.serialization import serialized
 from tests.comparison import assert_same, ramp
 from tests.process_table import SECONDS, assert_gone, child, state
 
@@ -124,9 +126,9 @@ def test_options_reach_it(processes: Pool) -> None:
         lowered = jax.jit(centred, compiler_options={"xla_backend_optimization_level": level})
         lowered = lowered.lower(ramp(64))
         ask = functools.partial(processes.compile, SECONDS)
-        compiled = _jax.compile_elsewhere(ask, lowered)
+        compiled = compile_elsewhere(ask, lowered)
         assert_same(compiled(ramp(64)), centred(jnp.asarray(ramp(64))))
-        found.append(_jax.serialized(compiled, jax.devices()[0])[0])
+        found.append(serialized(compiled, jax.devices()[0])[0])
     assert len(found[0]) != len(found[1])
 
 
@@ -340,7 +342,7 @@ def test_an_interpreter_that_runs_no_scripts(
 
 
 def test_an_error_of_xla_is_the_one_of_this_process(processes: Pool) -> None:
-    with pytest.raises(_jax.NotElsewhere, match="Error"):
+    with pytest.raises(NotElsewhere, match="Error"):
         processes.compile(SECONDS, b"no module", b"", 1, 0)
     [process] = processes._all
     assert process.is_alive and process in processes._free
@@ -348,7 +350,7 @@ def test_an_error_of_xla_is_the_one_of_this_process(processes: Pool) -> None:
 
 def test_a_program_too_large_to_send(processes: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "_MOST_BYTES", 1000)
-    with pytest.raises(_jax.NotElsewhere, match="bytes"):
+    with pytest.raises(NotElsewhere, match="bytes"):
         processes.compile(SECONDS, b"x" * 1000, b"", 1, 0)
     assert not processes._all
 
@@ -367,7 +369,7 @@ def test_many_threads_and_messages(processes: Pool, most: int) -> None:
     found: dict[int, Any] = {}
 
     def compile(i: int) -> None:
-        found[i] = _jax.compile_elsewhere(ask, wanted[i][0])
+        found[i] = compile_elsewhere(ask, wanted[i][0])
 
     threads = [threading.Thread(target=compile, args=(i,)) for i in range(len(wanted))]
     for thread in threads:
@@ -414,7 +416,7 @@ _ENDS = (
 _DIES_COMPILING = """
     import os, signal, threading, time
     import jax, numpy as np
-    from bucketjit import _jax
+    from bucketjit._jax.compiler import compile_elsewhere
     from bucketjit._compile.process.pool import pool
     from tests.process_table import child
 
@@ -425,7 +427,7 @@ _DIES_COMPILING = """
 
     lowered = jax.jit(deep).lower(np.ones(64, np.float32))
     ask = lambda *parts: pool().compile(240, *parts)
-    threading.Thread(target=_jax.compile_elsewhere, args=(ask, lowered), daemon=True).start()
+    threading.Thread(target=compile_elsewhere, args=(ask, lowered), daemon=True).start()
     while not (processes := list(pool()._all)) or pool()._free:
         time.sleep(0.01)
     time.sleep(3)
@@ -446,7 +448,7 @@ def test_it_ends_with_whom_it_serves(how: str) -> None:
 @pytest.mark.parametrize("is_halted", [False, True])
 def test_it_ends_with_its_pacer(processes: Pool, is_halted: bool) -> None:
     """Which may have halted it, and would never let it go on."""
-    with pytest.raises(_jax.NotElsewhere):
+    with pytest.raises(NotElsewhere):
         processes.compile(SECONDS, b"no module", b"", 1, 0)  # it serves
     [process] = processes._all
     paced, compiles = members(process)

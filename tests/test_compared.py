@@ -15,7 +15,8 @@ from jax import lax
 from jax._src import config as _config
 from jax.interpreters import mlir
 
-from bucketjit import BucketedExec, Check, Fallback, _jax
+from bucketjit import BucketedExec, Check, Fallback
+from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._xla_defects.recomputed_values import compared
 
 Function = Callable[[Any], Any]
@@ -222,8 +223,8 @@ OTHERS: dict[str, Function] = {
 
 def kept(fn: Function, *args: Any) -> int:
     """Number of variables that are kept."""
-    closed = _jax.without_hi_primitives(jax.make_jaxpr(fn)(*args))
-    return len(compared(_jax.without_dead_code(_jax.open_jaxpr(closed)[0])))
+    closed = without_hi_primitives(jax.make_jaxpr(fn)(*args))
+    return len(compared(without_dead_code(open_jaxpr(closed)[0])))
 
 
 @pytest.mark.parametrize("name", [*CHOSEN, *OTHERS])
@@ -304,7 +305,7 @@ def test_what_looks_alike_is_not_taken_for_the_same(pair: Callable[[Any], Any]) 
         y, z = one * 2 + 1, other * 2 + 1
         return (y >= y.max(0)).sum(0), (z >= z.max(0)).sum(0), one, other
 
-    jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(fn)(np.ones(8, np.float32)))
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(np.ones(8, np.float32)))
     found = compared(jaxpr)
     assert len(found) == 2
     assert len(set(found.values())) == 2
@@ -318,7 +319,7 @@ def test_long_constants_in_a_program_are_told_apart() -> None:
         return (y >= y.max(0)).sum(0), (z >= z.max(0)).sum(0)
 
     with _config.use_simplified_jaxpr_constants(True):
-        jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(fn)(np.ones(2000, np.float32)))
+        jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(np.ones(2000, np.float32)))
     assert len(set(compared(jaxpr).values())) == 2
 
 

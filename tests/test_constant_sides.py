@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Fallback, _jax
+from bucketjit import BucketedExec, Fallback
+from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code
 from bucketjit._xla_defects.broadcast_operands import has_constant_sides
 from tests.comparison import ramp
 
@@ -76,8 +77,8 @@ OTHERS: dict[str, Function] = {
 @pytest.mark.parametrize("name", [*CONSTANT, *OTHERS])
 def test_which_are_known(name: str) -> None:
     fn = CONSTANT.get(name) or OTHERS[name]
-    jaxpr, consts = _jax.open_jaxpr(jax.make_jaxpr(fn)(ramp(10, WIDTH)))
-    assert has_constant_sides(_jax.without_dead_code(jaxpr), consts) is (name in CONSTANT)
+    jaxpr, consts = open_jaxpr(jax.make_jaxpr(fn)(ramp(10, WIDTH)))
+    assert has_constant_sides(without_dead_code(jaxpr), consts) is (name in CONSTANT)
 
 
 @pytest.mark.parametrize("name", [*CONSTANT, *OTHERS])

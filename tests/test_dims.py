@@ -18,18 +18,16 @@ from jax import export
 
 from bucketjit import BucketedExec
 from bucketjit._errors import MaskingError
+from bucketjit._sizes.bounds import upper_bound, upper_bound_text
+from bucketjit._sizes.bucket_sizes import BucketSizes, evaluate_traced
 from bucketjit._sizes.expressions import (
-    BucketSizes,
     bind_unique_names,
     evaluate,
     evaluate_text,
-    evaluate_traced,
     is_symbolic,
     shape_function,
     solve,
     symbolic_axes,
-    upper_bound,
-    upper_bound_text,
     variables_of,
 )
 

@@ -22,7 +22,8 @@ from jax import lax
 
 from bucketjit import BucketedExec, Fallback, FallbackWarning, ShapeCheckError
 from bucketjit._sizes.guards import Guard, parse_constraint
-from bucketjit._tracing.symbolic import Leaf, TraceRefused, trace
+from bucketjit._tracing.program import Leaf, TraceRefused
+from bucketjit._tracing.symbolic import trace
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (3, 1, 4, 5, 8, 3)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, MaskingError, SplitError, _jax
-from bucketjit._runtime.chunks import independence
+from bucketjit import BucketedExec, MaskingError, SplitError
+from bucketjit._jax.primitives import primitives
+from bucketjit._runtime.chunks import independence, independence_rules
 from bucketjit._runtime.chunks.independence import split_axes
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 
 def program_of(fn: Callable[..., Any], axes: Any, *args: Any) -> Program:
@@ -235,12 +236,12 @@ def test_a_rule_that_lets_too_much_pass_is_noticed(
     want = np.asarray(fn(x))
     with pytest.raises(SplitError):
         BucketedExec(fn, dynamic_axes="b, _").with_pow2(max=4, overflow="split")(x)
-    table = independence._CONTROL if name == "scan" else independence._RULES
+    table = independence_rules._CONTROL if name == "scan" else independence_rules._RULES
     broken = looks_inside_only if name == "scan" else lets_pass
     every = frozenset(("shape", "padding_config", "dim", "fft_lengths", "new_sizes"))
-    for p in _jax.primitives(primitive):
+    for p in primitives(primitive):
         monkeypatch.setitem(table, p, broken)
-    monkeypatch.setattr(independence, "_SHOWN", {**independence._SHOWN, primitive: every})
+    monkeypatch.setattr(independence, "_SHOWN", {**independence_rules._SHOWN, primitive: every})
     axes = split_axes(program_of(fn, "b, _", x), "b")
     (got,) = in_chunks(fn, axes, (x,), (4, 3))
     assert got.shape != want.shape or not np.allclose(got, want, rtol=1e-3), "the test is too weak"

@@ -14,8 +14,9 @@ from jax import lax
 from bucketjit import MaskingError, RuleContext
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import BucketSizes
-from bucketjit._tracing.symbolic import Leaf, Program, trace
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Leaf, Program
+from bucketjit._tracing.symbolic import trace
 from tests.comparison import ramp
 
 

@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._masking.padding_constants import KnownPadding, _of_two
+from bucketjit._masking.padding_constants import KnownPadding, of_two
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 
@@ -210,7 +210,7 @@ def test_over_no_elements_a_reduction_is_its_own_constant(fn: Callable[[Any], An
 )
 def test_only_exact_results_are_followed(name: str, a: Any, b: Any, result: Any) -> None:
     with np.errstate(all="raise"):
-        found = _of_two(name, np.asarray(a), np.asarray(b))
+        found = of_two(name, np.asarray(a), np.asarray(b))
     if result is None:
         assert found is None
     else:

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import RuleContext, _jax
-from bucketjit._masking.rule_context import crop, select
+from bucketjit import RuleContext
+from bucketjit._jax import primitives
+from bucketjit._jax.jaxprs import scan_arity
+from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
 from tests.harness import Arg, Case, check, gradient_of
 
@@ -131,7 +133,7 @@ def at_padded_ends(ctx: RuleContext, *operands: Any) -> Any:
 
 def every_padded_step(ctx: RuleContext, *operands: Any) -> Any:
     """A scan over the padded length: the carry runs on into the padding."""
-    num_consts, num_carry = _jax.scan_arity(ctx.params)
+    num_consts, num_carry = scan_arity(ctx.params)
     split = num_consts + num_carry
     consts, init, xs = operands[:num_consts], operands[num_consts:split], operands[split:]
 
@@ -495,7 +497,7 @@ def _caught(case: Case, gradient: bool = False, rules: Any = None) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_the_harness_catches(mutant: Mutant) -> None:
     assert _passes(mutant.case, mutant.gradient)
-    primitive = _jax.primitive(mutant.primitive)
+    primitive = primitives.primitive(mutant.primitive)
     assert primitive in default_rules(), f"there is no rule for {mutant.primitive} to break"
     _caught(mutant.case, mutant.gradient, {**default_rules(), primitive: mutant.rule})
 
@@ -549,7 +551,7 @@ def test_the_harness_catches_a_broken_fill(fill: Any, monkeypatch: pytest.Monkey
 def test_the_harness_catches_an_interpreter_that_trusts_the_padded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bucketjit._sizes.expressions import BucketSizes
+    from bucketjit._sizes.bucket_sizes import BucketSizes
 
     assert _passes(MEAN, False)
     monkeypatch.setattr(BucketSizes, "logical", lambda self, dim: self.padded(dim))
@@ -566,7 +568,7 @@ def test_zero_padding_alone_would_not_catch_them() -> None:
             "dot with the left side filled",
             "max unmasked",
         ):
-            primitive = _jax.primitive(mutant.primitive)
+            primitive = primitives.primitive(mutant.primitive)
             rules = {**default_rules(), primitive: mutant.rule}
             tame = Case(mutant.case.name, mutant.case.fn, mutant.case.args, domains=("positive",))
             try:

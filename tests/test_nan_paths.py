@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Fallback, _jax
+from bucketjit import BucketedExec, Fallback
+from bucketjit._jax.jaxprs import without_dead_code
 from bucketjit._xla_defects.nan_reductions import may_lose_nan
 
 Function = Callable[[Any], Any]
@@ -94,7 +95,7 @@ SHOWN: dict[str, Function] = {
 @pytest.mark.parametrize("name", [*HIDDEN, *SHOWN])
 def test_what_shows(name: str) -> None:
     fn = HIDDEN.get(name) or SHOWN[name]
-    jaxpr = _jax.without_dead_code(jax.make_jaxpr(fn)(jnp.ones((41, 60))).jaxpr)
+    jaxpr = without_dead_code(jax.make_jaxpr(fn)(jnp.ones((41, 60))).jaxpr)
     assert may_lose_nan(jaxpr) is (name in SHOWN)
 
 

@@ -16,8 +16,8 @@ from jax import lax
 
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
 from bucketjit._tracing.concrete import Tracer, pair
+from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.skeleton import take_apart
-from bucketjit._tracing.symbolic import Leaf, TraceRefused
 from tests.comparison import assert_like_jit, assert_same, ramp
 
 SIZES = (5, 7, 3, 8, 6, 4, 5, 9, 16)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, MaskingError, SplitError
-from bucketjit._tracing.skeleton import leaked_p
+from bucketjit._ir.size_constant import leaked_p
 from tests.comparison import assert_same
 from tests.test_overflow import floats
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
+from bucketjit._tracing.program import TraceRefused
 from bucketjit._tracing.skeleton import take_apart
-from bucketjit._tracing.symbolic import TraceRefused
 from tests.comparison import ramp
 
 _LINE = r"\[\S+test_reasons.py:\d+(:\d+)? \([\w.<>]+\)\]"

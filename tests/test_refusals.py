@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning, _jax
+from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit._jax.compiler import is_defect_of_xla
 
 
 def by_square(x: Any) -> Any:
@@ -187,7 +188,7 @@ def test_what_xla_does_not_compile_runs_exact(reverse: bool) -> None:
 
 
 def test_errors_of_the_arguments_are_not_taken_for_defects_of_xla() -> None:
-    assert not _jax.is_defect_of_xla(ValueError("Received incompatible devices"))
-    assert not _jax.is_defect_of_xla(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such option"))
-    assert not _jax.is_defect_of_xla(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"))
-    assert _jax.is_defect_of_xla(jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))
+    assert not is_defect_of_xla(ValueError("Received incompatible devices"))
+    assert not is_defect_of_xla(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such option"))
+    assert not is_defect_of_xla(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory"))
+    assert is_defect_of_xla(jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure"))

@@ -13,7 +13,8 @@ from jax import lax
 
 from bucketjit import BucketedExec, Fallback, FallbackError
 from bucketjit._masking.vector_signs import hidden_signs
-from bucketjit._tracing.symbolic import Leaf, trace
+from bucketjit._tracing.program import Leaf
+from bucketjit._tracing.symbolic import trace
 from tests.comparison import assert_same
 
 

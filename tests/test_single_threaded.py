@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, _jax
+from bucketjit import BucketedExec, Padded
 from bucketjit._cores import helper_threads, placement, single_threaded
+from bucketjit._jax.cpu_client import single_threaded_device
 from tests.comparison import assert_same, ramp
 
 pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "cpu" or _jax.single_threaded_device() is None,
+    jax.default_backend() != "cpu" or single_threaded_device() is None,
     reason="there is one on a CPU of several cores whose threads can be given cores",
 )
 same = functools.partial(assert_same, rtol=1e-5)
@@ -323,7 +324,7 @@ def test_another_process_compiles_them() -> None:
 
 
 def test_a_system_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jax, "single_threaded_device", lambda: None)
+    monkeypatch.setattr(placement, "single_threaded_device", lambda: None)
     executor, params = by_rows(), new_params()
     x = ramp(3, 9, 6)
     same(executor(params, x), jax.jit(layer)(params, x))

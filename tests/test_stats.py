@@ -19,7 +19,8 @@ import pytest
 
 from bucketjit import BucketedExec, Check, FallbackWarning, MaskingError, strategies
 from bucketjit._runtime import statistics
-from bucketjit._runtime.statistics import REASONS_KEPT, Counters, Line
+from bucketjit._runtime.counters import Counters, Line
+from bucketjit._runtime.statistics import REASONS_KEPT
 from bucketjit._runtime.timeline import MOMENTS
 
 

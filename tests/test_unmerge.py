@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._tracing.symbolic import Leaf, trace
+from bucketjit._tracing.program import Leaf
+from bucketjit._tracing.symbolic import trace
 from tests.harness import Arg, Case, check, gradient_of, primitives_of
 
 X, W, V = "b, s, 4", "4, 6", "6"

@@ -22,8 +22,11 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, FallbackWarning, _jax, _jax_names
-from bucketjit._jax_names import NEWEST, OLDEST, USES, Without
+from bucketjit import BucketedExec, FallbackWarning
+from bucketjit._jax import arrays, names, transformations
+from bucketjit._jax.arrays import with_type
+from bucketjit._jax.names import NEWEST, OLDEST, USES, Without, trouble_of_versions
+from bucketjit._jax.transformations import parts_of_a_linearization, set_linearization
 
 ROOT = Path(bucketjit.__file__).parent.parent
 # As many as there are: fewer is better, and one more needs a reason.
@@ -34,8 +37,8 @@ MOST_MODULES, MOST_NAMES = 28, 70
 
 
 def test_this_jax_is_tested_and_lacks_nothing() -> None:
-    assert _jax_names.is_tested(jax.__version__)
-    assert not _jax_names.LEFT_OUT
+    assert names.is_tested(jax.__version__)
+    assert not names.LEFT_OUT
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_this_jax_is_tested_and_lacks_nothing() -> None:
     ],
 )
 def test_which_releases_are_tested(version: str, expected: bool) -> None:
-    assert _jax_names.is_tested(version) is expected
+    assert names.is_tested(version) is expected
 
 
 def test_all_files_promise_the_same() -> None:
@@ -67,7 +70,7 @@ def test_all_files_promise_the_same() -> None:
     assert all(f'"{python}"' in workflow for python in named)
     lanes = re.findall(r'"(0\.\d+\.[\d.]+)"', workflow)
     assert lanes[0] == OLDEST and max(lanes).startswith(NEWEST)
-    assert all(map(_jax_names.is_tested, lanes))
+    assert all(map(names.is_tested, lanes))
 
 
 def test_the_core_is_there() -> None:
@@ -80,7 +83,7 @@ def test_the_core_is_there() -> None:
 
 
 def door() -> list[ast.Module]:
-    files = [*ROOT.glob("bucketjit/_jax.py"), *ROOT.glob("bucketjit/_jax/*.py")]
+    files = ROOT.glob("bucketjit/_jax/**/*.py")
     return [ast.parse(path.read_text()) for path in files]
 
 
@@ -92,7 +95,7 @@ def used_names() -> Iterator[tuple[str, str]]:
             for node in ast.walk(tree)
             if isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Call)
-            and ast.unparse(node.value.func) == "_jax_names.module"
+            and ast.unparse(node.value.func) == "names.module"
             for target in node.targets
             if isinstance(target, ast.Name) and isinstance(node.value.args[0], ast.Constant)
         }
@@ -101,7 +104,7 @@ def used_names() -> Iterator[tuple[str, str]]:
                 continue
             if isinstance(node.value, ast.Name) and node.value.id in modules:
                 yield modules[node.value.id], node.attr
-            elif ast.unparse(node.value).startswith("_jax_names.module("):
+            elif ast.unparse(node.value).startswith("names.module("):
                 yield ast.unparse(node.value).split("'")[1], node.attr
 
 
@@ -117,7 +120,7 @@ def held_names() -> set[tuple[str, str]]:
 
 
 def test_every_name_that_is_used_is_looked_up_at_import() -> None:
-    assert set(used_names()) <= held_names(), "bucketjit/_jax_names.py lacks these"
+    assert set(used_names()) <= held_names(), "bucketjit/names.py lacks these"
 
 
 def test_every_name_that_is_looked_up_is_used() -> None:
@@ -137,7 +140,7 @@ def test_how_many_names_are_not_public() -> None:
 def test_looking_the_names_up_takes_no_time() -> None:
     def once() -> float:
         began = time.perf_counter()
-        _jax_names._look_up()
+        names._look_up()
         return time.perf_counter() - began
 
     assert min(once() for _ in range(5)) < 0.02
@@ -245,7 +248,8 @@ found = {"warnings": [str(w.message) for w in caught]}
 import tempfile
 import jax.numpy as jnp, numpy as np
 from jax import lax
-from bucketjit import BucketedExec, _jax
+from bucketjit import BucketedExec
+from bucketjit._jax.cpu_client import single_threaded_device
 warnings.simplefilter("ignore")
 key = np.zeros(2, np.uint32)
 image = np.ones((3, 3, 1, 1), np.float32)
@@ -293,16 +297,16 @@ behind.warmup(jax.ShapeDtypeStruct((8,), np.float32), sizes={"batch": 8}, progre
 behind(np.ones(3, np.float32))
 behind.wait_for_compiles()
 found["ELSEWHERE"] = [e.detail for e in events if e.kind == "process"]
-found["SINGLE_THREADED"] = _jax.single_threaded_device() is None
+found["SINGLE_THREADED"] = single_threaded_device() is None
 print(json.dumps(found))
 """
 
 
 def test_without_all_names_that_it_can_do_without_results_are_right() -> None:
     missing: dict[str, list[str]] = {}
-    for places, names, without in USES:
+    for places, wanted, without in USES:
         if without is not None:
-            missing.setdefault(places, []).extend(names.split())
+            missing.setdefault(places, []).extend(wanted.split())
     done = run(_WORK, missing)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -310,8 +314,8 @@ def test_without_all_names_that_it_can_do_without_results_are_right() -> None:
     (warning,) = found["warnings"]
     assert warning.startswith(told("")[: told("").index("missing: ")])
     assert "; upgrade bucketjit or pin jax. Until then: " in warning
-    for module, names in missing.items():
-        assert all(f"{module}.{name}" in warning for name in names)
+    for module, listed in missing.items():
+        assert all(f"{module}.{name}" in warning for name in listed)
     assert all(feature in warning for feature in Without)
     assert all(
         f"INFO:bucketjit:{feature}: jax {jax.__version__} has no" in done.stderr
@@ -331,14 +335,14 @@ def test_a_name_that_is_missing_at_run_time_is_no_defect_of_a_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def rule(ctx: Any, operand: Any) -> Any:
-        return _jax.with_type(operand.sum(), operand.dtype, False)
+        return with_type(operand.sum(), operand.dtype, False)
 
     executor = BucketedExec(lambda x: x.sum()).with_pow2().with_rules({jax.lax.reduce_sum_p: rule})
     with monkeypatch.context() as patch:
         lax = types.ModuleType("jax._src.lax.lax")
-        vars(lax).update(vars(_jax._lax))
+        vars(lax).update(vars(arrays._lax))
         del lax._convert_element_type
-        patch.setattr(_jax, "_lax", lax)
+        patch.setattr(arrays, "_lax", lax)
         with pytest.warns(
             FallbackWarning, match=f"tested with jax {OLDEST} to {NEWEST}; in {jax.__version__}"
         ):
@@ -363,17 +367,17 @@ def test_which_errors_are_trouble_of_versions() -> None:
         import jax._src.no_such_module  # noqa: F401
 
     of_versions = [lambda: core.no_such_name, lambda: jax.no_such_name, imported, no_module]
-    assert all(map(_jax.trouble_of_versions, map(error_of, of_versions)))
-    assert "no attribute 'no_such_name'" in _jax.trouble_of_versions(error_of(of_versions[0]))
+    assert all(map(trouble_of_versions, map(error_of, of_versions)))
+    assert "no attribute 'no_such_name'" in trouble_of_versions(error_of(of_versions[0]))
 
     def import_of_others() -> None:
         import no_such_package  # noqa: F401
 
     others = [lambda: jnp.ones(3).no_such_name, lambda: np.no_such_name, import_of_others]
-    assert not any(map(_jax.trouble_of_versions, map(error_of, others)))
+    assert not any(map(trouble_of_versions, map(error_of, others)))
     # An attribute of an object of JAX's counts where the door asks for it.
-    in_door = types.FunctionType((lambda x: x.no_such_name).__code__, vars(_jax))
-    assert _jax.trouble_of_versions(error_of(lambda: in_door(jnp.ones(3))))
+    in_door = types.FunctionType((lambda x: x.no_such_name).__code__, vars(arrays))
+    assert trouble_of_versions(error_of(lambda: in_door(jnp.ones(3))))
 
 
 def test_a_rule_of_the_user_that_fails_is_a_defect_still() -> None:
@@ -386,8 +390,8 @@ def test_a_rule_of_the_user_that_fails_is_a_defect_still() -> None:
 
 
 def test_a_linearization_with_other_parts_is_left_to_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _jax._parts_of_a_linearization() in (4, 5)
+    assert parts_of_a_linearization() in (4, 5)
     primitive = jax.extend.core.Primitive("of_no_linearization")
-    monkeypatch.setattr(_jax, "_parts_of_a_linearization", lambda: 6)
-    _jax.set_linearization(primitive, lambda *args: None)
-    assert primitive not in _jax._ad.primitive_linearizations
+    monkeypatch.setattr(transformations, "parts_of_a_linearization", lambda: 6)
+    set_linearization(primitive, lambda *args: None)
+    assert primitive not in transformations._ad.primitive_linearizations

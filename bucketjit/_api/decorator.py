@@ -10,7 +10,7 @@ from bucketjit._api.executor import BucketedExec
 from bucketjit._config import DEFAULT_MAXSIZE, CompileBudget, Fallback, Overflow
 from bucketjit._errors import SpecError
 from bucketjit._masking.checks import Check
-from bucketjit._signature.leaf_types import positions_of
+from bucketjit._signature.parameters import positions_of
 from bucketjit.strategies.base import Strategy
 
 Buckets = str | Sequence[int] | Strategy

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
-from bucketjit import _jax
 from bucketjit._api.bucket_builders import Builders
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import without_padding
@@ -25,26 +24,22 @@ from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._events import Event
 from bucketjit._inspect.explain import Explanation, array_like, explain
 from bucketjit._inspect.views import Views
+from bucketjit._jax.arrays import NotPlaced
+from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE, only_differentiated
 from bucketjit._masking.checks import Check
 from bucketjit._precompile.adaptive import Adapting, adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
-from bucketjit._precompile.warmup import (
-    WarmupReport,
-    check_options,
-    check_seconds,
-    none_begun,
-    none_warmed,
-    report_of,
-    warm_up,
-)
+from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
+from bucketjit._precompile.warmup import check_options, check_seconds, warm_up
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.fast_path.plan import Evicted
+from bucketjit._runtime.fast_path.handler import Evicted
 from bucketjit._runtime.fast_path.route import Given, Routes
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.guards import parse_constraint
 
-_THREAD_TRACE, _NO_TRACE = _jax.THREAD_TRACE, _jax.NO_TRACE
+_THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
 
 class BucketedExec(Builders, Views):
@@ -226,7 +221,7 @@ class BucketedExec(Builders, Views):
             while plan is not None:
                 try:
                     return plan.serve(args, kwargs)
-                except (SignatureChanged, _jax.NotPlaced):
+                except (SignatureChanged, NotPlaced):
                     plan = plan.following
                 except Evicted:
                     plan = None
@@ -237,7 +232,7 @@ class BucketedExec(Builders, Views):
                         return engine.serve(signed)
                     raise
             route = route.following
-        if _jax.jit_disabled():
+        if jit_disabled():
             return self._inside(args, kwargs)
         if self._of_copies is not None:
             args, kwargs = self._engine.signer.with_copies(args, kwargs)
@@ -251,7 +246,7 @@ class BucketedExec(Builders, Views):
         if self._config.copy_inputs:
             args, kwargs = engine.signer.with_copies(args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
-        if _jax.only_differentiated() and not _jax.jit_disabled() and not engine.always_exact:
+        if only_differentiated() and not jit_disabled() and not engine.always_exact:
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()

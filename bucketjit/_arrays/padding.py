@@ -14,9 +14,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays import device
 from bucketjit._arrays.padded import Padded
+from bucketjit._jax.arrays import (
+    CONCRETE_ARRAY,
+    NotPlaced,
+    array_from_host,
+    explicit_sharding,
+    host_placer,
+    is_on_several_devices,
+    key_impl,
+    placed_like,
+)
 
 
 def pad(value: Any, shape: tuple[int, ...]) -> Any:
@@ -52,12 +61,12 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         return value
     if not isinstance(value, jax.Array):
         return _pad_host(value, shape)
-    if type(value) is not _jax.CONCRETE_ARRAY and _is_key(value):
+    if type(value) is not CONCRETE_ARRAY and _is_key(value):
         data = jax.random.key_data(value)
         words = pad(data, (*shape, *data.shape[value.ndim :]))
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     if not _in_host_memory(value.sharding) and device.can_pad(value, shape):
-        return _jax.placed_like(device.pad(value, shape), value, False)
+        return placed_like(device.pad(value, shape), value, False)
     return placed_beside(_pad_host(np.asarray(value), shape), value)
 
 
@@ -69,7 +78,7 @@ def placed_beside(padded: np.ndarray, value: Any) -> Any:
     """
     if not getattr(value, "committed", False):
         return padded
-    return _jax.array_from_host(padded, False, value, exactly=True)
+    return array_from_host(padded, False, value, exactly=True)
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -79,7 +88,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
         like: An array that is to be padded, or `Padded`.
         shape: The padded shape.
     """
-    known = type(like) is np.ndarray or type(like) is _jax.CONCRETE_ARRAY
+    known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
     if not known or not _only_rows_to_add(like, shape):
         return lambda value: pad(value, shape)
     rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
@@ -101,8 +110,8 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
 def _is_cut_by_type(array: Any) -> bool:
     """Whether a mesh with explicit axes cuts an array, which another size may not allow."""
     sharding = getattr(array, "sharding", None)
-    several = _jax.is_on_several_devices(sharding)
-    return several and _jax.explicit_sharding(array) is not None
+    several = is_on_several_devices(sharding)
+    return several and explicit_sharding(array) is not None
 
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -143,11 +152,11 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     if _is_key(value):
         data = jax.random.key_data(value)
         words = unpad(data, (*shape, *data.shape[value.ndim :]))
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
-        return _jax.placed_like(device.unpad(value, shape), value, weak_type)
+        return placed_like(device.unpad(value, shape), value, weak_type)
     part = cut(np.asarray(value), shape)
-    return _jax.array_from_host(np.ascontiguousarray(part), weak_type, value)
+    return array_from_host(np.ascontiguousarray(part), weak_type, value)
 
 
 def unpadder(
@@ -169,13 +178,13 @@ def unpadder(
 
     def unpad_result(value: Any) -> Any:
         nonlocal known
-        if type(value) is not _jax.CONCRETE_ARRAY:
+        if type(value) is not CONCRETE_ARRAY:
             return unpad(value, shape, weak_type)
         sharding, committed, place = known
         if value.sharding is not sharding or value.committed is not committed:
             sharding, committed, place = value.sharding, value.committed, None
             if _in_host_memory(sharding):
-                place = _jax.host_placer(shape, value.dtype, weak_type, value)
+                place = host_placer(shape, value.dtype, weak_type, value)
             known = sharding, committed, place
         if place is None:
             return unpad(value, shape, weak_type)
@@ -206,14 +215,14 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
         return value[inside]
     if _is_key(value):
         words = part(jax.random.key_data(value), axis, start, stop)
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     weak = bool(value.weak_type)
     if not _in_host_memory(value.sharding) and axis == 0 and device.can_view_from(value, start):
-        return _jax.placed_like(device.part(value, start, stop), value, weak)
+        return placed_like(device.part(value, start, stop), value, weak)
     host = np.asarray(value)[inside]
     try:
-        return _jax.array_from_host(np.ascontiguousarray(host), weak, value, exactly=True)
-    except _jax.NotPlaced:  # a part need not fit the mesh
+        return array_from_host(np.ascontiguousarray(host), weak, value, exactly=True)
+    except NotPlaced:  # a part need not fit the mesh
         return host
 
 
@@ -225,8 +234,8 @@ def fresh(value: Any) -> Any:
         return value
     if _is_key(value):
         words = fresh(jax.random.key_data(value))
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
-    return _jax.array_from_host(np.array(value), bool(value.weak_type), value)
+        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
+    return array_from_host(np.array(value), bool(value.weak_type), value)
 
 
 def copied(value: Any) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, plain, unpad, unpadder
+from bucketjit._jax.arrays import array_from_host, key_impl, on_default_device
 
 Change = Callable[[Any], Any]
 
@@ -92,7 +92,7 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     if axis is None:
         is_host = isinstance(array, np.ndarray) and array.dtype != jax.dtypes.float0
         if is_host and out is not Out.NUMPY:
-            array = _jax.on_default_device(array, weak_type)
+            array = on_default_device(array, weak_type)
             first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array
         if out is Out.PADDED or not isinstance(first, Padded):
             return as_numpy(first) if out is Out.NUMPY else first
@@ -101,15 +101,15 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     is_host = isinstance(array, np.ndarray)
     if not is_host and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
-        whole = jax.random.wrap_key_data(words, impl=_jax.key_impl(array.dtype))
+        whole = jax.random.wrap_key_data(words, impl=key_impl(array.dtype))
     else:
         host = np.concatenate([_host(p) for p in parts], axis)
         if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # which JAX has no arrays of
             return host
         if is_host:
-            whole = _jax.on_default_device(host, weak_type)
+            whole = on_default_device(host, weak_type)
         else:
-            whole = _jax.array_from_host(host, weak_type, array)
+            whole = array_from_host(host, weak_type, array)
     return as_padded(whole) if out is Out.PADDED else whole
 
 

@@ -9,19 +9,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays.padding import copied
 from bucketjit._arrays.results import Out
 from bucketjit._autodiff import equations
 from bucketjit._compile.executable import Origin
 from bucketjit._config import Config
 from bucketjit._errors import MaskingError
+from bucketjit._jax.jaxprs import first_effect
+from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._sizes.expressions import is_symbolic, variables_of
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 Make = Callable[[Config], tuple[Callable[..., Any], Engine]]
 
@@ -95,7 +96,7 @@ class Derivatives:
             FallbackError: It is not, and the policy is to raise.
         """
         engine = self._engine
-        with _jax.eval_context():
+        with eval_context():
             signed = engine.signer.sign(args, kwargs)
             call = engine.resolve(signed)
         program, refusal = call.program, self._refusal(signed, call)
@@ -193,7 +194,7 @@ def _refused(signed: Signed, program: Program) -> MaskingError | None:
     if program.jaxpr.effects:
         return MaskingError(
             "a derivative in buckets would run the function's effects (io_callback, debug.print) "
-            f"once more: {_jax.first_effect(program.jaxpr)}",
+            f"once more: {first_effect(program.jaxpr)}",
             "make an executor of the gradient",
         )
     return None

@@ -25,7 +25,8 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import shaped, struct_of
+from bucketjit._jax.transformations import eval_context, hold_weakly, set_linearization
 
 Flat = Callable[..., list[Any]]
 Shapes = tuple[tuple[str, ...], ...]
@@ -199,15 +200,15 @@ def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None
 
 
 def _run(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
-    with _jax.eval_context():
+    with eval_context():
         return list(fn.execute(*values))
 
 
 def _out_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
     if types is not None:
         return list(types)
-    outs = jax.eval_shape(fn.flat, *map(_jax.struct_of, ins))
-    return [_jax.shaped(out) for out in outs]
+    outs = jax.eval_shape(fn.flat, *map(struct_of, ins))
+    return [shaped(out) for out in outs]
 
 
 def _jvp(
@@ -354,8 +355,8 @@ def register() -> None:
     """Teach JAX the equations; once, before the first is made."""
     if bucketed_p in ad.primitive_jvps:
         return
-    _jax.hold_weakly(Bucketed)
-    _jax.set_linearization(bucketed_p, _linearize)
+    hold_weakly(Bucketed)
+    set_linearization(bucketed_p, _linearize)
     for prim, impl, types, jvp, transpose, batch, lower in (
         (
             along_gradient_p,

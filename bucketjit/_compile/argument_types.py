@@ -10,15 +10,18 @@ from typing import Any
 
 import jax
 
-from bucketjit import _jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import shown
-from bucketjit._signature.signature import Call, Family
+from bucketjit._jax.arrays import explicit_sharding, sharding_for
+from bucketjit._jax.config import jit_disabled, trace_context
+from bucketjit._signature.resolved_call import Call
+from bucketjit._signature.signature import Family
 from bucketjit._signature.signer import Signed
+from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
-from bucketjit._sizes.expressions import evaluate_text, upper_bound_text
+from bucketjit._sizes.expressions import evaluate_text
 
 _TOO_LARGE = 2**63  # bytes of an array
 
@@ -98,7 +101,7 @@ def abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]
         if isinstance(array, jax.Array) and not array.committed:
             sharding = None
         elif isinstance(x, Padded) and sharding is not None:  # it goes into another bucket, perhaps
-            sharding = _jax.sharding_for(sharding, shape)
+            sharding = sharding_for(sharding, shape)
         leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
     return leaves
 
@@ -132,17 +135,17 @@ class Expected:
         Raises:
             SignatureChanged: They are others.
         """
-        if _jax.jit_disabled():
+        if jit_disabled():
             raise SignatureChanged
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         types = map(jax.typeof, leaves)
         now = (
             tree,
-            _jax.trace_context(),
+            trace_context(),
             tuple(
                 (
                     *(x.shape, x.dtype, i not in self._padded and getattr(x, "weak_type", False)),
-                    _jax.explicit_sharding(x),
+                    explicit_sharding(x),
                 )
                 for i, x in enumerate(types)
             ),

@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from bucketjit import _jax
 from bucketjit._compile.process.pool import end_pool
 from bucketjit._config import Background
+from bucketjit._jax.config import ThreadConfig
+from bucketjit._jax.devices import is_started
 
 # Seconds that Python code may run while another thread waits for its turn (CPython has 5 ms). A
 # call waits so long each time it comes back from XLA.
@@ -110,7 +111,7 @@ class Workers:
     def begin_in_fork(self) -> None:
         """Forget the parent's threads and jobs, and its locks, which may be held for ever."""
         self._finalizer.detach()
-        self._begin(can_work=not _jax.is_started())
+        self._begin(can_work=not is_started())
 
     def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
         """Have something done, unless it waits already, too much does, or no thread can do it.
@@ -137,7 +138,7 @@ class Workers:
                     thread.start()
                 if not any(t.is_alive() for t in self._threads):
                     return False
-            work = functools.partial(_jax.ThreadConfig().run, work)
+            work = functools.partial(ThreadConfig().run, work)
             jobs.waiting.put(_Job(key, work, notes))
             notes.pending.add(key)
             return True

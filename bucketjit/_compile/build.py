@@ -11,22 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from bucketjit import _jax
-from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import Expected, abstract, to_donate
 from bucketjit._compile.executable import Executable, OpenOut, Origin, sizes_argument
 from bucketjit._cores.placement import device_for
 from bucketjit._cores.single_threaded import SingleThreaded, lent_types
 from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._jax.arrays import with_type
+from bucketjit._jax.compiler import is_defect_of_xla
+from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._masking.array_ops import select
 from bucketjit._masking.checks import Check, poison_equations
 from bucketjit._masking.interpreter import interpret
-from bucketjit._masking.rule_context import RuleTable, select
-from bucketjit._signature.signature import Call
+from bucketjit._masking.rule_context import RuleTable
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
-from bucketjit._sizes.expressions import BucketSizes, is_symbolic, shape_function
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import is_symbolic, shape_function
 
 Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
 
@@ -115,8 +117,8 @@ def masked_function(
         except Exception as error:
             if is_of_machine(error):
                 raise
-            if trouble := _jax.trouble_of_versions(error):
-                raise MaskingError(trouble, _jax.REMEDY_OF_VERSIONS) from error
+            if trouble := trouble_of_versions(error):
+                raise MaskingError(trouble, REMEDY_OF_VERSIONS) from error
             raise MaskingError(
                 f"the masked program does not build: {in_one_line(error)}",
                 "this is a defect of a masking rule; leave the axis static until it is mended",
@@ -187,7 +189,7 @@ def build_masked(made: Masked, compile: Compile) -> Executable:
             lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
         compiled = compile(lowered)
     except Exception as error:
-        if not _jax.is_defect_of_xla(error):
+        if not is_defect_of_xla(error):
             raise
         raise MaskingError(
             f"the masked program does not compile: {in_one_line(error)}",
@@ -247,113 +249,10 @@ def masked_executable(
     )
 
 
-class Exact(NamedTuple):
-    """The function itself, for one exact shape, not yet compiled.
-
-    Attributes:
-        function: The jitted function.
-        args, kwargs: What to lower it for.
-        expected: Refuses arguments of other types.
-        donated: Positions of the arguments that are donated.
-        options: Options of XLA.
-    """
-
-    function: Any
-    args: Any
-    kwargs: Any
-    expected: Expected
-    donated: tuple[int, ...]
-    options: Mapping[str, Any]
-
-
-def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> Exact:
-    """The function that `build_exact` compiles. Traces nothing.
-
-    Checked calls donate nothing: they run twice.
-    """
-    fn = signed.family.fn
-    static = {
-        i: shape[0]
-        for i, (shape, t) in enumerate(zip(signed.shapes, signed.family.types, strict=True))
-        if t.dtype is None
-    }
-
-    expected = Expected(set())
-
-    def exact(*args: Any, **kwargs: Any) -> Any:
-        leaves = expected.check(args, kwargs)
-        tree: Any = jax.tree_util.tree_structure((args, kwargs))
-        for i, value in static.items():
-            leaves[i] = value
-        args, kwargs = tree.unflatten(leaves)
-        return fn(*args, **kwargs)
-
-    exact.__name__ = getattr(fn, "__name__", "exact")
-    donated = tuple(signed.donate) if check is Check.OFF else ()
-    args, kwargs = signed.tree.unflatten(abstract(signed, {}))
-    function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
-    return Exact(function, args, kwargs, expected, donated, options)
-
-
-def result_types(signed: Signed) -> Any:
-    """The results of the function itself, as types: it is traced, and not compiled.
-
-    Raises:
-        Exception: Whatever the function raises for these arguments.
-    """
-    made = exact_function(signed, Check.OFF, {})
-    return made.function.eval_shape(*made.args, **made.kwargs)
-
-
-def one_by_one(signed: Signed) -> Any:
-    """The results of the function itself, each operation run by itself.
-
-    XLA may round a value otherwise wherever it is read, and be wrong about what is decided by it;
-    see `bucketjit._xla_defects.recomputed_values`. This is not.
-
-    Raises:
-        Exception: Whatever the function raises for these arguments, or where nothing is compiled.
-    """
-    args, kwargs = signed.tree.unflatten(
-        shape[0] if t.dtype is None else jnp.asarray(plain(x))
-        for x, shape, t in zip(signed.leaves, signed.shapes, signed.family.types, strict=True)
-    )
-    with jax.disable_jit():
-        return jax.tree_util.tree_map(jnp.asarray, signed.family.fn(*args, **kwargs))
-
-
-def build_exact(
-    signed: Signed, sizes: Mapping[str, int], made: Exact, compile: Compile
-) -> Executable:
-    """Compile the function itself for one exact shape.
-
-    Of the arguments only types and placement are looked at.
-
-    Args:
-        signed: The call that asks for it.
-        sizes: Its sizes, for the statistics.
-        made: Its function.
-        compile: Compiles it.
-
-    Raises:
-        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
-    """
-    began = time.perf_counter()
-    with forgetful_jax():  # it may fail
-        lowered = made.function.lower(*made.args, **made.kwargs)
-    compiled = compile(lowered)
-    seconds = time.perf_counter() - began
-    tree = jax.tree_util.tree_structure(lowered.out_info)
-    origin = Origin(signed, None, {})
-    return Executable(
-        dict(sizes), True, made.function, compiled, seconds, tree, made.function, origin=origin
-    )
-
-
 def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
     """Zeros into padding that leaves the executable; the weak type as traced."""
     dtype, weak = kind
     mask = sizes.in_bounds(shape)
     if mask is not None:
         out = select(mask, out, 0)
-    return _jax.with_type(out, dtype, weak)
+    return with_type(out, dtype, weak)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, Out, finisher
+from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.dynamic_axes import Tokens
 
@@ -79,7 +79,7 @@ class Executable:
     open_outs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.count_signatures = _jax.signature_counter(self.compiles)
+        self.count_signatures = signature_counter(self.compiles)
         self.signatures = self.count_signatures()
         self.to_host: Callable[..., Any] = getattr(self.function, "to_host", self.function)
         self.bind: Callable[..., Any] | None = getattr(self.function, "bind", None)

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._compile.executable import Executable
-from bucketjit._tracing.symbolic import Program
+from bucketjit._jax.compiler import run_once
+from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr
+from bucketjit._jax.primitives import CALLBACKS
+from bucketjit._tracing.program import Program
 
 # Some tenths of a second: a longer run is in nobody's interest, and its setting up not noticed.
 _MOST_FLOPS = 1e10
@@ -23,7 +25,7 @@ _MOST_BYTES = 2**30  # calls may be taking as much at the same time
 # On made-up values a loop may not end, and what Python is called back with must be real. What
 # LAPACK does is not among the operations that XLA counts.
 _NOT_ON_ZEROS = {
-    *("while", *_jax.CALLBACKS),
+    *("while", *CALLBACKS),
     *("cholesky", "eig", "eigh", "geqrf", "geqp3", "householder_product", "hessenberg", "lu"),
     *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
     "tridiagonal_solve",
@@ -45,18 +47,16 @@ def run_first(entry: Executable, program: Program) -> None:
     with contextlib.suppress(Exception):
         if not entry.on_host or entry.nbytes > _MOST_BYTES:
             return
-        jaxpr, _ = _jax.open_jaxpr(program.jaxpr)
+        jaxpr, _ = open_jaxpr(program.jaxpr)
         steps = _steps(jaxpr, max(entry.sizes.values()))
         # XLA counts one step of a loop.
         if not entry.flops * steps <= _MOST_FLOPS or not _runs_on_zeros(jaxpr):
             return
-        _jax.run_once(
-            entry.compiled, lambda i, aval: _filled(aval, _FIRST_SIZE if i == _SIZES else 0)
-        )
+        run_once(entry.compiled, lambda i, aval: _filled(aval, _FIRST_SIZE if i == _SIZES else 0))
 
 
 def _runs_on_zeros(jaxpr: Any) -> bool:
-    names = {eqn.primitive.name for eqn in _jax.all_equations(jaxpr)}
+    names = {eqn.primitive.name for eqn in all_equations(jaxpr)}
     return not jaxpr.effects and names.isdisjoint(_NOT_ON_ZEROS)
 
 
@@ -65,7 +65,7 @@ def _steps(jaxpr: Any, most: int) -> int:
     found = 1
     for eqn in jaxpr.eqns:
         length = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        inner = [_steps(body, most) for body in _jax.bodies(eqn)]
+        inner = [_steps(body, most) for body in bodies(eqn)]
         found = max(found, (length if isinstance(length, int) else most) * max(inner, default=1))
     return found
 

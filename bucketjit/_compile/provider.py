@@ -14,68 +14,33 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from bucketjit import _jax
 from bucketjit._compile.background import Workers
+from bucketjit._compile.budget import Spending
 from bucketjit._compile.build import Compile
 from bucketjit._compile.cache import CLEARED, ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.first_run import run_first
 from bucketjit._compile.process.pool import Ended, can_start, pool
+from bucketjit._compile.requests import Order, Source, key_without_owner
 from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
-from bucketjit._events import Event, shown
-from bucketjit._safe_text import LONGEST, printable
-from bucketjit._tracing.symbolic import Program
+from bucketjit._events import LONGEST, Event, printable, shown
+from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere, compile_here, forget_bytes
+from bucketjit._jax.devices import only_on_cpu
 
 _GHOSTS, _MOST_PATIENT = 256, 128
+
 _TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
+
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
+
 _ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
+
 _ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
-
-
-Source = Literal["cache", "file", "compile"]
-
-
-class Kept(Protocol):
-    """The place of an executable among files; see `bucketjit._compile.files.stored`."""
-
-    def load(self) -> Executable | None:
-        """The executable, if it is there."""
-
-    def save(self, entry: Executable) -> None:
-        """Put it there."""
-
-
-class Order(NamedTuple):
-    """An executable that is wanted.
-
-    Attributes:
-        key: Its key in the cache.
-        sizes: Size of each variable: of its bucket, or of the exact shape.
-        logical: Those of the call that wants it.
-        build: Makes it, by whoever compiles.
-        stand_in: The key of a stored executable that would do, or None.
-        kept: Its place among files, if executables are kept in files.
-        program: What it is compiled from; None at an exact shape.
-    """
-
-    key: tuple[Any, ...]
-    sizes: Mapping[str, int]
-    logical: Mapping[str, int]
-    build: Callable[[Compile], Executable]
-    stand_in: Callable[[], Hashable | None]
-    kept: Kept | None = None
-    program: Program | None = None
-
-    @property
-    def mark(self) -> Hashable:
-        """Stands for the key where something is remembered of it."""
-        return _mark(self.key)
 
 
 class Supplied(NamedTuple):
@@ -92,13 +57,6 @@ class _Ghost:
 
     wanted: int
     asked: int = 0
-
-
-@dataclass
-class _Spent:
-    compiles: int = 0
-    seconds: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Supply:
@@ -131,7 +89,7 @@ class Supply:
         self._hysteresis = hysteresis
         self._compiled = compiled
         self._tell = tell
-        self._spent = _Spent()
+        self._spent = Spending()
         self._longest = 0.0  # seconds of a compile in this process
         self._forbidden = 0
         self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
@@ -193,7 +151,7 @@ class Supply:
             raise Cleared
         if order.key in self._cache:
             return "cache"
-        compile = _jax.compile_here
+        compile = compile_here
         if beside_calls and self._asks:
             compile = functools.partial(self._compile_apart, order)
         return self._obtain(
@@ -204,7 +162,7 @@ class Supply:
         self,
         order: Order,
         first_run: bool = False,
-        compile: Compile = _jax.compile_here,
+        compile: Compile = compile_here,
         is_asked_for: bool = True,
         may_compile: bool = True,
         is_call: bool = True,
@@ -252,7 +210,7 @@ class Supply:
     def evicted(self, key: tuple[Any, ...], entry: Executable, why: str) -> None:
         """Take note of an executable that has left the cache, and why."""
         if why is not CLEARED:  # else nobody can ask for it again: its program has gone too
-            mark = _mark(key)
+            mark = key_without_owner(key)
             with self._lock:
                 before = self._ghosts.pop(mark, None)
                 most = _MOST_PATIENT * self._hysteresis
@@ -299,7 +257,7 @@ class Supply:
             self._ghosts.clear()
             self._beyond_budget.clear()
             self._stand_ins.clear()
-            self._spent = _Spent()
+            self._spent = Spending()
         if self.workers is not None:
             self.workers.drop()
 
@@ -313,22 +271,22 @@ class Supply:
     @property
     def _asks(self) -> bool:
         """Whether another process compiles what compiles in the background."""
-        return self._may_ask and can_start() and _jax.only_on_cpu()
+        return self._may_ask and can_start() and only_on_cpu()
 
     def _compile_apart(self, order: Order, lowered: Any) -> Any:
         """Have another process compile; it may take long where all cores are wanted."""
         ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
         try:
-            return _jax.compile_elsewhere(ask, lowered)
-        except _jax.NotElsewhere as error:
+            return compile_elsewhere(ask, lowered)
+        except NotElsewhere as error:
             why = f"it compiles in this process: {error}"
             self._tell(Event("process", self._name, order.sizes, detail=why))
-        return _jax.compile_here(lowered)
+        return compile_here(lowered)
 
     def _build(
-        self, order: Order, spent: _Spent, compile: Compile, told: list[Event]
+        self, order: Order, spent: Spending, compile: Compile, told: list[Event]
     ) -> Executable:
-        if compile is _jax.compile_here and self._asks:
+        if compile is compile_here and self._asks:
             pool().start()  # what compiles here can stand in for others, which come next
         began = time.perf_counter()
         try:
@@ -340,7 +298,7 @@ class Supply:
         finally:
             with spent.lock:
                 spent.seconds += time.perf_counter() - began
-        if compile is _jax.compile_here:
+        if compile is compile_here:
             self._longest = max(self._longest, built.compile_seconds)
         try:
             self._compiled(built)
@@ -348,7 +306,7 @@ class Supply:
             if order.kept is not None:
                 order.kept.save(built)
         finally:
-            _jax.forget_bytes(built.compiled)
+            forget_bytes(built.compiled)
         return built
 
     # --- stand-ins ---
@@ -434,7 +392,7 @@ class Supply:
         with spent.lock:
             return self._allows(spent, count)
 
-    def _allows(self, spent: _Spent, count: int = 1) -> bool:
+    def _allows(self, spent: Spending, count: int = 1) -> bool:
         budget = self._budget
         return not (
             self._forbidden
@@ -442,7 +400,7 @@ class Supply:
             or (budget.seconds is not None and spent.seconds >= budget.seconds)
         )
 
-    def _spend(self, order: Order, is_asked_for: bool) -> _Spent:
+    def _spend(self, order: Order, is_asked_for: bool) -> Spending:
         """Count a compile that is about to begin.
 
         Args:
@@ -541,12 +499,6 @@ class CompileGuard:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _mark(key: tuple[Any, ...]) -> Hashable:
-    """A key that does not keep the program, or the signature, whose executable it is of."""
-    owner, *sizes = key
-    return weakref.ref(owner), *sizes
 
 
 def _kind(exact: bool) -> str:

@@ -5,37 +5,32 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
-from bucketjit import _jax
 from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
-from bucketjit._compile.build import (
-    Compile,
-    Exact,
-    Masked,
-    build_exact,
-    build_masked,
-    exact_function,
-    masked_function,
-)
+from bucketjit._compile.build import Compile, Masked, build_masked, masked_function
+from bucketjit._compile.build_exact import Exact, build_exact, exact_function
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.files.stored import Shelf, StoredExact, StoredMasked
-from bucketjit._compile.provider import Order
 from bucketjit._config import Config
 from bucketjit._cores.placement import device_of_chunks
-from bucketjit._errors import SpecError, first_line
+from bucketjit._errors import (
+    SpecError,
+    first_line,
+)
 from bucketjit._events import tell
+from bucketjit._jax.compiler import library_options, refused_option
 from bucketjit._masking.checks import Check
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.compiled_reductions import has_wrong_folds
 
 # An exact shape without dimension variables is told by so many sizes: a model has hundreds.
@@ -157,14 +152,14 @@ class Orders:
 
     def _is_wrong(self, built: Executable) -> bool:
         """Whether XLA's library has folds that it gets wrong, and the user has not asked for it."""
-        ours = _jax.library_options(True, True)
+        ours = library_options(True, True)
         if not self._has_library or not ours.keys().isdisjoint(self._config.compiler_options):
             return False
         return has_wrong_folds(built.compiled.as_text() or "")
 
     def _options(self, side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
         """Options of XLA; the user's go before ours, see `_jax.library_options`."""
-        ours = _jax.library_options(side_by_side, without_folds) if self._has_library else {}
+        ours = library_options(side_by_side, without_folds) if self._has_library else {}
         return {**ours, **self._config.compiler_options}
 
     def _built(
@@ -180,13 +175,13 @@ class Orders:
         try:
             return build()
         except jax.errors.JaxRuntimeError as error:
-            refused = _jax.refused_option(error)
+            refused = refused_option(error)
             if refused in self._config.compiler_options:
                 why = first_line(error)
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
-            if not had_library or refused not in _jax.library_options(True, True):
+            if not had_library or refused not in library_options(True, True):
                 raise
         self._has_library = False
         forget()
@@ -214,3 +209,49 @@ def _unnamed_sizes(signed: Signed) -> dict[str, int]:
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
     return {**default_rules(), **added}
+
+
+Source = Literal["cache", "file", "compile"]
+
+
+class Kept(Protocol):
+    """The place of an executable among files; see `bucketjit._compile.files.stored`."""
+
+    def load(self) -> Executable | None:
+        """The executable, if it is there."""
+
+    def save(self, entry: Executable) -> None:
+        """Put it there."""
+
+
+class Order(NamedTuple):
+    """An executable that is wanted.
+
+    Attributes:
+        key: Its key in the cache.
+        sizes: Size of each variable: of its bucket, or of the exact shape.
+        logical: Those of the call that wants it.
+        build: Makes it, by whoever compiles.
+        stand_in: The key of a stored executable that would do, or None.
+        kept: Its place among files, if executables are kept in files.
+        program: What it is compiled from; None at an exact shape.
+    """
+
+    key: tuple[Any, ...]
+    sizes: Mapping[str, int]
+    logical: Mapping[str, int]
+    build: Callable[[Compile], Executable]
+    stand_in: Callable[[], Hashable | None]
+    kept: Kept | None = None
+    program: Program | None = None
+
+    @property
+    def mark(self) -> Hashable:
+        """Stands for the key where something is remembered of it."""
+        return key_without_owner(self.key)
+
+
+def key_without_owner(key: tuple[Any, ...]) -> Hashable:
+    """A key that does not keep the program, or the signature, whose executable it is of."""
+    owner, *sizes = key
+    return weakref.ref(owner), *sizes

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from bucketjit import _jax
+from bucketjit._jax.config import thread_config
 
 T = TypeVar("T")
 _NOT_RUN: Any = object()
@@ -129,11 +129,11 @@ class _Shared(Generic[T]):
         self.todo = deque(enumerate(jobs))
         self.done: SimpleQueue[tuple[int, T]] = SimpleQueue()
         self.failures: list[BaseException] = []
-        self._config: Hashable = _jax.thread_config()
+        self._config: Hashable = thread_config()
 
     def help_out(self) -> None:
         """Take jobs until there are none."""
-        if not self.todo or _jax.thread_config() != self._config:
+        if not self.todo or thread_config() != self._config:
             return
         while True:
             index, result = self.take()

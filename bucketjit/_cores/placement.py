@@ -11,10 +11,13 @@ from typing import Any
 
 import jax
 
-from bucketjit import _jax
 from bucketjit._cores.helper_threads import cores, start_helpers
-from bucketjit._sizes.expressions import BucketSizes
-from bucketjit._tracing.symbolic import Program
+from bucketjit._jax.cpu_client import can_lend, single_threaded_device
+from bucketjit._jax.devices import is_place, sole_device
+from bucketjit._jax.jaxprs import all_equations, open_jaxpr
+from bucketjit._jax.primitives import CALLBACKS
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Program
 
 _MOST_FLOPS = 2e8  # of one operation: larger ones end as soon, or sooner, where they are shared
 _LEAST_BUSY = 0.5  # share of the cores that chunks keep busy
@@ -28,11 +31,11 @@ def device_of_chunks(chunks: float) -> Any:
     """
     if not chunks or chunks < _LEAST_BUSY * cores():
         return None
-    usual = _jax.sole_device()
+    usual = sole_device()
     if usual is None or usual.platform != "cpu":
         return None
     start_helpers()
-    return _jax.single_threaded_device()
+    return single_threaded_device()
 
 
 def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks: float) -> Any:
@@ -53,24 +56,24 @@ def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks:
         return None
     types = [dtype for dtype, _ in program.out_types]
     for leaf in leaves:
-        if not _jax.can_lend(leaf, _jax.sole_device()):
+        if not can_lend(leaf, sole_device()):
             return None
         types.append(jax.typeof(leaf).dtype)
     if any(jax.dtypes.issubdtype(t, jax.dtypes.extended) or t == jax.dtypes.float0 for t in types):
         return None
-    jaxpr, _ = _jax.open_jaxpr(program.jaxpr)
-    if jaxpr.effects or not all(_runs_anywhere(eqn) for eqn in _jax.all_equations(jaxpr)):
+    jaxpr, _ = open_jaxpr(program.jaxpr)
+    if jaxpr.effects or not all(_runs_anywhere(eqn) for eqn in all_equations(jaxpr)):
         return None
-    if max((_flops(eqn, at) for eqn in _jax.all_equations(jaxpr)), default=0) > _MOST_FLOPS:
+    if max((_flops(eqn, at) for eqn in all_equations(jaxpr)), default=0) > _MOST_FLOPS:
         return None
     return device
 
 
 def _runs_anywhere(eqn: Any) -> bool:
     """Whether an equation neither calls back into Python nor names a device."""
-    if eqn.primitive.name in _jax.CALLBACKS:
+    if eqn.primitive.name in CALLBACKS:
         return False
-    return not any(_jax.is_place(value) for value in _innermost(eqn.params.values()))
+    return not any(is_place(value) for value in _innermost(eqn.params.values()))
 
 
 def _innermost(values: Any) -> Iterator[Any]:

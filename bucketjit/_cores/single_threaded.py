@@ -20,8 +20,10 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays.padding import pad, plain
+from bucketjit._jax import cpu_client
+from bucketjit._jax.cpu_client import can_lend, given_back, placed_on
+from bucketjit._jax.devices import sole_device
 
 _SCALARS = bool | int | float | complex
 
@@ -42,8 +44,8 @@ def lent_types(
     Returns:
         The types of both.
     """
-    return jax.tree_util.tree_map(lambda x: _jax.placed_on(x, device), sizes), [
-        x if isinstance(x, _SCALARS) else _jax.placed_on(x, None if i in opened else device)
+    return jax.tree_util.tree_map(lambda x: placed_on(x, device), sizes), [
+        x if isinstance(x, _SCALARS) else placed_on(x, None if i in opened else device)
         for i, x in enumerate(leaves)
     ]
 
@@ -96,7 +98,7 @@ class _Books:
         found = self._lent.get(id(value))
         if found is not None and found.owner() is value and not value.is_deleted():
             return found.array
-        lent = _jax.lent(value, device)
+        lent = cpu_client.lent(value, device)
         if isinstance(value, jax.Array):
             place = id(value)
             ends = sys.is_finalizing  # when modules may have lost what `_forget` needs
@@ -215,7 +217,7 @@ class SingleThreaded:
         self._tree = _flat(*arguments)[1]
         self._opened = opened
         self._device = device
-        self._here = _jax.sole_device()
+        self._here = sole_device()
 
     def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
         """Serve a call; it is over when this returns."""
@@ -245,7 +247,7 @@ class SingleThreaded:
             return None
         for i in self._opened:
             leaves[i] = plain(leaves[i])
-        given = self._given(leaves) if _jax.sole_device() is self._here else None
+        given = self._given(leaves) if sole_device() is self._here else None
         if given is None:
             return None
         values, committed = given
@@ -259,12 +261,12 @@ class SingleThreaded:
         return Bound(function, leaves, values, tree, self._device, back)
 
     def _given_back(self, result: Any, committed: bool) -> Any:
-        return jax.tree_util.tree_map(lambda x: _jax.given_back(x, self._here, committed), result)
+        return jax.tree_util.tree_map(lambda x: given_back(x, self._here, committed), result)
 
     def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
         """The result, and whether JAX would commit it; None if the ordinary function served it."""
         leaves, tree = _flat(args, kwargs)
-        is_here = tree == self._tree and _jax.sole_device() is self._here
+        is_here = tree == self._tree and sole_device() is self._here
         given = self._given(leaves) if is_here else None
         if given is None:
             return self._elsewhere(sizes, *args, **kwargs), None
@@ -285,7 +287,7 @@ class SingleThreaded:
         for i in self._opened:
             x = leaves[i]
             if type(x) is not np.ndarray:
-                if not _jax.can_lend(x, self._here):
+                if not can_lend(x, self._here):
                     return None
                 committed |= getattr(x, "committed", False)
             given[i] = np.asarray(x)
@@ -306,7 +308,7 @@ class SingleThreaded:
             x = given[i] = leaves[i]
             if isinstance(x, _SCALARS):
                 continue
-            if not _jax.can_lend(x, self._here):
+            if not can_lend(x, self._here):
                 return None
             given[i] = _books.lend(x, self._device)
             committed |= getattr(x, "committed", False)

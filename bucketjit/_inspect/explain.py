@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._errors import ArgumentError, BucketOverflowError, MaskingError, first_line
-from bucketjit._events import shown
+from bucketjit._events import printable, shown
+from bucketjit._inspect.rule_docs import how
 from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._jax.arrays import is_on_several_devices, key_impl, key_shape, with_type
+from bucketjit._jax.jaxprs import struct_of
+from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
 from bucketjit._runtime.buckets import exactly
 from bucketjit._runtime.chunks.splitter import chunk, pieces
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._safe_text import printable
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
-from bucketjit._sizes.expressions import BucketSizes, is_symbolic
-from bucketjit._tracing.symbolic import Program
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._tracing.program import Program
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,11 @@ def array_like(value: Any) -> Any:
             return value
         return jax.tree_util.tree_unflatten(tree, map(array_like, leaves))
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        words = jnp.zeros((*value.shape, *_jax.key_shape(value.dtype)), jnp.uint32)
-        return jax.random.wrap_key_data(words, impl=_jax.key_impl(value.dtype))
+        words = jnp.zeros((*value.shape, *key_shape(value.dtype)), jnp.uint32)
+        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     if value.weak_type:
-        return _jax.with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
-    if _jax.is_on_several_devices(value.sharding):
+        return with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
+    if is_on_several_devices(value.sharding):
         try:
             return jnp.zeros(value.shape, value.dtype, device=value.sharding)
         except ValueError as error:
@@ -176,7 +178,7 @@ def masked_equations(
         for shape in program.leak_shapes
     ]
     avals = [v.aval for v in program.jaxpr.invars]
-    arrays = [_jax.struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
+    arrays = [struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
     with forgetful_jax():  # it may fail
         jax.eval_shape(run, dict.fromkeys(bucket, scalar), leaks, arrays)
     return tuple(equation for _, equation in found.values())
@@ -224,7 +226,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
                 tuple(sizes),
                 how(rule),
                 tuple(dict.fromkeys(fills)),
-                _jax.source_line(ctx.eqn),
+                source_line(ctx.eqn),
             )
             found.setdefault(id(ctx.eqn), (ctx.eqn, noted))
         return out
@@ -238,48 +240,6 @@ def _is(a: Any, b: Any) -> bool:
 
 def _shown(value: Any) -> str:
     return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
-
-
-# --- what a rule does, by its docstring ------------------------------------------------------
-
-
-def how(rule: Callable[..., Any]) -> str:
-    """What the docstrings say of a rule, and of the functions it was made with."""
-    text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
-    made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
-    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
-
-
-def closure_of(rule: Any) -> dict[str, Any]:
-    """What a rule was made with: its arguments of `functools.partial`, and what it closes over."""
-    if isinstance(rule, functools.partial):
-        return {**closure_of(rule.func), **rule.keywords}
-    if not isinstance(rule, FunctionType):
-        return {}
-    names = rule.__code__.co_freevars
-    cells = [c.cell_contents for c in rule.__closure__ or ()]
-    return dict(zip(names, cells, strict=True))
-
-
-def first_paragraph(text: str | None) -> str:
-    return " ".join((text or "").strip().split("\n\n")[0].split())
-
-
-def functions_in(values: Any) -> Iterator[FunctionType]:
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from functions_in(value)
-        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
-            yield value
-
-
-def maker_of(rule: Any) -> Any:
-    """The function at the top level of its module that a rule is, or was made by."""
-    if isinstance(rule, functools.partial):
-        return maker_of(rule.func)
-    if not isinstance(rule, FunctionType):
-        return rule
-    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
 
 
 def explain(engine: Engine, signed: Signed) -> Explanation:

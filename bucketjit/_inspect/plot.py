@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bucketjit._errors import SpecError
+from bucketjit._events import printable
 from bucketjit._inspect.extras import Extra
 from bucketjit._runtime.statistics import Stats
-from bucketjit._safe_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

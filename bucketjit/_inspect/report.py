@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bucketjit._events import printable
 from bucketjit._inspect.extras import Extra
 from bucketjit._inspect.tables import Table, tables_of
-from bucketjit._safe_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

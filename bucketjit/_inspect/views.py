@@ -6,12 +6,12 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from bucketjit._events import one_line
 from bucketjit._inspect.plot import plot
 from bucketjit._inspect.report import Report, as_html
 from bucketjit._inspect.tables import counted, tables_of
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import ProgramStats, Stats, shown_reason
-from bucketjit._safe_text import one_line
 from bucketjit.strategies import Exact
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import evaluate_jaxpr, open_jaxpr, stage
+from bucketjit._jax.patches.shapes import fresh_dimension
 
 PRIMAL, TANGENT, PULLBACK, CURVATURE = "primal", "tangent", "pullback", "curvature"
 
@@ -220,16 +221,16 @@ def _close(fn: Any, tree: Any, elems: Sequence[Any], axis: int) -> tuple[list[An
         return outs
 
     ones = [_struct(x, axis, 1) for x in elems]
-    single, consts = _jax.stage(of_flat, [*ones, *ones])
+    single, consts = stage(of_flat, [*ones, *ones])
 
     def of_one(*args: Any) -> list[Any]:
         closed, pair = args[: len(consts)], args[len(consts) :]
-        outs = _jax.evaluate_jaxpr(single, *closed, *(lax.expand_dims(x, (axis,)) for x in pair))
+        outs = evaluate_jaxpr(single, *closed, *(lax.expand_dims(x, (axis,)) for x in pair))
         return [lax.squeeze(x, (axis,)) for x in outs]
 
     in_axes = (*(None for _ in consts), *(axis for _ in [*elems, *elems]))
     of_any = jax.vmap(of_one, in_axes=in_axes, out_axes=axis)
-    length = _jax.fresh_dimension(elems[0].shape[axis], f"scanned{next(_numbers)}")
+    length = fresh_dimension(elems[0].shape[axis], f"scanned{next(_numbers)}")
     return list(consts), Combine(of_any, consts, elems, axis, length)
 
 
@@ -254,7 +255,7 @@ def _abstract_eval(*avals: Any, combine: Combine, mode: str) -> list[Any]:
 
 
 def _num_elems(combine: Combine) -> int:
-    return len(_jax.open_jaxpr(combine.jaxpr)[0].outvars)
+    return len(open_jaxpr(combine.jaxpr)[0].outvars)
 
 
 def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:

@@ -11,9 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bucketjit import _jax
 from bucketjit._ir.associative_scan import associative_scan_of
-from bucketjit._jax import Without
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.patches.callbacks import open_debug_callbacks
+from bucketjit._jax.patches.convolution import convolution_padding
+from bucketjit._jax.patches.fft import fft_lengths, real_fft_transposes
+from bucketjit._jax.patches.finalizers import weak_finalizers
+from bucketjit._jax.patches.indexing import clamped_indices, open_constants, open_index_types
+from bucketjit._jax.patches.reductions import open_reductions
+from bucketjit._jax.patches.scan import associative_scans, open_scans
+from bucketjit._jax.patches.searchsorted import open_searches
+from bucketjit._jax.patches.shapes import inferred_sizes, lengths
+from bucketjit._jax.patches.shuffles import open_shuffles
+from bucketjit._jax.patches.size_decisions import brief_decisions
 
 _ABSENT = object()
 _Replacement = tuple[Any, Any, Any]  # owner (a module, or a table), name, and what is there then
@@ -53,7 +63,7 @@ class _Replacing:
                         _set(*self._originals.pop())
 
     def _found(self) -> list[_Replacement]:
-        there = [f for f, feature in self._patches if feature is None or not _jax.lacking(feature)]
+        there = [f for f, feature in self._patches if feature is None or not lacking(feature)]
         return [replacement for find in there for replacement in find()]
 
 
@@ -71,29 +81,29 @@ def _set(owner: Any, name: Any, value: Any) -> None:
 
 
 def _associative_scans() -> list[_Replacement]:
-    scan, modules = _jax.associative_scans()
+    scan, modules = associative_scans()
     return [(module, "associative_scan", associative_scan_of(scan)) for module in modules]
 
 
 # Each patch, with the feature that is left out where this JAX lacks what it replaces.
 _FOR_SYMBOLIC_SIZES: tuple[_Patch, ...] = (
     (_associative_scans, None),
-    (_jax.open_scans, None),
-    (_jax.open_searches, Without.SEARCHES),
-    (_jax.open_shuffles, Without.SHUFFLES),
-    (_jax.open_constants, Without.CONSTANTS),
-    (_jax.open_reductions, Without.REDUCTIONS),
-    (_jax.open_debug_callbacks, Without.CALLBACKS),
-    (_jax.open_index_types, None),
-    (_jax.clamped_indices, None),
-    (_jax.brief_decisions, Without.DECISIONS),
-    (_jax.convolution_padding, Without.CONVOLUTIONS),
-    (_jax.lengths, Without.LENGTHS),
-    (_jax.inferred_sizes, Without.RESHAPES),
-    (_jax.fft_lengths, Without.FFT),
-    (_jax.real_fft_transposes, Without.FFT_GRADIENTS),
+    (open_scans, None),
+    (open_searches, Without.SEARCHES),
+    (open_shuffles, Without.SHUFFLES),
+    (open_constants, Without.CONSTANTS),
+    (open_reductions, Without.REDUCTIONS),
+    (open_debug_callbacks, Without.CALLBACKS),
+    (open_index_types, None),
+    (clamped_indices, None),
+    (brief_decisions, Without.DECISIONS),
+    (convolution_padding, Without.CONVOLUTIONS),
+    (lengths, Without.LENGTHS),
+    (inferred_sizes, Without.RESHAPES),
+    (fft_lengths, Without.FFT),
+    (real_fft_transposes, Without.FFT_GRADIENTS),
 )
-_FOR_FAILURES = ((_jax.weak_finalizers, Without.FORGETTING),)
+_FOR_FAILURES = ((weak_finalizers, Without.FORGETTING),)
 
 lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
 """While active, JAX traces more programs with symbolic sizes."""
@@ -105,7 +115,7 @@ forgetful_jax = _Replacing(_FOR_FAILURES)
 def left_out() -> str:
     """What this JAX lacks of the patches for symbolic sizes, in words; ``""`` if nothing."""
     return "; ".join(
-        f"{_jax.lacking(feature)}, without which {feature}"
+        f"{lacking(feature)}, without which {feature}"
         for _, feature in _FOR_SYMBOLIC_SIZES
-        if feature is not None and _jax.lacking(feature)
+        if feature is not None and lacking(feature)
     )

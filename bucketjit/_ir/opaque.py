@@ -13,9 +13,12 @@ from typing import Any
 
 import jax
 
-from bucketjit import _jax
 from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import lenient_jax
+from bucketjit._jax.jaxprs import open_jaxpr, struct_of
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.primitives import implementation
+from bucketjit._jax.size_hooks import watch_equalities
 
 
 def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
@@ -32,9 +35,9 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
             them.
     """
     prim = eqn.primitive
-    found = _jax.implementation(prim)
+    found = implementation(prim)
     if found is None:
-        lack = _jax.lacking(_jax.Without.INSIDE)
+        lack = lacking(Without.INSIDE)
         raise _without_rule(prim.name, f", and {lack} to find its implementation" if lack else "")
     function, several = found
     decided: list[str] = []
@@ -42,14 +45,14 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
     def note(*what: Any) -> None:
         decided.append(" == ".join(map(str, what)))
 
-    structs = [_jax.struct_of(v.aval) for v in eqn.invars]
+    structs = [struct_of(v.aval) for v in eqn.invars]
 
     def run(*operands: Any) -> Any:
         outs = function(*operands, **prim.get_bind_params(eqn.params))
         return outs if several else [outs]
 
     try:
-        with _jax.watch_equalities(note, note, note, note), lenient_jax():
+        with watch_equalities(note, note, note, note), lenient_jax():
             closed = jax.make_jaxpr(run)(*structs)
     except Exception as error:
         if is_of_machine(error):
@@ -57,7 +60,7 @@ def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
         raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
     if decided:
         raise _without_rule(prim.name, f", and its implementation decides by sizes: {decided[0]}")
-    jaxpr, consts = _jax.open_jaxpr(closed)
+    jaxpr, consts = open_jaxpr(closed)
     if any(inner.primitive is prim for inner in jaxpr.eqns):
         raise _without_rule(prim.name)
     return jaxpr, consts

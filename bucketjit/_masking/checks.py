@@ -19,14 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad, placed_beside
 from bucketjit._errors import MaskingError
+from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import RuleTable
-from bucketjit._sizes.expressions import BucketSizes, evaluate, is_symbolic
-from bucketjit._tracing.symbolic import Program
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import evaluate, is_symbolic
+from bucketjit._tracing.program import Program
 
 
 class Check(enum.Enum):
@@ -197,7 +198,7 @@ def blame(
     for (eqn, outs), (_, others) in zip(first, second, strict=False):
         for a, b in zip(outs, others, strict=True):
             if _difference(a, b, exactly=not exact):
-                line = _jax.source_line(eqn)
+                line = source_line(eqn)
                 return f"; the first to differ is {eqn.primitive.name}" + (
                     f" at {line}" if line else ""
                 )

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import name_of
 
 _LARGEST = 16  # elements; an index has one for each axis
 
@@ -28,7 +28,7 @@ def folded(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
         eqn: An equation without symbolic sizes.
         operands: Its operands, traced or not.
     """
-    name = _jax.name_of(eqn)
+    name = name_of(eqn)
     evaluate = _OF_CONSTANTS.get(name)
     if evaluate is None and name != "select_n":
         return None

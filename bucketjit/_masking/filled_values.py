@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bucketjit import _jax
 from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._jax.primitives import name_of
+from bucketjit._jax.transformations import current_trace
 from bucketjit._sizes.expressions import Shape
 
 _READERS = frozenset(ELEMENTWISE)
@@ -32,16 +33,16 @@ class StandIns:
 
     def note(self, value: Any, shape: Shape, filled: Any) -> None:
         """Remember a value of this logical shape with its padding filled."""
-        self._made[id(value), _jax.current_trace()] = value, str(shape), filled
+        self._made[id(value), current_trace()] = value, str(shape), filled
 
     def operands(self, eqn: Any, values: list[Any]) -> list[Any]:
         """The operands of an equation, filled ones in place of others if it is elementwise."""
-        if not self._made or _jax.name_of(eqn) not in _READERS:
+        if not self._made or name_of(eqn) not in _READERS:
             return values
         return [self._of(x, v.aval) for x, v in zip(values, eqn.invars, strict=True)]
 
     def _of(self, value: Any, aval: Any) -> Any:
-        made = self._made.get((id(value), _jax.current_trace()))
+        made = self._made.get((id(value), current_trace()))
         if made is None or made[1] != str(getattr(aval, "shape", ())):
             return value
         return made[2]

@@ -13,16 +13,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._ir.opaque import looked_inside
+from bucketjit._jax.jaxprs import (
+    EquationScopes,
+    bind_equation,
+    is_jaxpr,
+    is_literal,
+    is_shaped,
+    open_jaxpr,
+    variables_read,
+)
+from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._jax.user_code import source_line
 from bucketjit._masking.constant_folding import folded
 from bucketjit._masking.filled_values import StandIns
 from bucketjit._masking.loops import has_loop_to_stop, is_inside
 from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._masking.rule_context import RuleContext, RuleTable, computed_once
 from bucketjit._masking.vector_signs import hidden_signs
-from bucketjit._sizes.expressions import BucketSizes, is_symbolic
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._xla_defects.recomputed_values import compared
 
 
@@ -115,10 +126,10 @@ class _Walk:
         env.update(zip(jaxpr.invars, args, strict=True))
 
         def read(atom: Any) -> Any:
-            return atom.val if _jax.is_literal(atom) else env[atom]
+            return atom.val if is_literal(atom) else env[atom]
 
-        ever_read = _jax.variables_read(jaxpr)
-        scope_of = _jax.EquationScopes()
+        ever_read = variables_read(jaxpr)
+        scope_of = EquationScopes()
         kept: dict[Hashable, Any] = {}
         for eqn in jaxpr.eqns:
             with scope_of(eqn):
@@ -151,7 +162,7 @@ class _Walk:
 
     def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):
-            return folded(eqn, operands) or _jax.bind_equation(eqn, operands)
+            return folded(eqn, operands) or bind_equation(eqn, operands)
         name = eqn.primitive.name
         # By name where the module of a primitive need not have been imported (Pallas).
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)
@@ -178,10 +189,8 @@ class _Walk:
         except Exception as error:
             if is_of_machine(error):
                 raise
-            if trouble := _jax.trouble_of_versions(error):
-                raise MaskingError(
-                    f"{name}: {trouble}{_where(eqn)}", _jax.REMEDY_OF_VERSIONS
-                ) from error
+            if trouble := trouble_of_versions(error):
+                raise MaskingError(f"{name}: {trouble}{_where(eqn)}", REMEDY_OF_VERSIONS) from error
             raise MaskingError(
                 f"{name}: its masking rule failed with {type(error).__name__}: "
                 f"{first_line(error)}{_where(eqn)}",
@@ -203,7 +212,7 @@ class _Walk:
         if len(outs) != len(avals):
             return f"{len(outs)} results, expected {len(avals)}"
         for value, aval in zip(outs, avals, strict=True):
-            if not _jax.is_shaped(aval):  # a token
+            if not is_shaped(aval):  # a token
                 continue
             expected = self._sizes.padded_shape(aval.shape)
             if isinstance(value, _SCALARS) and not expected:  # a literal of an inner program
@@ -236,10 +245,10 @@ class _Walk:
             return True
         if isinstance(value, int | float | str | bool) or value is None:
             return False
-        if _jax.is_jaxpr(value):
+        if is_jaxpr(value):
             key = (id(value), is_inside())
             if key not in self._mentions:
-                inner = _jax.open_jaxpr(value)[0]
+                inner = open_jaxpr(value)[0]
                 answer = any(map(self._equation_mentions_sizes, inner.eqns))
                 self._mentions[key] = (value, answer)
             return self._mentions[key][1]
@@ -267,5 +276,5 @@ def _of(eqn: Any, reason: str) -> str:
 
 
 def _where(eqn: Any) -> str:
-    line = _jax.source_line(eqn)
+    line = source_line(eqn)
     return f" [{line}]" if line else ""

@@ -22,10 +22,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import bodies
+from bucketjit._jax.primitives import CALLS, name_of
 
 # Names of the primitives whose rules evaluate the programs among their parameters.
-_CONTROL = _jax.CALLS | {
+_CONTROL = CALLS | {
     *("while", "scan", "cond", "custom_linear_solve", "linear_call", "eval_jaxpr", "composite"),
 }
 
@@ -61,7 +62,7 @@ def has_loop(jaxpr: Any) -> bool:
 
 def holds_loop(eqn: Any) -> bool:
     """Whether a program among the parameters of an equation has a loop by data."""
-    return _jax.name_of(eqn) in _CONTROL and any(map(has_loop, _jax.bodies(eqn)))
+    return name_of(eqn) in _CONTROL and any(map(has_loop, bodies(eqn)))
 
 
 def has_loop_to_stop(eqn: Any) -> bool:
@@ -70,7 +71,7 @@ def has_loop_to_stop(eqn: Any) -> bool:
 
 
 def _is_loop(eqn: Any) -> bool:
-    return _jax.name_of(eqn) == "while"
+    return name_of(eqn) == "while"
 
 
 def is_inside() -> bool:

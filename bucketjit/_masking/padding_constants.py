@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
 _SAME = (
@@ -145,7 +145,7 @@ class KnownPadding:
         """Note what is known of the padding of an equation's outputs."""
         if len(outs) != 1 or not hasattr(outs[0], "dtype"):
             return
-        name = _jax.name_of(eqn)
+        name = name_of(eqn)
         constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
         if not constants or any(c is None for c in constants):
             return
@@ -197,11 +197,11 @@ def _result(name: str, eqn: Any, constants: Sequence[Any]) -> Any:
     if name in _ARITHMETIC or name in _CHOICES:
         if any(v.aval.shape and str(v.aval.shape) != str(out) for v in eqn.invars):
             return None
-        return _of_two(name, *constants)
+        return of_two(name, *constants)
     return None
 
 
-def _of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
+def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
     """What an operation makes of two constants; None if that is not certain."""
     with np.errstate(all="ignore"):
         if name in _CHOICES:

@@ -16,17 +16,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
 
-from bucketjit import _jax
 from bucketjit._errors import MaskingError
 from bucketjit._ir.size_params import SIZE_PARAMS, VALUE_PARAMS
+from bucketjit._jax.arrays import key_impl, key_shape
+from bucketjit._jax.devices import by_platform
+from bucketjit._jax.jaxprs import open_jaxpr
+from bucketjit._jax.primitives import name_of
+from bucketjit._masking.array_ops import in_every_row, is_key, select
 from bucketjit._masking.filled_values import StandIns
 from bucketjit._masking.padding_constants import KnownPadding
-from bucketjit._sizes.expressions import BucketSizes, Dim, Shape, is_symbolic, symbolic_axes
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import Dim, Shape, is_symbolic, symbolic_axes
 
 Rule = Callable[..., Any]
+
 RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives
+
 Interpreter = Callable[..., list[Any]]
 
 
@@ -87,7 +93,7 @@ class RuleContext:
         for param, value in self.params.items():
             if value is symbolic[param] or param in SIZE_PARAMS.get(name, ()):
                 continue
-            if param not in VALUE_PARAMS.get(name, ()) and _jax.name_of(self.eqn):
+            if param not in VALUE_PARAMS.get(name, ()) and name_of(self.eqn):
                 self.refuse(f"its parameter {param} is {symbolic[param]}, a size")
 
     # --- sizes ---
@@ -167,7 +173,7 @@ class RuleContext:
 
         def filled(array: Any) -> Any:
             mask = self._sizes.in_bounds(shape, axes, tuple(array.shape))
-            if isinstance(value, jax.Array) or _is_key(array):
+            if isinstance(value, jax.Array) or is_key(array):
                 return select(mask, array, value)
             return select(mask, array, self._sizes.constant(array.shape, array.dtype, value))
 
@@ -175,7 +181,7 @@ class RuleContext:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
         if apart:
-            return _jax.by_platform(operand, cpu=filled_in_a_branch, default=filled)
+            return by_platform(operand, cpu=filled_in_a_branch, default=filled)
         result = filled(operand)
         if is_operand and not self._known.knows(operand, shape):
             self._stand_ins.note(operand, shape, result)
@@ -221,7 +227,7 @@ class RuleContext:
         Returns:
             Its outputs at padded sizes.
         """
-        inner, consts = _jax.open_jaxpr(jaxpr)
+        inner, consts = open_jaxpr(jaxpr)
         return self._interpret(inner, consts, operands, sizes)
 
     def require_equal(self, one: Shape, other: Shape) -> None:
@@ -264,20 +270,6 @@ def _padded_param(value: Any, sizes: BucketSizes) -> Any:
     return value
 
 
-# --- array operations that rules share --------------------------------------------------------
-
-
-@custom_vmap
-def in_every_row(condition: Any) -> Any:
-    """A scalar condition that under `vmap` holds if it does in all rows: its branch stays one."""
-    return condition
-
-
-@in_every_row.def_vmap
-def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, bool]:
-    return in_every_row(jnp.all(condition) if batched[0] else condition), False
-
-
 def computed_once(array: Any, size: Any) -> Any:
     """The same array, which XLA's CPU backend keeps in memory.
 
@@ -293,35 +285,7 @@ def computed_once(array: Any, size: Any) -> Any:
     def kept(array: Any) -> Any:
         return lax.cond(in_every_row(size >= 0), lambda array: array, lax.neg, array)
 
-    return _jax.by_platform(array, cpu=kept, default=lax.optimization_barrier)
-
-
-def select(mask: Any, array: Any, value: Any) -> Any:
-    """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
-    if _is_key(array):
-        data = jax.random.key_data(array)
-        if hasattr(value, "dtype") and _is_key(value):
-            value = jax.random.key_data(value)
-        wide = mask.reshape(*mask.shape, *(1,) * (data.ndim - mask.ndim))
-        return jax.random.wrap_key_data(select(wide, data, value), impl=_jax.key_impl(array.dtype))
-    sharding = _jax.explicit_sharding(array)
-    if not hasattr(value, "dtype") or value.ndim == 0:
-        value = lax.full(array.shape, value, array.dtype, sharding=sharding)
-    if value.dtype != array.dtype:
-        value = lax.convert_element_type(value, array.dtype)
-    like = array.shape, sharding
-    return lax.select_n(_broadcast(mask, *like), _broadcast(value, *like), array)
-
-
-def _is_key(array: Any) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
-def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
-    """An array of this shape, sharded like what it is put together with, if that says how."""
-    if array.shape != shape:
-        array = jnp.broadcast_to(array, shape)
-    return array if sharding is None else jax.sharding.reshard(array, sharding)
+    return by_platform(array, cpu=kept, default=lax.optimization_barrier)
 
 
 def zeros(ctx: RuleContext, aval: Any) -> Any:
@@ -329,78 +293,5 @@ def zeros(ctx: RuleContext, aval: Any) -> Any:
     shape = ctx.padded_shape(aval.shape)
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, aval.dtype)
-    words = jnp.zeros((*shape, *_jax.key_shape(aval.dtype)), jnp.uint32)
-    return jax.random.wrap_key_data(words, impl=_jax.key_impl(aval.dtype))
-
-
-def take(array: Any, index: Any, axis: int) -> Any:
-    """Positions ``index`` (a vector) along ``axis``; indices out of range are clamped."""
-    sharding = _jax.explicit_sharding(array)
-    if sharding is None:
-        return jnp.take(array, index, axis=axis, mode="clip")
-    at = array.at[(*(slice(None),) * (axis % array.ndim), index)]
-    return at.get(mode="clip", out_sharding=sharding)
-
-
-def crop(array: Any, axis: int, size: int) -> Any:
-    """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys)."""
-    now = array.shape[axis]
-    if now > size:
-        return lax.slice_in_dim(array, 0, size, axis=axis)
-    if now < size:
-        return extend(array, axis, 0, size - now)
-    return array
-
-
-def extend(array: Any, axis: int, low: int, high: int) -> Any:
-    """Add zeros before and after ``axis``."""
-    if low == 0 and high == 0:
-        return array
-    if _is_key(array):
-        data = extend(jax.random.key_data(array), axis, low, high)
-        return jax.random.wrap_key_data(data, impl=_jax.key_impl(array.dtype))
-    config = [(low, high, 0) if i == axis else (0, 0, 0) for i in range(array.ndim)]
-    return lax.pad(array, lax.full((), 0, array.dtype), config)
-
-
-def shift_left(array: Any, axis: int, by: Any, size: int | None = None) -> Any:
-    """``out[i] = array[i + by]`` along ``axis`` for a run-time ``by >= 0``.
-
-    Args:
-        array: Any array.
-        axis: The axis.
-        by: Run-time int32 scalar; beyond the end zeros come in.
-        size: Size of the result along the axis; that of ``array`` by default.
-    """
-    size = array.shape[axis] if size is None else size
-    wide = extend(array, axis, 0, size)
-    start = jnp.minimum(by, array.shape[axis])
-    return lax.dynamic_slice_in_dim(wide, start, size, axis=axis)
-
-
-def shift_right(array: Any, axis: int, by: Any, size: int) -> Any:
-    """``out[i + by] = array[i]`` along ``axis``, zeros before; ``out`` has ``size`` positions.
-
-    What does not fit is cut off. ``by`` is a run-time int32 scalar, ``0 <= by``.
-    """
-    low = size
-    wide = crop(extend(array, axis, low, 0), axis, low + size)
-    return lax.dynamic_slice_in_dim(wide, jnp.maximum(low - by, 0), size, axis=axis)
-
-
-def window(array: Any, axis: int, start: Any, size: int, last: int) -> Any:
-    """``out[i] = array[start + i]`` along ``axis``, ``size`` positions; zeros beyond the end.
-
-    Args:
-        array: Any array.
-        axis: The axis.
-        start: An int or a run-time int32 scalar, ``0 <= start <= last``.
-        size: Size of the result along the axis.
-        last: The greatest start there can be; the array is extended only as far as it needs.
-    """
-    if isinstance(start, int):
-        return crop(lax.slice_in_dim(array, start, array.shape[axis], axis=axis), axis, size)
-    wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
-    starts = [start if i == axis else jnp.int32(0) for i in range(array.ndim)]
-    sizes = [size if i == axis else n for i, n in enumerate(wide.shape)]
-    return lax.dynamic_slice(wide, starts, sizes, allow_negative_indices=False)
+    words = jnp.zeros((*shape, *key_shape(aval.dtype)), jnp.uint32)
+    return jax.random.wrap_key_data(words, impl=key_impl(aval.dtype))

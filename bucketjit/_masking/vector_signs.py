@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
+from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 from bucketjit._sizes.reshape_groups import without_ones
 
@@ -91,7 +92,7 @@ class _Following:
         env: dict[Any, Facts] = dict(zip(jaxpr.invars, facts, strict=True))
 
         def read(atom: Any) -> Facts:
-            if _jax.is_literal(atom):
+            if is_literal(atom):
                 return self._literal(atom)
             if atom not in env:
                 env[atom] = Facts(key=("only", next(self._count)))
@@ -108,11 +109,11 @@ class _Following:
         return Facts(key=("literal", str(atom.aval), value.tobytes()), zero=not value.any())
 
     def _equation(self, eqn: Any, ins: Sequence[Facts]) -> list[Facts]:
-        name = _jax.name_of(eqn)
+        name = name_of(eqn)
         if name in ("eigh", "svd"):
             self._show_all(ins)
             return self._factorised(eqn)
-        inner = _jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0] if name in _jax.CALLS else None
+        inner = open_jaxpr(called_jaxpr(eqn.params))[0] if name in CALLS else None
         if inner is not None and len(inner.invars) == len(ins):
             return self.program(inner, ins)
         signs = None
@@ -143,9 +144,9 @@ class _Following:
     def _inside(self, eqn: Any) -> None:
         """Programs that an equation runs in ways of its own: what leaves them shows its signs."""
         params = list(eqn.params.values())
-        for value in jax.tree_util.tree_leaves(params, is_leaf=_jax.is_jaxpr):
-            if _jax.is_jaxpr(value):
-                inner = _jax.open_jaxpr(value)[0]
+        for value in jax.tree_util.tree_leaves(params, is_leaf=is_jaxpr):
+            if is_jaxpr(value):
+                inner = open_jaxpr(value)[0]
                 for fact in self.program(inner, [Facts()] * len(inner.invars)):
                     self.show(fact.signs)
 
@@ -156,16 +157,16 @@ class _Following:
         batch = tuple(range(rank))
         columns = Facts(frozenset({(group, (*batch, rank + 1))}))
         rows = Facts(frozenset({(group, (*batch, rank))}))
-        if _jax.name_of(eqn) == "eigh":
+        if name_of(eqn) == "eigh":
             return [columns, Facts()]
         return [Facts(), columns, rows][: len(eqn.outvars)]
 
     def _number(self, eqn: Any, ins: Sequence[Facts]) -> Hashable:
         """One number for all equations that compute the same of the same."""
-        if _jax.name_of(eqn) not in _NUMBERED or any(f.key is None for f in ins):
+        if name_of(eqn) not in _NUMBERED or any(f.key is None for f in ins):
             return ("only", next(self._count))
         params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
-        key = (_jax.name_of(eqn), params, *(f.key for f in ins))
+        key = (name_of(eqn), params, *(f.key for f in ins))
         return self._numbers.setdefault(key, next(self._count))
 
 
@@ -177,14 +178,14 @@ def _shape(atom: Any) -> Shape:
 
 
 def _makes_pairs(eqn: Any, ins: Sequence[Facts]) -> bool:
-    if _jax.name_of(eqn) != "concatenate" or eqn.params["dimension"] != 1 or len(ins) != 2:
+    if name_of(eqn) != "concatenate" or eqn.params["dimension"] != 1 or len(ins) != 2:
         return False
     columns = [_shape(v) for v in eqn.invars]
     return all(len(s) == 2 and s[1] == 1 for s in columns) and ins[0].key == ins[1].key is not None
 
 
 def _makes_diagonal(eqn: Any, ins: Sequence[Facts]) -> bool:
-    name = _jax.name_of(eqn)
+    name = name_of(eqn)
     if name in _SAME_DIAGONAL:
         return ins[0].diagonal
     if name not in ("scatter-add", "scatter_add", "scatter"):

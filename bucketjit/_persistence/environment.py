@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit._jax.compiler import jaxlib_version
 from bucketjit._version import __version__
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
     return {
         "bucketjit": f"{__version__} {_sources()}",
         "jax": jax.__version__,
-        "jaxlib": _jax.jaxlib_version(),
+        "jaxlib": jaxlib_version(),
         "numpy": np.__version__,
     }
 

@@ -17,7 +17,10 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from bucketjit import _jax
+from bucketjit._jax import primitives
+from bucketjit._jax.fingerprints import parts_of, text_of
+from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
+from bucketjit._jax.primitives import CALLBACKS
 
 # What only differentiation calls, which is over when a program is traced; names; and where results
 # of an equation go in a tree, which the results themselves say.
@@ -35,7 +38,7 @@ _IDLE = frozenset(
     )
 )
 # What they do is not in the program: it is a function of the host, or a library's.
-_ELSEWHERE = _jax.CALLBACKS | {"ffi_call"}
+_ELSEWHERE = CALLBACKS | {"ffi_call"}
 
 
 class NoDigest(Exception):
@@ -115,8 +118,8 @@ class Digest:
         elif isinstance(value, set | frozenset):
             found = sorted(Digest(self._own).add(x).hexdigest() for x in value)
             self._write("set", "".join(found))
-        elif _jax.is_jaxpr(value):
-            self._program(*_jax.open_jaxpr(value))
+        elif is_jaxpr(value):
+            self._program(*open_jaxpr(value))
         elif isinstance(value, np.ndarray | np.generic | jax.Array):
             self._array(value)
         elif isinstance(value, jex_core.Primitive):
@@ -134,13 +137,13 @@ class Digest:
             name, rest = parts(value)
             self._renamed.setdefault(name, f"#{len(self._renamed)}")
             return rest
-        return _jax.parts_of(value)
+        return parts_of(value)
 
     def _object(self, value: Any) -> bytes:
         """The text of an object of JAX's, which is long to make and comes again and again."""
         known = self._told.get(id(value))
         if known is None:
-            text = _jax.text_of(value)
+            text = text_of(value)
             if text is None:
                 raise NoDigest(f"a program with {_kind_of(value)} in it has no sound digest")
             for name, other in self._renamed.items():
@@ -169,7 +172,7 @@ class Digest:
         name = primitive.name
         if name in _ELSEWHERE:
             raise NoDigest(f"what {name} does is not part of the program")
-        if primitive not in self._own.primitives and _jax.primitive(name) is not primitive:
+        if primitive not in self._own.primitives and primitives.primitive(name) is not primitive:
             raise NoDigest(f"the primitive {name} is of another library, whose code is not known")
         self.primitives.add(primitive)
         self._write("primitive", name)
@@ -194,7 +197,7 @@ class Digest:
         def atoms(all_of_them: Sequence[Any]) -> None:
             self._write("atoms", str(len(all_of_them)))
             for atom in all_of_them:
-                if _jax.is_literal(atom):
+                if is_literal(atom):
                     self._write("literal", self._object(atom.aval))
                     self._add(atom.val)
                 else:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from bucketjit._errors import PersistenceWarning, frames_inside
-from bucketjit._events import Event
+from bucketjit._events import LONGEST, Event, printable
 from bucketjit._persistence import files
 from bucketjit._persistence.files import Damaged, Distrusted, Header
-from bucketjit._safe_text import LONGEST, printable
 
 # What becomes of an executable after a problem with its file.
 _TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"

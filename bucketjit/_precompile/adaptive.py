@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping, Seque
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from bucketjit import _jax
 from bucketjit._compile.argument_types import at_sizes, without_values
 from bucketjit._compile.background import Workers
 from bucketjit._compile.process.pool import Ended
@@ -18,11 +17,12 @@ from bucketjit._compile.provider import Cleared
 from bucketjit._config import Background
 from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_line
 from bucketjit._events import Event
+from bucketjit._jax.config import ThreadConfig
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 _EVERY = 64  # calls between two looks for a better plan
 _MOST_KINDS, _MOST_SIZES = 256, 4096
@@ -48,7 +48,7 @@ class _Kind:
     signed: Signed
     tokens: Tokens
     latest: Mapping[str, int]
-    config: _jax.ThreadConfig
+    config: ThreadConfig
     sizes: dict[tuple[int, ...], None]
 
 
@@ -85,7 +85,7 @@ class Adapting:
             return
         known = self._kinds.get(call.program)
         sizes = {} if known is None else known.sizes
-        like, config = without_values(signed), _jax.ThreadConfig()
+        like, config = without_values(signed), ThreadConfig()
         with self._lock:
             _put(sizes, tuple(call.sizes.values()), None, _MOST_SIZES)
             _put(

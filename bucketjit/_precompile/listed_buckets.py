@@ -15,9 +15,9 @@ from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
 from bucketjit._events import Event
 from bucketjit._precompile.warmup import compile_all, orders_for, volume
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 _MOST = 1024  # buckets of a plan, where the cache has no bound
 

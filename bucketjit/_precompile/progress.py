@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bucketjit._compile.provider import Order, Source
+from bucketjit._compile.requests import Order, Source
 from bucketjit._errors import MaskingError
-from bucketjit._events import shown
-from bucketjit._safe_text import one_line, printable
+from bucketjit._events import one_line, printable, shown
 
 
 class _Unbreakable:

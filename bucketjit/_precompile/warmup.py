@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.build import result_types
-from bucketjit._compile.provider import Cleared, Order, Source
+from bucketjit._compile.build_exact import result_types
+from bucketjit._compile.provider import Cleared
+from bucketjit._compile.requests import Order, Source
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._errors import (
     BucketOverflowError,
@@ -26,130 +26,19 @@ from bucketjit._errors import (
     in_one_line,
     is_of_machine,
 )
-from bucketjit._events import shown
+from bucketjit._jax.config import ThreadConfig
 from bucketjit._precompile.progress import progress_of
+from bucketjit._precompile.report import Warmed, WarmupReport
 from bucketjit._precompile.requested_sizes import check_names, combinations
 from bucketjit._runtime.buckets import bucket_or_size, exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._safe_text import printable
-from bucketjit._signature.leaf_types import bind_sizes
-from bucketjit._signature.signature import Call, variables_in
+from bucketjit._signature.binding import bind_sizes
+from bucketjit._signature.resolved_call import Call, variables_in
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.dynamic_axes import Tokens
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmupReport:
-    """What a warm-up has done; ``print`` it.
-
-    Attributes:
-        compiled: The buckets that it compiled, or read from files: `loaded` of them. Where calls
-            run exact, the sizes of their exact shapes.
-        present: Those that were compiled already.
-        failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
-        exact: Sizes that no bucket serves, since the call cannot be masked, and why. Their exact
-            shapes are compiled like the buckets of others.
-        left: Buckets that there was no time for, or sizes whose bucket there was no time to look
-            up; another warm-up goes on with them.
-        seconds: What it took.
-        evicted: Those of the compiled ones, and of those that were present, that are gone: others
-            have driven them out, since the cache does not hold all of them, or it was cleared.
-        stale: What is another now than when the manifest was made, in words. What it names was
-            compiled all the same, as the function and the versions are now.
-        loaded: How many of the compiled ones were read from files.
-        left_out: What the manifest could not name, and why: calls compile it as they come.
-        cleared: Whether the cache was cleared meanwhile, after which nothing more is begun.
-    """
-
-    compiled: tuple[Mapping[str, int], ...]
-    present: tuple[Mapping[str, int], ...]
-    failed: tuple[tuple[Mapping[str, int], str], ...]
-    exact: tuple[tuple[Mapping[str, int], str], ...]
-    left: tuple[Mapping[str, int], ...]
-    seconds: float
-    evicted: tuple[Mapping[str, int], ...] = ()
-    stale: tuple[str, ...] = ()
-    loaded: int = 0
-    left_out: tuple[str, ...] = ()
-    cleared: bool = False
-
-    def __str__(self) -> str:
-        loaded = f" ({self.loaded} of them from files)" if self.loaded else ""
-        head = (
-            f"{len(self.compiled)} compiled{loaded}, {len(self.present)} present, "
-            f"{len(self.failed)} failed, {len(self.exact)} exact, {len(self.left)} left, "
-            f"in {self.seconds:.2f} s"
-            f"{'; the cache was cleared meanwhile' if self.cleared else ''}"
-        )
-        lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
-        lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
-        gone = "the cache was cleared" if self.cleared else "the cache is full"
-        lines += [f"  evicted {shown(b) or 'exact'}: {gone}" for b in self.evicted]
-        lines += [f"  stale: {why}" for why in self.stale]
-        lines += [f"  not in the manifest: {why}" for why in self.left_out]
-        return printable("\n".join([head, *lines]))
-
-
-class Warmed(NamedTuple):
-    """What a warm-up has compiled or found.
-
-    Attributes:
-        report: Of the warm-up, without what has become of it since.
-        orders: Those of which the executables are to be in the cache now.
-    """
-
-    report: WarmupReport
-    orders: tuple[Order, ...] = ()
-
-
-def none_begun(sizes: Sequence[Mapping[str, int]]) -> Warmed:
-    """A warm-up of calls that was not begun."""
-    left = tuple(FrozenDict(chosen) for chosen in sizes or [{}])
-    return Warmed(WarmupReport((), (), (), (), left, 0.0))
-
-
-def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> Warmed:
-    """A warm-up of calls that failed as a whole."""
-    failed = [(FrozenDict(chosen), in_one_line(error)) for chosen in sizes or [{}]]
-    return Warmed(WarmupReport((), (), tuple(failed), (), (), 0.0))
-
-
-def report_of(
-    warmed: Sequence[Warmed],
-    engine: Engine,
-    epoch: object,
-    stale: Iterable[str] = (),
-    left_out: tuple[str, ...] = (),
-) -> WarmupReport:
-    """One report of several warm-ups, and of what is left of them in the cache.
-
-    Args:
-        warmed: The warm-ups.
-        engine: Has the cache.
-        epoch: When they began.
-        stale: See `WarmupReport`.
-        left_out: Likewise.
-    """
-    reports = [one.report for one in warmed]
-    orders = {o.key: o for one in warmed for o in one.orders}
-    # Before it is asked whether the cache was cleared: else a clear could pass for a full cache.
-    evicted = tuple(FrozenDict(o.sizes) for key, o in orders.items() if key not in engine.cache)
-    return WarmupReport(
-        compiled=tuple(b for r in reports for b in r.compiled),
-        present=tuple(b for r in reports for b in r.present),
-        failed=tuple(b for r in reports for b in r.failed),
-        exact=tuple(b for r in reports for b in r.exact),
-        left=tuple(b for r in reports for b in r.left),
-        seconds=sum((r.seconds for r in reports), 0.0),
-        evicted=evicted,
-        stale=tuple(dict.fromkeys(stale)),
-        loaded=sum(r.loaded for r in reports),
-        left_out=left_out,
-        cleared=engine.supply.epoch is not epoch,
-    )
 
 
 def check_options(workers: Any, time_budget: Any, **flags: Any) -> None:
@@ -364,7 +253,7 @@ def compile_all(
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(orders)
     running: dict[Future[Source], Order] = {}
-    config = _jax.ThreadConfig()  # contexts that are entered here hold there too
+    config = ThreadConfig()  # contexts that are entered here hold there too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
             late = deadline is not None and time.monotonic() >= deadline

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import cachetools
 
-from bucketjit import _jax, strategies
+from bucketjit import strategies
 from bucketjit._arrays.padding import pad, plain
 from bucketjit._arrays.results import Change, Out, as_numpy, as_padded, at_leaves
-from bucketjit._compile.build import one_by_one
+from bucketjit._compile.build_exact import one_by_one
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import (
     Executable,
@@ -26,8 +26,8 @@ from bucketjit._compile.executable import (
     sizes_argument,
 )
 from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.provider import Order, Supply
-from bucketjit._compile.requests import Orders
+from bucketjit._compile.provider import Supply
+from bucketjit._compile.requests import Order, Orders
 from bucketjit._config import Config, Fallback
 from bucketjit._errors import (
     BucketOverflowError,
@@ -38,28 +38,23 @@ from bucketjit._errors import (
     frames_inside,
     is_of_machine,
 )
-from bucketjit._events import Event, logger, shown, tell
+from bucketjit._events import LONGEST, Event, logger, one_line, printable, shown, tell
+from bucketjit._jax.arrays import on_default_device
+from bucketjit._jax.compiler import failed_running
 from bucketjit._masking.checks import POISONS, Check, blame, compare, failed
 from bucketjit._runtime.buckets import exactly, padded_sizes
 from bucketjit._runtime.chunks.splitter import Splitter
-from bucketjit._runtime.fast_path.plan import Plan, Way, give_away
-from bucketjit._runtime.fast_path.route import (
-    Given,
-    Route,
-    Routes,
-    arguments_of,
-    elements,
-    host_arguments,
-    layout_of,
-    make_plan,
-)
+from bucketjit._runtime.counters import Counters, Line
+from bucketjit._runtime.fast_path.handler import Way
+from bucketjit._runtime.fast_path.layout import arguments_of, elements, host_arguments, layout_of
+from bucketjit._runtime.fast_path.plan import Plan, give_away
+from bucketjit._runtime.fast_path.route import Given, Route, Routes, make_plan
 from bucketjit._runtime.open_outputs import open_outs
 from bucketjit._runtime.refusals import Refusals
-from bucketjit._runtime.statistics import Counters, Line
-from bucketjit._safe_text import LONGEST, one_line, printable
-from bucketjit._signature.signature import Call
+from bucketjit._runtime.shared_state import Relatives, make_cache
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed, Signer
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
 
@@ -87,25 +82,6 @@ _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
     "give arrays that the mesh cuts into equal parts, padded or not",
 )
-
-
-class Relatives:
-    """Engines that share cache and counters. It keeps none of them."""
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Engine, None] = weakref.WeakKeyDictionary()
-
-    def __iter__(self) -> Iterator[Engine]:
-        """Those that are there now, whatever other threads add meanwhile."""
-        return iter([e for alive in self._known.keyrefs() if (e := alive()) is not None])
-
-    def add(self, engine: Engine) -> None:
-        """Count an engine among them."""
-        self._known[engine] = None
-
-    def clear(self) -> None:
-        """Forget them."""
-        self._known.clear()
 
 
 class _PartRefused(Exception):
@@ -151,11 +127,11 @@ class Engine:
         self.cache: ExecutableCache[Any, Executable]
         self.supply: Supply
         self.counters: Counters
-        self.relatives: Relatives
+        self.relatives: Relatives[Engine]
         if kin is None:
             self.counters = Counters()
             self.relatives = Relatives()
-            self.cache, self.supply = _stock(config, self.name, self.counters, self.relatives)
+            self.cache, self.supply = make_cache(config, self.name, self.counters, self.relatives)
             self.preloading = Preloading(self.cache)
         else:
             self.preloading, self.relatives = kin.preloading, kin.relatives
@@ -380,7 +356,7 @@ class Engine:
         try:
             yield
         except Exception as error:
-            if _jax.failed_running(error):
+            if failed_running(error):
                 self.counters.call(line, compiled)
             raise
         self.counters.call(line, compiled)
@@ -445,7 +421,13 @@ class Engine:
             raise CompileBudgetError(f"{refused} That is a chunk of a call with {of}.") from None
         if way is not None and given is not None:
             opened = signed.family.open_leaves(call.tokens)
-            layout = layout_of(signed, opened, given, arguments_of(signed, given))
+            layout = layout_of(
+                signed,
+                opened,
+                given.args,
+                given.kwargs,
+                arguments_of(signed, given.args, given.kwargs),
+            )
             if layout is not None:
                 with self.lock:
                     # Who cleared the routes meanwhile does not count its chunks any more.
@@ -574,7 +556,7 @@ class Engine:
     ) -> Way | None:
         if sum(x.size for x in call.leaks.values) > _LARGEST_LEAKS:
             return None
-        on_device = _jax.on_default_device(sizes)
+        on_device = on_default_device(sizes)
         opened = signed.family.open_leaves(call.tokens)
         return self._remember(signed, given, opened, key, on_device, finish, line, call.sizes)
 
@@ -593,8 +575,8 @@ class Engine:
         slot = self.cache.slot(key)
         if slot is None:
             return None
-        arguments = arguments_of(signed, given)
-        layout = layout_of(signed, opened, given, arguments)
+        arguments = arguments_of(signed, given.args, given.kwargs)
+        layout = layout_of(signed, opened, given.args, given.kwargs, arguments)
         if layout is None:
             return None
         note = None
@@ -625,55 +607,6 @@ class Engine:
         for way in ways:
             if isinstance(way, Plan):  # the chunks of others count for themselves
                 self.counters.close(way.line)
-
-
-def _stock(
-    config: Config,
-    name: str,
-    counters: Counters,
-    relatives: Relatives,
-) -> tuple[ExecutableCache[Any, Executable], Supply]:
-    """A cache, and what fills it."""
-
-    def compiled(entry: Executable) -> None:
-        count = counters.load if entry.loaded else counters.compile
-        count(entry.compile_seconds)
-        entry.on_compile = again
-
-    def again(entry: Executable) -> None:
-        counters.compile(0.0)
-        supply = supplies[0]()
-        if supply is not None:
-            supply.compiled_again(entry)
-
-    supplies: list[weakref.ref[Supply]] = []
-
-    def evicted(key: Any, entry: Executable, why: str) -> None:
-        if isinstance(key[0], Program):
-            for engine in relatives:
-                engine.signer.release(key[0])
-        supply = supplies[0]()
-        if supply is not None:
-            supply.evicted(key, entry, why)
-
-    cache: ExecutableCache[Any, Executable] = ExecutableCache(
-        config.maxsize,
-        max_bytes=config.max_bytes,
-        policy=config.policy,
-        weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
-        on_evict=evicted,
-    )
-    supply = Supply(
-        cache,
-        name,
-        config.budget,
-        config.background,
-        config.hysteresis,
-        compiled,
-        functools.partial(tell, listeners=config.listeners),
-    )
-    supplies.append(weakref.ref(supply))
-    return cache, supply
 
 
 def _line(entry: Executable, call: Call, signed: Signed) -> Line:

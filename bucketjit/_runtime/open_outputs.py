@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import jax
 
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.build import result_types
+from bucketjit._compile.build_exact import result_types
 from bucketjit._compile.executable import Executable
 from bucketjit._errors import is_of_machine
-from bucketjit._signature.leaf_types import bind_sizes
+from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.signer import Signed
 
 # A size times the first number and more by the second: a few rows more need not show in ``x[::2]``.

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Hashable
 
 from bucketjit._errors import MaskingError
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 
 class Refusals:

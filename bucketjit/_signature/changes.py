@@ -7,7 +7,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from bucketjit._signature.leaf_types import LeafType, Statics
+from bucketjit._signature.leaf_types import LeafType
+from bucketjit._signature.parameters import Statics
 
 _SHOWN = 3
 _LONGEST = 80

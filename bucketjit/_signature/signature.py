@@ -8,7 +8,7 @@ taken as static and then varies is opened.
 
 A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
 at 2 rows, half of them is one row, and JAX broadcasts that. So a refusal is of the sizes of its
-call; `_Refused` decides how often others are tried.
+call; `Refused` decides how often others are tried.
 """
 
 from __future__ import annotations
@@ -18,163 +18,30 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from bucketjit._errors import ArgumentError, SpecError, is_of_machine
-from bucketjit._signature.leaf_types import LeafType, bind_sizes, check_declared
+from bucketjit._signature.binding import bind_sizes, check_declared
+from bucketjit._signature.leaf_types import LeafType
+from bucketjit._signature.resolved_call import Call
+from bucketjit._signature.traced_programs import Refused, Traced
 from bucketjit._sizes.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, places_of, tokens_of
-from bucketjit._sizes.expressions import bind_unique_names, variables_of
+from bucketjit._sizes.expressions import bind_unique_names
 from bucketjit._sizes.guards import Guard, parse_constraint
 from bucketjit._tracing.concrete import Tracer, pair
 from bucketjit._tracing.output_trees import same_tree
-from bucketjit._tracing.symbolic import (
-    COMPUTE,
-    NO_LEAKS,
-    Leaf,
-    Leaks,
-    Program,
-    TraceRefused,
-    size_in_data,
-    trace,
-)
+from bucketjit._tracing.program import Leaf, Program, TraceRefused, size_in_data
+from bucketjit._tracing.symbolic import COMPUTE, trace
 
 Shapes = Sequence[tuple[int, ...]]
 
 _MAX_GUESSES = 64
+
 _SHOWN = 8  # arguments, or reasons, in one line of a log
-_MAX_REFUSALS = 4  # then only sizes beyond all of these are tried
-_MAX_BEYOND = 8  # then only sizes beyond the double or the half
-_REFUSALS_KEPT = 4096
+
 _MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
+
 _LOOKED_THROUGH = 64  # sets of static sizes, at which those without a program are first looked for
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call, resolved: the sizes of its variables and the program that serves it.
-
-    Attributes:
-        tokens: A token per axis of each leaf.
-        sizes: Logical size of each dimension variable.
-        program: The program, or None if the call must run exact.
-        refusal: Why it must, or None.
-        leaks: What the program needs to know besides the sizes.
-        whole: The sizes of the call that it is a part of, if the function by itself may do
-            something else at its own: nothing but the program is right.
-    """
-
-    tokens: Tokens
-    sizes: dict[str, int]
-    program: Program | None
-    refusal: TraceRefused | None = None
-    leaks: Leaks = NO_LEAKS
-    whole: Mapping[str, int] | None = None
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The dimension variables, those of the program's own last."""
-        own = () if self.program is None else self.program.found
-        return (*variables_in(self.tokens), *own)
-
-    @property
-    def out_tree(self) -> Any:
-        """How the outputs nest; it has a program."""
-        assert self.program is not None
-        return self.program.out_tree if self.leaks.out_tree is None else self.leaks.out_tree
-
-    @property
-    def ordered(self) -> tuple[int, ...]:
-        """The logical size of each of `variables`."""
-        return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.leaks.sizes)
-
-
-def variables_in(tokens: Tokens) -> tuple[str, ...]:
-    """The dimension variables of some axes, in order of first appearance."""
-    found: dict[str, None] = {}
-    for place in places_of(tokens).opened:
-        if not place.token.isdigit():
-            found.update(dict.fromkeys(variables_of(place.token)))
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """Sizes at which something could not be traced, and whether it is tried at others.
-
-    Many things cannot be traced at small sizes alone, and some at large ones alone. So after a few
-    refusals it is tried only at sizes beyond all of these, larger or smaller, and then only beyond
-    the double or below the half. That is at most ``_MAX_BEYOND + 62`` times for each variable.
-
-    Attributes:
-        sizes: The sizes of each variable, wherever it was refused.
-    """
-
-    sizes: frozenset[tuple[int, ...]] = frozenset()
-
-    def and_at(self, sizes: tuple[int, ...]) -> _Refused:
-        """The same, refused at these sizes too."""
-        return _Refused(self.sizes | {sizes})
-
-    def may_do_at(self, sizes: tuple[int, ...]) -> bool:
-        """Whether it is tried at these sizes."""
-        if len(self.sizes) < _MAX_REFUSALS:
-            return sizes not in self.sizes
-        factor = 1 if len(self.sizes) < _MAX_BEYOND else 2
-        refused = zip(sizes, zip(*self.sizes, strict=True), strict=True)
-        return any(n > factor * max(at) or factor * n < min(at) for n, at in refused)
-
-
-@dataclass
-class _Traced:
-    """What is known for one set of static sizes: programs, and by size why there is none.
-
-    Attributes:
-        tracer: Gives what traces at concrete sizes; None if nothing does, or its programs are gone.
-        refusals: Why there is no program, by sizes.
-        refused: At which sizes there was none before the first program.
-        is_traced_again: Whether there was a program before those that are there.
-    """
-
-    tracer: Callable[[], Tracer | None] = lambda: None
-    refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
-    refused: _Refused = _Refused()
-    is_traced_again: bool = False
-    _programs: list[weakref.ref[Program]] = field(default_factory=list)
-
-    def programs(self) -> list[Program]:
-        """Those that somebody holds."""
-        return [program for ref in self._programs if (program := ref()) is not None]
-
-    def add(self, program: Program) -> None:
-        """Take note of one."""
-        there = [ref for ref in self._programs if ref() is not None]
-        self.is_traced_again |= len(there) < len(self._programs)
-        self._programs = [*there, weakref.ref(program)]
-
-    def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
-        """Why a call is not traced again: it was refused, or so was every one of several."""
-        at = tuple(sizes.values())
-        if at in self.refusals or self._has_served() or self.refused.may_do_at(at):
-            return self.refusals.get(at)
-        return next(reversed(self.refusals.values()))
-
-    def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
-        """Take note of why there is no program at these sizes, if it was tried there."""
-        at = tuple(sizes.values())
-        if not self._has_served():
-            if not self.refused.may_do_at(at):
-                return
-            self.refused = self.refused.and_at(at)
-            if len(self.refused.sizes) >= _MAX_REFUSALS:
-                self.tracer = lambda: None  # it holds traces, which will hardly be of use
-        self.refusals[at] = refusal.without_frames()
-        if len(self.refusals) > _REFUSALS_KEPT:
-            del self.refusals[next(iter(self.refusals))]
-
-    def _has_served(self) -> bool:
-        """Whether there is a program for some sizes, or was one that is gone since."""
-        return bool(self._programs)
 
 
 class Family:
@@ -216,11 +83,11 @@ class Family:
         self._learns = learns
         self._declared = _names_in(specs)
         self._tokens: Tokens | None = None
-        self._traced: dict[Any, _Traced] = {}
+        self._traced: dict[Any, Traced] = {}
         self._look_through_at = _LOOKED_THROUGH
         self._kept: set[Program] = set()
         self._last: Shapes = ()
-        self._closed: dict[tuple[int, int], _Refused] = {}
+        self._closed: dict[tuple[int, int], Refused] = {}
         self._refusal: TraceRefused | None = None
         self._reasons = [why]  # for what is learnt next
         self._news: list[str] = []
@@ -528,7 +395,7 @@ class Family:
             before, now = self._last[leaf][axis], shapes[leaf][axis]
             if rows[leaf][axis] != STATIC or before == now:
                 continue
-            if not self._closed.get((leaf, axis), _Refused()).may_do_at((now,)):
+            if not self._closed.get((leaf, axis), Refused()).may_do_at((now,)):
                 continue
             name = changed.get((before, now)) or self._variable_that_moved(before, now, shapes)
             if name is None:
@@ -565,7 +432,7 @@ class Family:
     def _is_larger_before(self, axes: Sequence[tuple[int, int]], shapes: Shapes) -> bool:
         """Whether an axis was larger when the last program was traced, and may be opened there."""
         sizes = [(self._last[leaf][axis], shapes[leaf][axis]) for leaf, axis in axes]
-        closed = [self._closed.get(place, _Refused()) for place in axes]
+        closed = [self._closed.get(place, Refused()) for place in axes]
         return any(
             before > now and refused.may_do_at((before,))
             for (before, now), refused in zip(sizes, closed, strict=True)
@@ -574,7 +441,7 @@ class Family:
     def _close(self, axes: Sequence[tuple[int, int]], shapes: Shapes) -> None:
         """Take note of axes that could not be opened at these sizes."""
         for leaf, axis in axes:
-            closed = self._closed.get((leaf, axis), _Refused())
+            closed = self._closed.get((leaf, axis), Refused())
             self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
 
     def _attempt_before(self, tokens: Tokens) -> Call | None:
@@ -613,13 +480,13 @@ class Family:
     def _static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
         return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
 
-    def _at(self, tokens: Tokens, shapes: Shapes) -> _Traced:
+    def _at(self, tokens: Tokens, shapes: Shapes) -> Traced:
         key = self._static_key(tokens, shapes)
         known = self._traced.get(key)
         if known is None:
             if len(self._traced) >= self._look_through_at:
                 self._forget_what_is_gone()
-            known = self._traced[key] = _Traced()
+            known = self._traced[key] = Traced()
         return known
 
     def _forget_what_is_gone(self) -> None:
@@ -627,7 +494,7 @@ class Family:
         self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
-    def _add(self, program: Program, to: _Traced) -> None:
+    def _add(self, program: Program, to: Traced) -> None:
         self._kept.add(program)
         to.add(program)
 

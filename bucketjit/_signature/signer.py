@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._jax.config import trace_context
 from bucketjit._signature.changes import Key, nearest, why_new
-from bucketjit._signature.leaf_types import LeafType, Parameters, Statics, leaf_type
+from bucketjit._signature.leaf_types import LeafType, leaf_type
+from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Family, is_default_name
 from bucketjit._sizes.dynamic_axes import (
     Anonymous,
@@ -26,7 +27,7 @@ from bucketjit._sizes.dynamic_axes import (
     leaf_entries,
     opens,
 )
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Signer:
         positions = self._parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
         types, shapes = self._types(leaves, positions, positional, keywords)
-        key = Key(tree, types, statics, _jax.trace_context())
+        key = Key(tree, types, statics, trace_context())
         family = self._families.get(key)
         if family is None:
             with self._lock:

@@ -29,9 +29,10 @@ import jax
 import numpy as np
 from jax import export
 
-from bucketjit import _jax
 from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
+from bucketjit._jax.user_code import raising_line
 from bucketjit._sizes.expressions import bind_unique_names, evaluate_text, variables_of
 from bucketjit._sizes.fit import fit
 from bucketjit._sizes.guards import Guard, decide_even, parse_constraint
@@ -39,6 +40,7 @@ from bucketjit._tracing.host_functions import Hosts
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
 from bucketjit._tracing.own_constants import own_constants
+from bucketjit._tracing.program import Leaf, Leaks, Program, TraceRefused, refuse_tracers
 from bucketjit._tracing.skeleton import (
     HostFunction,
     Skeleton,
@@ -46,7 +48,7 @@ from bucketjit._tracing.skeleton import (
     same_constant,
     take_apart,
 )
-from bucketjit._tracing.symbolic import COMPUTE, Leaf, Leaks, Program, TraceRefused, refuse_tracers
+from bucketjit._tracing.symbolic import COMPUTE
 
 _SAMPLES = 6
 _TRIALS = 14  # traces at other sizes, of which some may fail or do something else
@@ -122,10 +124,10 @@ class Tracer:
 
         with forgetful_jax():  # it may fail
             closed = jax.make_jaxpr(flat)(*arrays)
-        closed = _jax.without_hi_primitives(closed)
-        jaxpr, consts = _jax.open_jaxpr(closed)
+        closed = without_hi_primitives(closed)
+        jaxpr, consts = open_jaxpr(closed)
         refuse_tracers(consts)
-        jaxpr, consts = own_constants(_jax.without_dead_code(jaxpr), consts)
+        jaxpr, consts = own_constants(without_dead_code(jaxpr), consts)
         return Concrete(jaxpr, consts, out_tree, take_apart(jaxpr, consts))
 
     @staticmethod
@@ -271,7 +273,7 @@ def _failure_at_others(failures: Sequence[Exception]) -> str:
     """What a function raised at other sizes than those at hand, and where, in words."""
     if not failures:
         return "none was tried"
-    line = _jax.raising_line(failures[0])
+    line = raising_line(failures[0])
     told = f"at others it raises {type(failures[0]).__name__}"
     return f"{told} [{line}]" if line else told
 

@@ -20,8 +20,16 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from bucketjit import _jax
 from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._jax.jaxprs import (
+    EquationScopes,
+    bind_equation,
+    is_literal,
+    open_jaxpr,
+    struct_of,
+    without_dead_code,
+)
+from bucketjit._jax.primitives import called_jaxpr, name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 from bucketjit._sizes.reshape_groups import groups, without_ones
 
@@ -255,7 +263,7 @@ class _Analysis:
                 self._add(v, -1)
 
         for i, eqn in enumerate(jaxpr.eqns):
-            forms = [None if _jax.is_literal(v) else self.forms.get(v) for v in eqn.invars]
+            forms = [None if is_literal(v) else self.forms.get(v) for v in eqn.invars]
             plan = _plan(eqn, forms)
             if plan is None:
                 for v, form in zip(eqn.invars, forms, strict=True):
@@ -273,10 +281,10 @@ class _Analysis:
             for v, form, wanted in zip(eqn.invars, forms, plan.ins, strict=True):
                 if wanted is not None and form is None:
                     pay(v, wanted)
-            if _jax.name_of(eqn) == "reshape" and (plan.ins[0] is None or plan.out is None):
+            if name_of(eqn) == "reshape" and (plan.ins[0] is None or plan.out is None):
                 self._add(touched[0], 1)
         for v in jaxpr.outvars:
-            if not _jax.is_literal(v) and v in self.forms:
+            if not is_literal(v) and v in self.forms:
                 pay(v, None)
 
     def keep_what_pays(self, jaxpr: Any) -> None:
@@ -311,7 +319,7 @@ def _key(form: Form) -> Any:
 
 
 def _plan(eqn: Any, forms: Sequence[Form]) -> Plan | None:
-    name = _jax.name_of(eqn)
+    name = name_of(eqn)
     if name not in _FOLLOW or (name != "reshape" and not any(forms)):
         return None
     return _FOLLOW[name](eqn, forms)
@@ -321,7 +329,7 @@ def _spreads(eqn: Any, form: Apart) -> bool:
     """Whether an equation broadcasts along a merged axis: it makes any form at no cost."""
     return (
         eqn is not None
-        and _jax.name_of(eqn) == "broadcast_in_dim"
+        and name_of(eqn) == "broadcast_in_dim"
         and len(eqn.invars) == 1
         and form.axis not in eqn.params["broadcast_dimensions"]
     )
@@ -340,7 +348,7 @@ class _Rewriting:
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         self._values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-        scope_of = _jax.EquationScopes()
+        scope_of = EquationScopes()
         for i, eqn in enumerate(jaxpr.eqns):
             plan = self._analysis.plans.get(i)
             forms = plan.ins if plan is not None else (None,) * len(eqn.invars)
@@ -349,12 +357,12 @@ class _Rewriting:
                 if plan is not None:
                     outs = [eqn.primitive.bind(*operands, **plan.params)]
                 else:
-                    outs = _jax.bind_equation(eqn, operands)
+                    outs = bind_equation(eqn, operands)
             self._values.update(zip(eqn.outvars, outs, strict=True))
         return [self._read(v, None) for v in jaxpr.outvars]
 
     def _read(self, v: Any, wanted: Form) -> Any:
-        if _jax.is_literal(v):
+        if is_literal(v):
             return v.val
         own = self._analysis.forms.get(v)
         if (own is None) == (wanted is None):
@@ -403,24 +411,24 @@ def keep_apart(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
 
 def _retrace(jaxpr: Any, fn: Callable[..., list[Any]]) -> tuple[Any, Sequence[Any]]:
     """Trace a function of a program's arguments."""
-    structs = [_jax.struct_of(v.aval) for v in jaxpr.invars]
-    inner, consts = _jax.open_jaxpr(jax.make_jaxpr(fn)(*structs))
-    return _jax.without_dead_code(inner), tuple(consts)
+    structs = [struct_of(v.aval) for v in jaxpr.invars]
+    inner, consts = open_jaxpr(jax.make_jaxpr(fn)(*structs))
+    return without_dead_code(inner), tuple(consts)
 
 
 def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Evaluate a program, and the functions it calls in their places."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    scope_of = _jax.EquationScopes()
+    scope_of = EquationScopes()
     for eqn in jaxpr.eqns:
-        operands = [v.val if _jax.is_literal(v) else env[v] for v in eqn.invars]
+        operands = [v.val if is_literal(v) else env[v] for v in eqn.invars]
         with scope_of(eqn):
-            if _jax.name_of(eqn) in _CALLS:
-                outs = _inlined(*_jax.open_jaxpr(_jax.called_jaxpr(eqn.params)), operands)
+            if name_of(eqn) in _CALLS:
+                outs = _inlined(*open_jaxpr(called_jaxpr(eqn.params)), operands)
             else:
-                outs = _jax.bind_equation(eqn, operands)
+                outs = bind_equation(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
-    return [v.val if _jax.is_literal(v) else env[v] for v in jaxpr.outvars]
+    return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
 
 
 def _merges_and_splits(jaxpr: Any) -> bool:
@@ -429,13 +437,13 @@ def _merges_and_splits(jaxpr: Any) -> bool:
 
     def visit(inner: Any) -> None:
         for eqn in inner.eqns:
-            if _jax.name_of(eqn) == "reshape":
+            if name_of(eqn) == "reshape":
                 pairs = groups(*map(without_ones, (_shape(eqn.invars[0]), _shape(eqn.outvars[0]))))
                 for old, new in pairs:
                     found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
                     found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))
-            elif _jax.name_of(eqn) in _CALLS:
-                visit(_jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0])
+            elif name_of(eqn) in _CALLS:
+                visit(open_jaxpr(called_jaxpr(eqn.params))[0])
 
     visit(jaxpr)
     return all(found.values())

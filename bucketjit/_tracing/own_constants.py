@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
 from bucketjit._tracing.skeleton import same_constant
 
 # Copies of at least so many bytes are shared. Smaller ones are many, and sharing takes longer.
@@ -94,7 +94,7 @@ class _Owned:
         if all(x is y for new, old in pairs for x, y in zip(new, old, strict=True)):
             return None
         args = jaxpr.constvars, owned, jaxpr.invars, outvars, eqns
-        return _jax.rebuilt_jaxpr(original, *args), owned
+        return rebuilt_jaxpr(original, *args), owned
 
     def _equation(self, eqn: Any) -> Any:
         invars = [self._atom(atom) for atom in eqn.invars]
@@ -106,16 +106,16 @@ class _Owned:
         return eqn.replace(invars=invars, params=params)
 
     def _atom(self, atom: Any) -> Any:
-        if not _jax.is_literal(atom):
+        if not is_literal(atom):
             return atom
         owned = _own(atom.val)
         return atom if owned is atom.val else type(atom)(owned, atom.aval)
 
     def _param(self, value: Any) -> Any:
-        if _jax.is_jaxpr(value):
+        if is_jaxpr(value):
             known = self._programs.get(id(value))
             if known is None:
-                owned = self.program(value, *_jax.open_jaxpr(value))
+                owned = self.program(value, *open_jaxpr(value))
                 known = self._programs[id(value)] = value, value if owned is None else owned[0]
             return known[1]
         if isinstance(value, np.ndarray):

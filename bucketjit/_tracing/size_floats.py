@@ -19,8 +19,19 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from jax import dtypes
 
-from bucketjit import _jax
 from bucketjit._errors import MaskingError
+from bucketjit._jax.jaxprs import (
+    all_equations,
+    bodies,
+    equations_around,
+    is_literal,
+    open_jaxpr,
+    scan_arity,
+)
+from bucketjit._jax.number_hooks import NUMBER_OF_SIZES, ROUNDED_ONCE
+from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
+from bucketjit._jax.size_reports import is_positive
+from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.float_errors import Measured, Samples, computed, is_good
 
@@ -89,12 +100,12 @@ def refuse_decisions(jaxpr: Any, samples: Samples) -> None:
     Raises:
         MaskingError: An equation does.
     """
-    has_numbers = any(map(_mark_of, _jax.all_equations(jaxpr)))
+    has_numbers = any(map(_mark_of, all_equations(jaxpr)))
     try:
         _Walk(samples if has_numbers else None).program(jaxpr, [None] * len(jaxpr.invars))
     except _Refusal as refusal:
         eqn = refusal.eqn
-        line = _jax.source_line(eqn, _jax.equations_around(jaxpr, eqn))
+        line = source_line(eqn, equations_around(jaxpr, eqn))
         raise MaskingError(
             f"{eqn.primitive.name}: {refusal}, and is not as exact at symbolic sizes"
             + (f" [{line}]" if line else ""),
@@ -104,8 +115,8 @@ def refuse_decisions(jaxpr: Any, samples: Samples) -> None:
 
 def _mark_of(eqn: Any) -> str | None:
     """The mark that an equation puts on a number, if it does."""
-    mark = eqn.params["name"] if _jax.name_of(eqn) == "name" else None
-    return mark if mark in (_jax.NUMBER_OF_SIZES, _jax.ROUNDED_ONCE) else None
+    mark = eqn.params["name"] if name_of(eqn) == "name" else None
+    return mark if mark in (NUMBER_OF_SIZES, ROUNDED_ONCE) else None
 
 
 class _Walk:
@@ -124,7 +135,7 @@ class _Walk:
         known.update((v, k) for v, k in zip(jaxpr.invars, given, strict=True) if k is not None)
 
         def of(atom: Any) -> _Known | None:
-            return None if _jax.is_literal(atom) else known.get(atom)
+            return None if is_literal(atom) else known.get(atom)
 
         for eqn in jaxpr.eqns:
             results = self._results(eqn, list(map(of, eqn.invars)))
@@ -132,10 +143,10 @@ class _Walk:
         return list(map(of, jaxpr.outvars))
 
     def _results(self, eqn: Any, operands: _States) -> _States:
-        name, params = _jax.name_of(eqn), eqn.params
+        name, params = name_of(eqn), eqn.params
         nothing: _States = [None] * len(eqn.outvars)
         if name == "dim_as_value":
-            sign = 1 if _jax.is_positive(params["dim"]) else 0
+            sign = 1 if is_positive(params["dim"]) else 0
             return [_Known(False, sign, measured=self._of_size(params["dim"]))]
         if name == "iota":
             size = params["shape"][params["dimension"]]
@@ -143,21 +154,21 @@ class _Walk:
             measured = None if last is None else last.as_array
             return [_Known(False, 0, measured=measured, is_constant=not is_symbolic(size))]
         if (mark := _mark_of(eqn)) is not None:
-            return [_marked(operands[0], mark == _jax.ROUNDED_ONCE)]
-        if name in _jax.CALLS:
-            inner = _jax.open_jaxpr(_jax.called_jaxpr(params))[0]
+            return [_marked(operands[0], mark == ROUNDED_ONCE)]
+        if name in CALLS:
+            inner = open_jaxpr(called_jaxpr(params))[0]
             if len(inner.invars) == len(operands) and len(inner.outvars) == len(nothing):
                 outs = self.program(inner, self._with_literals(eqn, operands))
                 return [None if k is not None and k.is_constant else k for k in outs]
         if name in _CONTROL:
             return _CONTROL[name](self, eqn, operands)
-        for inner in _jax.bodies(eqn):
-            opened = _jax.open_jaxpr(inner)[0]
+        for inner in bodies(eqn):
+            opened = open_jaxpr(inner)[0]
             self.program(opened, [None] * len(opened.invars))
         return self._of_operation(eqn, operands) if any(operands) else nothing
 
     def _of_operation(self, eqn: Any, operands: _States) -> _States:
-        name, params = _jax.name_of(eqn), eqn.params
+        name, params = name_of(eqn), eqn.params
         every = self._with_literals(eqn, operands)
         numbers = [k for k in operands if k is not None and k.is_number]
         if name == "div" and (by := operands[1]) is not None and by.is_number and by.sign == 0:
@@ -206,7 +217,7 @@ class _Walk:
 
     def _of_literal(self, atom: Any) -> _Known | None:
         """A literal is as exact as it is in the unpadded run; None for what is none."""
-        if not _jax.is_literal(atom):
+        if not is_literal(atom):
             return None
         value = np.asarray(atom.val)
         measured = None if self._samples is None else self._samples.of_constant(value)
@@ -220,12 +231,12 @@ class _Walk:
     def _cond(self, eqn: Any, operands: _States) -> _States:
         if operands[0] is not None and operands[0].is_number:
             _refuse(eqn, "a number that is computed of sizes chooses a branch")
-        outs = [self.program(_jax.open_jaxpr(b)[0], operands[1:]) for b in eqn.params["branches"]]
+        outs = [self.program(open_jaxpr(b)[0], operands[1:]) for b in eqn.params["branches"]]
         return [_any_of(found) for found in zip(*outs, strict=True)]
 
     def _scan(self, eqn: Any, operands: _States) -> _States:
-        consts, carried = _jax.scan_arity(eqn.params)
-        body = _jax.open_jaxpr(eqn.params["jaxpr"])[0]
+        consts, carried = scan_arity(eqn.params)
+        body = open_jaxpr(eqn.params["jaxpr"])[0]
         carry, xs = operands[consts : consts + carried], operands[consts + carried :]
 
         def step(carry: _States) -> _States:
@@ -239,8 +250,8 @@ class _Walk:
         consts, carry = operands[of_cond : of_cond + of_body], operands[of_cond + of_body :]
 
         def step(carry: _States) -> _States:
-            self.program(_jax.open_jaxpr(params["cond_jaxpr"])[0], [*operands[:of_cond], *carry])
-            return self.program(_jax.open_jaxpr(params["body_jaxpr"])[0], [*consts, *carry])
+            self.program(open_jaxpr(params["cond_jaxpr"])[0], [*operands[:of_cond], *carry])
+            return self.program(open_jaxpr(params["body_jaxpr"])[0], [*consts, *carry])
 
         return _around(step, carry)
 
@@ -267,7 +278,7 @@ def _measured(eqn: Any, operands: Sequence[_Known]) -> Measured | None:
     given = [k.measured for k in operands if k.measured is not None]
     if len(given) < len(operands) or not eqn.outvars:
         return None
-    name, out = _jax.name_of(eqn), eqn.outvars[0].aval
+    name, out = name_of(eqn), eqn.outvars[0].aval
     if name == "convert_element_type" and out.dtype in _LOSSY:
         return None
     if name in _CARRY | {"convert_element_type"} and len(given) == 1:
@@ -280,7 +291,7 @@ def _measured(eqn: Any, operands: Sequence[_Known]) -> Measured | None:
 
 def _refuse_enlarging(eqn: Any, argument: _Known, result: Measured | None) -> None:
     """Refuse a function that makes more of some roundings of its argument."""
-    name = _jax.name_of(eqn)
+    name = name_of(eqn)
     is_tried = argument.measured is not None and argument.measured.exact is not None
     if name in _OF_POSITIVE and argument.sign != 1 and not (is_tried and result is not None):
         _refuse(eqn, f"a number that is computed of sizes goes into {name}, and may be next to 0")
@@ -290,7 +301,7 @@ def _refuse_enlarging(eqn: Any, argument: _Known, result: Measured | None) -> No
 
 def _with_data(eqn: Any, operands: _States, numbers: Sequence[_Known]) -> _States:
     """What comes of values, some of which are data."""
-    name = _jax.name_of(eqn)
+    name = name_of(eqn)
     if not numbers or (name in _COMPARE and all(k.is_once for k in numbers)):
         return [None] * len(eqn.outvars)
     decide = _MEETS.get(name)

@@ -15,11 +15,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core as jex_core
 
-from bucketjit import _jax
 from bucketjit._errors import is_of_machine
+from bucketjit._ir.size_constant import leaked_p
 from bucketjit._ir.size_params import SIZE_PARAMS
+from bucketjit._jax.jaxprs import (
+    equation,
+    is_jaxpr,
+    is_literal,
+    is_shaped,
+    open_jaxpr,
+    rebuilt_jaxpr,
+    variable,
+)
+from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
+from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import Dim, Shape
 from bucketjit._tracing.closures import held_by
 from bucketjit._tracing.host_functions import Hosts, LeakedHost
@@ -38,14 +48,6 @@ _IDLE = frozenset(
 )
 
 
-leaked_p = jex_core.Primitive("leaked")
-
-
-@leaked_p.def_abstract_eval  # type: ignore[untyped-decorator]
-def _abstract_eval(*, index: int, aval: Any, depends_on: Dim) -> Any:
-    return aval
-
-
 @dataclass(frozen=True, eq=False)
 class HostFunction:
     """What an equation calls on the host: a constant of its program, which may differ."""
@@ -54,7 +56,7 @@ class HostFunction:
 
 
 def _is_host(eqn: Any, param: str) -> bool:
-    return param == "callback" and eqn.primitive.name in _jax.CALLBACKS
+    return param == "callback" and eqn.primitive.name in CALLBACKS
 
 
 @dataclass
@@ -121,12 +123,12 @@ def _told(equations: tuple[Any, ...]) -> str:
 
 def _name(eqn: Any) -> str:
     """The name of a primitive, and that of the function which it calls."""
-    called = eqn.params.get("name") if _jax.name_of(eqn) in _jax.CALLS else None
+    called = eqn.params.get("name") if name_of(eqn) in CALLS else None
     return f"{eqn.primitive.name} of {called}" if called else str(eqn.primitive.name)
 
 
 def _where(equations: tuple[Any, ...]) -> str:
-    line = _jax.source_line(equations[-1], equations[:-1]) if equations else ""
+    line = source_line(equations[-1], equations[:-1]) if equations else ""
     return f" [{line}]" if line else ""
 
 
@@ -259,7 +261,7 @@ class _Apart:
         self._found.owners.append(self._within)
 
     def _atom(self, atom: Any, number: Mapping[Any, int]) -> None:
-        if _jax.is_literal(atom):
+        if is_literal(atom):
             self._part("literal")
             self._aval(atom.aval)
             self._value(atom.val)
@@ -267,7 +269,7 @@ class _Apart:
             self._part(number[atom])
 
     def _aval(self, aval: Any) -> None:
-        if not _jax.is_shaped(aval):
+        if not is_shaped(aval):
             self._part(aval)
             return
         # An axis of size 1 broadcasts, by the same equation that takes two axes of one size.
@@ -278,8 +280,8 @@ class _Apart:
     def _param(self, value: Any, slot: bool) -> None:
         if slot and _is_int(value):
             self._found.sizes.append(int(value))
-        elif _jax.is_jaxpr(value):
-            self.program(*_jax.open_jaxpr(value))
+        elif is_jaxpr(value):
+            self.program(*open_jaxpr(value))
         elif isinstance(value, tuple | list):
             self._part((type(value), len(value)))
             for v in value:
@@ -288,7 +290,7 @@ class _Apart:
             self._part(tuple(value))
             for v in value.values():
                 self._param(v, slot)
-        elif _jax.is_shaped(value):
+        elif is_shaped(value):
             self._aval(value)
         else:
             self._part(value)
@@ -346,13 +348,13 @@ class _Together:
             aval = self._aval(var.aval)
             leak = next(self._leaks)
             if leak is None:
-                env[var] = _jax.variable(aval)
+                env[var] = variable(aval)
                 constvars.append(env[var])
                 kept.append(value)
             else:
                 env[var] = self._leaked(leak, aval, eqns)
         for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
-            env[var] = _jax.variable(self._aval(var.aval))
+            env[var] = variable(self._aval(var.aval))
         constvars += [env[v] for v in jaxpr.constvars[len(consts) :]]
         for eqn in jaxpr.eqns:
             operands = [self._atom(atom, env, eqns) for atom in eqn.invars]
@@ -370,7 +372,7 @@ class _Together:
             eqns.append(eqn.replace(invars=operands, outvars=outs, params=params))
         results = [self._atom(atom, env, eqns) for atom in jaxpr.outvars]
         inputs = [env[v] for v in jaxpr.invars]
-        return _jax.rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
+        return rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
 
     def _host(self, function: Any) -> Any:
         leak = next(self._leaks)
@@ -380,21 +382,21 @@ class _Together:
         return LeakedHost(leak, self._depends_on, self._hosts)
 
     def _leaked(self, leak: int, aval: Any, eqns: list[Any]) -> Any:
-        var = _jax.variable(aval)
+        var = variable(aval)
         self.leaked[leak] = tuple(aval.shape)
         params = {"index": leak, "aval": aval, "depends_on": self._depends_on}
-        eqns.append(_jax.equation([], [var], leaked_p, params))
+        eqns.append(equation([], [var], leaked_p, params))
         return var
 
     def _atom(self, atom: Any, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
-        if not _jax.is_literal(atom):
+        if not is_literal(atom):
             return env[atom]
         aval = self._aval(atom.aval)
         leak = next(self._leaks)
         return atom if leak is None else self._leaked(leak, aval, eqns)
 
     def _aval(self, aval: Any) -> Any:
-        if not _jax.is_shaped(aval):
+        if not is_shaped(aval):
             return aval
         shape = tuple(next(self._sizes) for _ in aval.shape)
         return aval if shape == tuple(aval.shape) else aval.update(shape=shape)
@@ -402,14 +404,14 @@ class _Together:
     def _param(self, value: Any, slot: bool) -> Any:
         if slot and _is_int(value):
             return next(self._sizes)
-        if _jax.is_jaxpr(value):
-            return self.program(value, *_jax.open_jaxpr(value))[0]
+        if is_jaxpr(value):
+            return self.program(value, *open_jaxpr(value))[0]
         if isinstance(value, tuple | list):
             parts = [self._param(v, slot) for v in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, dict):
             return {k: self._param(v, slot) for k, v in value.items()}
-        if _jax.is_shaped(value):
+        if is_shaped(value):
             return self._aval(value)
         return value
 

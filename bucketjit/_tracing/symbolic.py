@@ -8,24 +8,25 @@ guard: the program serves every call whose sizes agree with it, others get their
 from __future__ import annotations
 
 import decimal
-import functools
 import numbers
 import operator
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
-import numpy as np
 from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
-from bucketjit import _jax
-from bucketjit._errors import MaskingError, ShapeCheckError, handled_before, is_of_machine
+from bucketjit._errors import MaskingError, handled_before, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax
-from bucketjit._sizes.expressions import Dim, Shape, evaluate, is_symbolic, variables_of
+from bucketjit._jax.jaxprs import all_equations, equations_around, open_jaxpr, without_dead_code
+from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._jax.patches.shapes import repeats_by_size
+from bucketjit._jax.size_hooks import LengthIsInt, watch_equalities
+from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_of
 from bucketjit._sizes.guards import (
     Guard,
     decide,
@@ -42,216 +43,26 @@ from bucketjit._tracing.float_errors import Samples
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
+from bucketjit._tracing.program import (
+    Leaf,
+    Program,
+    TraceRefused,
+    refuse_tracers,
+    size_in_data,
+    unchecked_reshapes,
+)
 from bucketjit._tracing.size_floats import refuse_decisions
-from bucketjit._xla_defects.broadcast_operands import has_constant_sides
-from bucketjit._xla_defects.nan_reductions import may_lose_nan
-from bucketjit._xla_defects.recomputed_values import compared
 
 MAX_RETRACES = 24
-_BYTES_OF_TREE = 1 << 14  # the closure of a `jax.vjp` holds a small program
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """What is known of one argument leaf while tracing.
-
-    Attributes:
-        path: How an error names it, such as ``params['w']``.
-        shape: Sizes: ints, or text of an expression (``"2*b + 1"``).
-        dtype: Its dtype; None for a Python int that is itself a size.
-        weak_type: JAX's weak type.
-        sharding: How it is sharded over explicit axes of a mesh, if it is.
-    """
-
-    path: str
-    shape: tuple[int | str, ...]
-    dtype: Any
-    weak_type: bool = False
-    sharding: Any = None
-
-    @property
-    def is_size(self) -> bool:
-        """True if the leaf is a Python int that is a size itself."""
-        return self.dtype is None
-
-    def struct(self, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
-        """An abstract array of its type, of sizes that are known or symbolic."""
-        given = {"weak_type": self.weak_type, "sharding": self.sharding}
-        return jax.ShapeDtypeStruct(shape, self.dtype, **given)
-
-
-@dataclass(frozen=True)
-class Leaks:
-    """What a program needs to know of the logical sizes that it cannot compute from them.
-
-    Attributes:
-        sizes: The program's *found* sizes, see `Program`.
-        values: Constants that depend on the sizes: scalars, or arrays of logical shape.
-        out_tree: How the outputs nest, if the data in it depends on the sizes.
-    """
-
-    sizes: tuple[int, ...] = ()
-    values: tuple[np.ndarray, ...] = ()
-    out_tree: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the constants take, and about what a tree takes."""
-        tree = 0 if self.out_tree is None else _BYTES_OF_TREE
-        return sum(v.nbytes for v in self.values) + tree
-
-
-NO_LEAKS = Leaks()
-
-
-class Pairing(Protocol):
-    """Concrete traces that a program was made from; see `bucketjit._tracing.concrete`."""
-
-    @property
-    def samples(self) -> Sequence[Mapping[str, int]]:
-        """The sizes they were made at."""
-
-    @property
-    def leaked(self) -> int:
-        """How many constants depend on the logical sizes."""
-
-    @property
-    def nests_by_size(self) -> bool:
-        """Whether data in the tree of the outputs depends on the logical sizes."""
-
-    @property
-    def why(self) -> str:
-        """Why the function is not traced with symbolic sizes."""
-
-    def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
-        """What to know at these sizes; None if the program does not serve them."""
-
-    def found_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The found sizes at these sizes; None if the program does not serve them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """A function traced with symbolic sizes.
-
-    Attributes:
-        jaxpr: The open jaxpr; its shapes hold symbolic dimensions.
-        consts: Arrays it closes over, which nobody else can write to.
-        in_shapes, out_shapes: Shapes of the inputs (sizes left out) and outputs.
-        out_types: dtype and weak type of each output.
-        out_tree: How outputs nest; a tuple of them if that depends on the logical sizes.
-        guards: What must hold of the sizes of a call.
-        lower: Smallest size of each variable, 1 unless a guard says more.
-        reshapes: Pairs of shapes of one reshape that are equal only at some sizes.
-        found: Variables of its own: sizes that no expression of the others gives.
-        leak_shapes: Shape of each leaked constant, see `Leaks`.
-        pairing: The concrete traces it was made from; None if it was traced symbolically.
-        may_hold_sizes: Whether there is data in ``out_tree`` that cannot be looked into.
-    """
-
-    jaxpr: Any
-    consts: Sequence[Any]
-    in_shapes: tuple[Shape, ...]
-    out_shapes: tuple[Shape, ...]
-    out_types: tuple[tuple[Any, bool], ...]
-    out_tree: Any
-    guards: tuple[Guard, ...]
-    lower: Mapping[str, int]
-    reshapes: tuple[tuple[Shape, Shape], ...] = field(default=())
-    found: tuple[str, ...] = ()
-    leak_shapes: tuple[Shape, ...] = ()
-    pairing: Pairing | None = None
-    may_hold_sizes: bool = False
-
-    @functools.cached_property
-    def avoids_library_folds(self) -> bool:
-        """Whether XLA's library gets it wrong; see `bucketjit._xla_defects`."""
-        return may_lose_nan(self.jaxpr) or has_constant_sides(self.jaxpr, self.consts)
-
-    @functools.cached_property
-    def compared(self) -> Mapping[Any, Hashable]:
-        """The values that must be computed once; see `bucketjit._xla_defects.recomputed_values`."""
-        return compared(self.jaxpr)
-
-    @property
-    def open_outs(self) -> tuple[int, ...]:
-        """Positions of the outputs with open axes."""
-        return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
-
-    def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every guard holds at these sizes."""
-        return all(g.holds(sizes) for g in self.guards)
-
-    def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
-        """What to know besides the sizes; None if the program does not serve them."""
-        if not self.admits(sizes):
-            return None
-        return NO_LEAKS if self.pairing is None else self.pairing.leaks(sizes)
-
-    def found_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
-        """Padded values of the found sizes; None if they are not known for this bucket."""
-        return {} if self.pairing is None else self.pairing.found_sizes(bucket)
-
-    def fits(self, bucket: Mapping[str, int]) -> bool:
-        """Whether the program may be built at these padded sizes.
-
-        The constraints its shapes were simplified by must hold of them; what user code only
-        compared (``!=``) speaks of logical sizes.
-        """
-        return all(g.op == "!=" or g.holds(bucket) for g in self.guards)
-
-    def check_reshapes(self, sizes: Mapping[str, int]) -> None:
-        """Raise what the exact run would raise for a reshape that does not fit.
-
-        JAX does not check a reshape of symbolic sizes, so ``x.reshape(s // 2, 2)`` traces for
-        odd ``s``, where running it raises.
-        """
-        for before, after in self.reshapes:
-            a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
-            if _product(a) != _product(b):
-                raise ShapeCheckError(
-                    f"cannot reshape array of shape {tuple(a)} (size {_product(a)}) into shape "
-                    f"{tuple(b)} (size {_product(b)}), with sizes {dict(sizes)}"
-                )
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    total: Any = 1
-    for d in sizes:
-        total = total * d
-    return total
-
-
-class TraceRefused(MaskingError):
-    """The function cannot be traced with symbolic sizes.
-
-    Attributes:
-        cause: What JAX or the function itself raised.
-    """
-
-    def __init__(self, reason: str, remedy: str, cause: BaseException | None = None) -> None:
-        super().__init__(reason, remedy)
-        self.cause = cause
-
-    def placed(self, fn: Callable[..., Any]) -> TraceRefused:
-        """The same; a reason that names no line names that of the function."""
-        line = "" if self.names_a_line else _jax.defining_line(fn)
-        reason = f"{self.reason} [{line}]" if line else self.reason
-        return TraceRefused(reason, self.remedy, self.cause)
-
-    def without_frames(self) -> Self:
-        """The same, without its cause."""
-        kept = super().without_frames()
-        kept.cause = None
-        return kept
-
 
 _OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)__")
+
 _ASKED_SYMBOLICALLY = (
     "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
     "from it. If every call raises it, the function does not take symbolic sizes: leave its axes "
     "static (dynamic_axes), or raise an error of another class."
 )
+
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
 
@@ -318,7 +129,7 @@ class _Tracing:
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
             return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
 
-        watched = _jax.watch_equalities(
+        watched = watch_equalities(
             self.unequal, self.used_as_key, self.texts.append, self.raised.append
         )
         with watched, lenient_jax(), forgetful_jax():
@@ -378,7 +189,7 @@ def trace(
         except Exception as error:
             failure = error
         if failure is not None:
-            decided_at = _in_brackets(_jax.raising_line(failure))
+            decided_at = _in_brackets(raising_line(failure))
         # Caught by user code, which goes on, or raises another one that tells nothing of sizes.
         if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
@@ -453,15 +264,15 @@ def _whole_number(value: Any) -> int | None:
 
 def _refusal(error: Exception) -> TraceRefused:
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    code = _jax.raising_code(error)
+    code = raising_code(error)
     remedy = COMPUTE
-    if isinstance(error, _jax.LengthIsInt):
+    if isinstance(error, LengthIsInt):
         code = code if code.startswith("len(") else "len(x)"
         size = f"{code[4:-1]}.shape[0]"
         told = f"{code} is always a Python int, where {size} stays symbolic"
         remedy = f"write {size} in place of {code}, or leave that axis static"
         code = ""
-    elif _jax.repeats_by_size(error):
+    elif repeats_by_size(error):
         told = "a list is repeated by a size, as where Python iterates over an axis of that size"
         remedy = _LOOP
     else:
@@ -475,9 +286,9 @@ def _refusal(error: Exception) -> TraceRefused:
             remedy = "use +, -, *, //, % and comparisons of sizes, or leave that axis static"
         told = f"{type(error).__name__}: {message}"
     what = f"{code}: {told}" if code else told
-    refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(_jax.raising_line(error))}"
-    if trouble := _jax.trouble_of_versions(error) or left_out():
-        remedy = f"{remedy}, or {_jax.REMEDY_OF_VERSIONS}"
+    refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(raising_line(error))}"
+    if trouble := trouble_of_versions(error) or left_out():
+        remedy = f"{remedy}, or {REMEDY_OF_VERSIONS}"
         return TraceRefused(f"{refused}; {trouble}", remedy, error)
     return TraceRefused(
         refused,
@@ -487,6 +298,7 @@ def _refusal(error: Exception) -> TraceRefused:
 
 
 COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
+
 _LOOP = "loop with jax.lax.scan, map or fori_loop, or use jax.vmap, or leave that axis static"
 
 
@@ -502,7 +314,7 @@ def _program(
     constraints: Sequence[str],
     guards: Sequence[Guard],
 ) -> Program:
-    jaxpr, consts = _jax.open_jaxpr(closed)
+    jaxpr, consts = open_jaxpr(closed)
     refuse_tracers(consts)
     jaxpr, consts = own_constants(jaxpr, consts)
     _refuse_host_functions(jaxpr)
@@ -515,7 +327,7 @@ def _program(
     variables = sorted({v for t in texts for v in variables_of(t)})
     own = [parse_constraint(c) for c in constraints]
     out_avals = [v.aval for v in jaxpr.outvars]
-    alive = _jax.without_dead_code(jaxpr)
+    alive = without_dead_code(jaxpr)
     all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
     try:
         refuse_decisions(alive, Samples(attempt.sizes, all_guards))
@@ -531,51 +343,18 @@ def _program(
         out_tree=attempt.out_tree,
         guards=all_guards,
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
-        reshapes=tuple(dict.fromkeys(_unchecked_reshapes(jaxpr))),
+        reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
         may_hold_sizes=in_data is None,
-    )
-
-
-def size_in_data() -> TraceRefused:
-    """Why a function is not traced with symbolic sizes that returns one beside its arrays."""
-    return TraceRefused(
-        "the result holds a size in what is not an array, such as a static field or a closure",
-        "return the size as an array, such as jnp.shape(x)[0]",
     )
 
 
 def _refuse_host_functions(jaxpr: Any) -> None:
     """A host function that closes over a size would see an expression: it needs its number."""
-    for eqn in _jax.all_equations(jaxpr):
+    for eqn in all_equations(jaxpr):
         if holds_a_size(eqn.params.get("callback")):
-            line = _jax.source_line(eqn, _jax.equations_around(jaxpr, eqn))
+            line = source_line(eqn, equations_around(jaxpr, eqn))
             raise TraceRefused(
                 f"{eqn.primitive.name}: its host function closes over a size, or over an array "
                 f"that is traced{_in_brackets(line)}",
                 "pass the size to it as an operand, such as jnp.shape(x)[0]",
             )
-
-
-def refuse_tracers(consts: Sequence[Any]) -> None:
-    """A program is kept for later calls; what is being transformed now has no value then.
-
-    Raises:
-        TraceRefused: The function closes over such a value.
-    """
-    for traced in (c for c in consts if isinstance(c, jax.core.Tracer)):
-        raise TraceRefused(
-            f"the function closes over a value that is being differentiated, {traced.aval}",
-            "pass the value as an argument",
-        )
-
-
-def _unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:
-    """Every reshape whose two shapes are not equal in size for all sizes."""
-    found: list[tuple[Shape, Shape]] = []
-    for eqn in _jax.all_equations(jaxpr):
-        if _jax.name_of(eqn) == "reshape":
-            before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
-            after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
-            if _product(before) != _product(after):
-                found.append((before, after))
-    return found

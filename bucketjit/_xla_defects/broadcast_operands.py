@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._jax.jaxprs import bodies, is_literal
+from bucketjit._jax.primitives import name_of
 
 _ELEMENTWISE = frozenset(ELEMENTWISE)
 _SAMPLE = 64  # elements of a constant that are compared before all of them
@@ -41,9 +42,9 @@ def has_constant_sides(jaxpr: Any, consts: Sequence[Any] = ()) -> bool:
 def _has(jaxpr: Any, varies: dict[Any, Axes]) -> bool:
     for eqn in jaxpr.eqns:
         given = [_axes_of(v, varies) for v in eqn.invars]
-        if _jax.name_of(eqn) == "dot_general" and _is_constant_along_its_own(eqn, given):
+        if name_of(eqn) == "dot_general" and _is_constant_along_its_own(eqn, given):
             return True
-        for body in _jax.bodies(eqn):
+        for body in bodies(eqn):
             whole = len(body.invars) == len(eqn.invars)
             inner = zip(body.invars, given, strict=True) if whole and not _repeats(eqn) else ()
             if _has(body, dict(inner)):
@@ -54,7 +55,7 @@ def _has(jaxpr: Any, varies: dict[Any, Axes]) -> bool:
 
 
 def _axes_of(atom: Any, varies: Mapping[Any, Axes]) -> Axes:
-    if _jax.is_literal(atom):
+    if is_literal(atom):
         return Axes()
     known = varies.get(atom)
     return Axes(range(len(getattr(atom.aval, "shape", ())))) if known is None else known
@@ -62,7 +63,7 @@ def _axes_of(atom: Any, varies: Mapping[Any, Axes]) -> Axes:
 
 def _repeats(eqn: Any) -> bool:
     """Whether its body is run on what the last run has made."""
-    return _jax.name_of(eqn) in ("scan", "while")
+    return name_of(eqn) in ("scan", "while")
 
 
 def _is_constant_along_its_own(eqn: Any, given: Sequence[Axes]) -> bool:
@@ -76,7 +77,7 @@ def _is_constant_along_its_own(eqn: Any, given: Sequence[Axes]) -> bool:
 
 def _made(eqn: Any, given: Sequence[Axes]) -> Axes | None:
     """The axes along which what an equation makes may vary; None for all of them."""
-    name, params = _jax.name_of(eqn), eqn.params
+    name, params = name_of(eqn), eqn.params
     shape = eqn.outvars[0].aval.shape
     if name in _ELEMENTWISE or name in ("copy", "convert_element_type", "stop_gradient"):
         return Axes().union(*given)

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._jax.jaxprs import all_equations, bodies, is_literal
+from bucketjit._jax.primitives import name_of
 
 _EXTREMA = ("reduce_max", "reduce_min")
 _CHOICES = frozenset(
@@ -64,10 +65,10 @@ def may_lose_nan(jaxpr: Any) -> bool:
 def _shows(jaxpr: Any) -> bool:
     choices, extrema = set(), []
     for at, eqn in enumerate(jaxpr.eqns):
-        if any(map(_shows, _jax.bodies(eqn))):
+        if any(map(_shows, bodies(eqn))):
             return True
         if _is_of_floats(eqn.outvars):
-            name = _jax.name_of(eqn)
+            name = name_of(eqn)
             if name in _CHOICES:
                 choices.add(at)
             elif name in _EXTREMA:
@@ -85,9 +86,9 @@ def _shows(jaxpr: Any) -> bool:
 
 def _reads_signs(jaxpr: Any) -> bool:
     """Whether it matters which NaN it is that an extremum makes: of which sign, say."""
-    equations = list(_jax.all_equations(jaxpr))
-    return any(_jax.name_of(e) in _EXTREMA and _is_of_floats(e.outvars) for e in equations) and any(
-        _jax.name_of(e) in _READ_SIGNS and _is_of_floats(e.invars) for e in equations
+    equations = list(all_equations(jaxpr))
+    return any(name_of(e) in _EXTREMA and _is_of_floats(e.outvars) for e in equations) and any(
+        name_of(e) in _READ_SIGNS and _is_of_floats(e.invars) for e in equations
     )
 
 
@@ -138,13 +139,13 @@ class _NanPaths:
 
     def __init__(self, jaxpr: Any) -> None:
         self._equations: Sequence[Any] = jaxpr.eqns
-        self._results = {v for v in jaxpr.outvars if not _jax.is_literal(v)}
+        self._results = {v for v in jaxpr.outvars if not is_literal(v)}
         self._made_by: dict[Any, int] = {}
         self._readers: dict[Any, list[int]] = {}
         for i, eqn in enumerate(jaxpr.eqns):
             self._made_by.update(dict.fromkeys(eqn.outvars, i))
             for v in eqn.invars:
-                if not _jax.is_literal(v):
+                if not is_literal(v):
                     self._readers.setdefault(v, []).append(i)
 
     def hidden_choices(self, eqn: Any) -> set[int] | None:
@@ -155,7 +156,7 @@ class _NanPaths:
             if the loss may show.
         """
         (operand,), (out,) = eqn.invars, eqn.outvars
-        if _jax.is_literal(operand) or self._made_by.get(out) is None:
+        if is_literal(operand) or self._made_by.get(out) is None:
             return None
         rank, axes = len(operand.aval.shape), set(eqn.params["axes"])
         rows = tuple(i for i in range(rank) if i not in axes)
@@ -180,20 +181,18 @@ class _NanPaths:
 
     def is_no_truth(self, atom: Any) -> bool:
         """Whether XLA cannot know an operand as truth values that were converted to floats."""
-        if _jax.is_literal(atom):
+        if is_literal(atom):
             return True
         eqn = self.maker(atom)
-        while (
-            eqn is not None and _jax.name_of(eqn) in _MOVES and not _jax.is_literal(eqn.invars[0])
-        ):
+        while eqn is not None and name_of(eqn) in _MOVES and not is_literal(eqn.invars[0]):
             eqn = self.maker(eqn.invars[0])
         if eqn is None:  # an argument; whoever calls the program may have made it of anything
             return False
-        if _jax.name_of(eqn) == "dot_general":  # a product by itself, of one element each
+        if name_of(eqn) == "dot_general":  # a product by itself, of one element each
             (contracted, _), _ = eqn.params["dimension_numbers"]
             sizes = [eqn.invars[0].aval.shape[a] for a in contracted]
             return any(isinstance(size, int) and size > 1 for size in sizes)
-        return _jax.name_of(eqn) in _NO_TRUTH
+        return name_of(eqn) in _NO_TRUTH
 
 
 class _Following:
@@ -234,7 +233,7 @@ class _Following:
                 continue
             if self._paths.is_result(out):
                 return None
-            if all(_jax.is_literal(v) or v in self._others for v in eqn.invars):
+            if all(is_literal(v) or v in self._others for v in eqn.invars):
                 found.add(at)
             self._others[out] = fact
             for reader in self._paths.reads(out):
@@ -243,7 +242,7 @@ class _Following:
 
     def _of(self, atom: Any, depth: int) -> Fact:
         """What is known of an operand; to know less of what is the same is never wrong."""
-        if _jax.is_literal(atom):
+        if is_literal(atom):
             return _SAME
         found = self._others.get(atom) or self._known.get(atom)
         if found is None:
@@ -260,7 +259,7 @@ class _Following:
         facts = [self._of(v, depth) for v in eqn.invars]
         kinds = {f.kind for f in facts}
         unknown = _LOST if Kind.OTHER in kinds else _SAME
-        name = _jax.name_of(eqn)
+        name = name_of(eqn)
         if len(eqn.outvars) != 1:
             return unknown
         if name in _ELEMENTWISE:
@@ -307,7 +306,7 @@ class _Following:
 
 def _stays_float(eqn: Any) -> bool:
     """Whether no NaN is lost by way of another dtype."""
-    if _jax.name_of(eqn) == "integer_pow":
+    if name_of(eqn) == "integer_pow":
         return bool(eqn.params["y"] != 0)
     dtypes = [getattr(v.aval, "dtype", np.dtype(bool)) for v in (*eqn.invars, *eqn.outvars)]
     return all(jnp.issubdtype(d, np.floating) and d.itemsize > 1 for d in dtypes)

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._jax import jaxprs
+from bucketjit._jax.jaxprs import all_equations, is_literal, open_jaxpr, scan_arity
+from bucketjit._jax.primitives import CALLBACKS, CALLS, called_jaxpr, name_of
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))
 _CHOICES = frozenset(
@@ -67,7 +69,7 @@ _READ_SIGNS = frozenset(
 _READ = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # in some cases; see `_read`
 _STEPS = 4  # so many operations on a value, and on what was chosen among it, are followed
 # The same operands need not make the same result.
-_ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *_jax.CALLBACKS))
+_ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *CALLBACKS))
 _Values = frozenset[int]  # each by its number
 _Origins = frozenset[tuple[int, tuple[Hashable, ...]]]
 _NONE: _Values = frozenset()
@@ -101,7 +103,7 @@ def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
     Returns:
         A key for each: variables of one program with the same key are always equal.
     """
-    names = {_jax.name_of(eqn) for eqn in _jax.all_equations(jaxpr)}
+    names = {name_of(eqn) for eqn in all_equations(jaxpr)}
     if names.isdisjoint(_READ) or names.isdisjoint(_CHOICES | _COMPARISONS):
         return {}
     work = _Following()
@@ -159,12 +161,12 @@ class _Following:
         Returns:
             What is known of its results.
         """
-        read_here = {v for eqn in jaxpr.eqns for v in eqn.invars if not _jax.is_literal(v)}
+        read_here = {v for eqn in jaxpr.eqns for v in eqn.invars if not is_literal(v)}
         env: dict[Any, _Facts] = dict(zip(jaxpr.invars, facts, strict=True))
         env.update(zip(jaxpr.constvars, self.unknown(jaxpr.constvars), strict=True))
 
         def read(atom: Any) -> _Facts:
-            return self._literal(atom) if _jax.is_literal(atom) else env[atom]
+            return self._literal(atom) if is_literal(atom) else env[atom]
 
         for eqn in jaxpr.eqns:
             outs = self._equation(eqn, [read(v) for v in eqn.invars])
@@ -238,13 +240,13 @@ class _Following:
     # --- equations ---
 
     def _equation(self, eqn: Any, ins: Sequence[_Facts]) -> Sequence[_Facts]:
-        name = _jax.name_of(eqn)
-        if name in _jax.CALLS:
-            inner = _jax.open_jaxpr(_jax.called_jaxpr(eqn.params))[0]
+        name = name_of(eqn)
+        if name in CALLS:
+            inner = open_jaxpr(called_jaxpr(eqn.params))[0]
             if len(inner.invars) == len(ins):
                 return self.program(inner, ins, is_call=True)
         chosen = _all(f.chosen for f in ins)
-        bodies = list(_jax.bodies(eqn))
+        bodies = list(jaxprs.bodies(eqn))
         if bodies or name in _CHOICES:  # a loop may choose, one element after the other
             chosen |= {f.source for f in ins if f.source is not None}
         if name in _LOOPS:
@@ -328,13 +330,13 @@ class _Following:
         return _Facts(number, self._is_made(number, parts) if sources else None, chosen, nearly)
 
     def _branches(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
-        bodies = [_jax.open_jaxpr(branch)[0] for branch in eqn.params["branches"]]
+        bodies = [open_jaxpr(branch)[0] for branch in eqn.params["branches"]]
         outs = [self.program(body, ins[1:]) for body in bodies]
         return [self._mixed(facts) for facts in zip(*outs, strict=True)]
 
     def _scan(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
-        (body,) = _jax.bodies(eqn)
-        at, carries = _jax.scan_arity(eqn.params)
+        (body,) = jaxprs.bodies(eqn)
+        at, carries = scan_arity(eqn.params)
         rows = [f._replace(number=next(self._count)) for f in ins[at + carries :]]
         carried, outs = self._repeated(
             ins[at : at + carries], lambda carried: self.program(body, [*ins[:at], *carried, *rows])
@@ -343,9 +345,7 @@ class _Following:
 
     def _while(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
         of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        condition, body = (
-            _jax.open_jaxpr(eqn.params[name])[0] for name in ("cond_jaxpr", "body_jaxpr")
-        )
+        condition, body = (open_jaxpr(eqn.params[name])[0] for name in ("cond_jaxpr", "body_jaxpr"))
         consts, first = ins[of_condition : of_condition + of_body], ins[of_condition + of_body :]
 
         def once(carried: Sequence[_Facts]) -> list[_Facts]:

@@ -11,7 +11,7 @@ import jax.scipy.linalg as jsl
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitive
 from tests.harness import Arg, Case
 
 la = lax.linalg
@@ -74,13 +74,13 @@ def reconstruct(x: Any) -> Any:
 
 def reflect(a: Any) -> Any:
     """``q`` from its reflectors, and ``q`` applied without being formed."""
-    packed, taus = _jax.primitive("geqrf").bind(a)
+    packed, taus = primitive("geqrf").bind(a)
     return la.householder_product(packed, taus), packed, taus
 
 
 def apply_reflectors(a: Any, c: Any) -> Any:
-    packed, taus = _jax.primitive("geqrf").bind(a)
-    return _jax.primitive("ormqr").bind(packed, taus, c, left=True, transpose=True)
+    packed, taus = primitive("geqrf").bind(a)
+    return primitive("ormqr").bind(packed, taus, c, left=True, transpose=True)
 
 
 def spread(x: Any) -> Any:
@@ -258,7 +258,7 @@ CASES = [
     ),
     _case(
         "pivoted",
-        lambda x: _jax.primitive("geqp3").bind(x, jnp.zeros(x.shape[1], jnp.int32), use_magma=None),
+        lambda x: primitive("geqp3").bind(x, jnp.zeros(x.shape[1], jnp.int32), use_magma=None),
         "n, m",
         covers=("geqp3",),
     ),

@@ -9,7 +9,7 @@ from jax._src.lax.eval_jaxpr import eval_jaxpr_p
 from jax._src.random import prng
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitive
 from tests.harness import Arg, Case
 
 BOTH = "b, s"
@@ -43,7 +43,7 @@ def _program_called(x):
 
 def _hashed(name, count):
     """A counter-based generator's hash of a word and its neighbours in the words' order."""
-    return lambda x: _jax.primitive(name).bind(*(x + jnp.uint32(i) for i in range(count)))
+    return lambda x: primitive(name).bind(*(x + jnp.uint32(i) for i in range(count)))
 
 
 CASES = [

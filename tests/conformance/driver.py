@@ -23,11 +23,13 @@ import numpy as np
 
 import bucketjit
 from bucketjit import BucketedExec, Fallback, FallbackError, MaskingError, ShapeCheckError
-from bucketjit._jax import is_jaxpr, open_jaxpr
+from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import BucketSizes, evaluate
-from bucketjit._tracing.symbolic import Leaf, Program, TraceRefused, trace
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import evaluate
+from bucketjit._tracing.program import Leaf, Program, TraceRefused
+from bucketjit._tracing.symbolic import trace
 from tests.conformance.compare import difference
 from tests.conformance.harnesses import Harness
 from tests.conformance.outcome import (

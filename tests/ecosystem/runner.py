@@ -21,7 +21,7 @@ import pytest
 import tests.ecosystem.libraries
 from bucketjit import BucketedExec, Check, FallbackWarning
 from bucketjit._signature import signature
-from bucketjit._tracing.symbolic import TraceRefused
+from bucketjit._tracing.program import TraceRefused
 from tests.ecosystem.model import Model
 
 

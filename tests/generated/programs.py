@@ -111,7 +111,7 @@ class Unfit(Exception):
 
 def size(shape: tuple[Any, ...]) -> int:
     """Elements at the bucket, about."""
-    from bucketjit._sizes.expressions import upper_bound
+    from bucketjit._sizes.bounds import upper_bound
 
     lower = dict.fromkeys(BUCKETS, 1)
     return math.prod(upper_bound(d, lower, BUCKETS) for d in shape)

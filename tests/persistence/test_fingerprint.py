@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._persistence.fingerprint import Digest, NoDigest, program_digest
 
 
 def digest_of(fn: Any, *args: Any) -> str:
-    return program_digest(_jax.open_jaxpr(jax.make_jaxpr(fn)(*args))[0])[0]
+    return program_digest(open_jaxpr(jax.make_jaxpr(fn)(*args))[0])[0]
 
 
 def of(*values: Any) -> str:

@@ -23,9 +23,11 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
-from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError, _jax
+from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError
 from bucketjit._compile import requests
+from bucketjit._compile.files import preload, stored
 from bucketjit._errors import CompileBudgetError
+from bucketjit._jax import compiler, serialization
 from bucketjit._persistence import environment, files
 from bucketjit._persistence.files import SUFFIX
 from bucketjit._persistence.store import Store
@@ -495,7 +497,8 @@ def test_a_file_that_does_not_load_for_the_moment_stays(kept, monkeypatch, error
     assert kept.did(kept(), call) == (1, 0)
     with monkeypatch.context() as patch:
         failing = Mock(side_effect=error("RESOURCE_EXHAUSTED: planted"))
-        patch.setattr(_jax, "deserialized", failing)
+        for module in (stored, preload):
+            patch.setattr(module, "deserialized", failing)
         assert kept.did(kept(), call) == (1, 0) and failing.called
     assert len(kept.files()) == 1 and "damaged" not in kept.kinds()
     assert kept.did(kept(), call) == (0, 1)
@@ -685,7 +688,7 @@ def test_bytes_that_load_and_do_not_run(kept):
     kept.did(kept(), (rows(3, 2),))
     [path] = kept.files()
     header, raw = files.unpack(path.read_bytes())
-    devices = _jax._xla_client.DeviceList((jax.devices()[0],))
+    devices = serialization._xla_client.DeviceList((jax.devices()[0],))
     client = jax.devices()[0].client
     again = client.serialize_executable(
         client.deserialize_executable(raw, executable_devices=devices)
@@ -871,7 +874,7 @@ def test_a_damaged_file_is_made_again_of_what_jax_has(cache_of_jax):
 
 def test_what_jax_had_in_its_cache_is_not_written_again(kept, cache_of_jax, monkeypatch):
     """As on an accelerator, whose client is not known to keep the bytes."""
-    monkeypatch.setattr(_jax, "_is_cpu_of_one_host", lambda client: False)
+    monkeypatch.setattr(compiler, "_is_cpu_of_one_host", lambda client: False)
     assert kept.did(kept().with_persistence(None), (rows(3, 2),)) == (1, 0)
     kept.did(kept(), (rows(3, 2),))
     assert kept.files() == []
@@ -925,7 +928,7 @@ def test_a_failure_inside_breaks_no_call(kept, monkeypatch, name):
     def fail(*_):
         raise AttributeError("JAX has changed")
 
-    monkeypatch.setattr(_jax, name, fail)
+    monkeypatch.setattr(stored, name, fail)
     assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
     [told] = [e.detail for e in kept.events if e.kind == "unstored"]
     assert "AttributeError: JAX has changed" in told

@@ -111,9 +111,9 @@ def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch, li
         assert go.wait(PATIENCE)
         return original(raw, device)
 
-    original = preload._jax.deserialized
+    original = preload.deserialized
     monkeypatch.setattr(preload, "_THREADS", 1)
-    monkeypatch.setattr(preload._jax, "deserialized", deserialized)
+    monkeypatch.setattr(preload, "deserialized", deserialized)
     other = executor(Pooled(until=lambda: bool(read), power=3), directory)
     assert did(other, power=3) == (3, 0)
     threads = preloading_threads()
@@ -179,7 +179,7 @@ def test_damage_is_told_once(directory):
 def test_a_directory_that_others_write_into_is_not_read(directory, monkeypatch):
     second = executor(Pooled(), directory)
     directory.chmod(0o777)
-    monkeypatch.setattr(preload._jax, "deserialized", None)  # whoever calls it fails
+    monkeypatch.setattr(preload, "deserialized", None)  # whoever calls it fails
     with pytest.warns(PersistenceWarning, match="can be written by other users"):
         assert did(second) == (3, 0)
 

@@ -12,7 +12,7 @@ from jax import lax
 from bucketjit._errors import MaskingError
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import BucketSizes
+from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.symbolic import trace
 from tests.rules.test_refusals_numeric import of, refusal
 

@@ -15,8 +15,9 @@ from bucketjit import BucketedExec, Fallback, FallbackError
 from bucketjit._errors import MaskingError
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.expressions import BucketSizes
-from bucketjit._tracing.symbolic import Leaf, trace
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Leaf
+from bucketjit._tracing.symbolic import trace
 
 
 def refusal(fn: Callable[..., Any], *leaves: Leaf, **bucket: int) -> MaskingError:

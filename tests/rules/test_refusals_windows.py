@@ -11,7 +11,7 @@ import jax.scipy.linalg as jsl
 import pytest
 from jax import lax
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitive
 from tests.rules.test_refusals_numeric import of, refusal
 
 
@@ -109,7 +109,7 @@ def test_unused_eigenvectors_are_no_reason() -> None:
 
 
 def test_windows_scattered_from_a_static_source() -> None:
-    select_and_scatter_add = _jax.primitive("select_and_scatter_add")
+    select_and_scatter_add = primitive("select_and_scatter_add")
 
     def fn(x: Any, source: Any) -> Any:
         return select_and_scatter_add.bind(

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from bucketjit._masking.interpreter import interpret
-from bucketjit._sizes.expressions import BucketSizes, evaluate, evaluate_text
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import evaluate, evaluate_text
 from tests.harness import Case, Masked, _contents, poison_padding
 
 ROWS = 5

@@ -19,9 +19,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from bucketjit import _jax
 from bucketjit._compile.background import is_running, short_turns
 from bucketjit._compile.cache import ExecutableCache
+from bucketjit._jax.serialization import deserialized
 from bucketjit._persistence.files import Header, key_of
 from bucketjit._persistence.store import Store, Wanted
 
@@ -164,7 +164,7 @@ def _load(
     header, raw = store.read(path)
     if dict(header.environment) != dict(environment) or not _is_of(header, programs):
         return None
-    found = header, _jax.deserialized(raw, device)
+    found = header, deserialized(raw, device)
     return found if _is_of(header, programs) else None  # they may have become known meanwhile
 
 

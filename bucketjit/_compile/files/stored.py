@@ -12,30 +12,46 @@ from typing import Any
 
 import jax
 
-from bucketjit import _jax
 from bucketjit._compile.argument_types import Expected, without_values
-from bucketjit._compile.build import Exact, Masked, masked_executable
+from bucketjit._compile.build import Masked, masked_executable
+from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.executable import Executable, Origin, SignatureChanged
+from bucketjit._compile.files.keys import (
+    OWN_PRIMITIVES,
+    device_of,
+    digest_of,
+    kind_of,
+    placement_text,
+    short_digest,
+    type_text,
+)
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._config import Persistent
 from bucketjit._cores.placement import device_of_chunks
 from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._events import Event
-from bucketjit._ir.associative_scan import Combine, associative_scan_p
 from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._jax.compiler import has_bytes
+from bucketjit._jax.config import context_of_keys, looks_for_nans
+from bucketjit._jax.devices import device_name
+from bucketjit._jax.jaxprs import open_jaxpr, out_types, shaped
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.serialization import (
+    NotPlain,
+    cache_hits,
+    compilation_cache,
+    deserialized,
+    is_for,
+    loaded_function,
+    serialized,
+)
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
-from bucketjit._persistence.fingerprint import Digest, NoDigest, Own, program_digest
+from bucketjit._persistence.fingerprint import Digest, NoDigest, program_digest
 from bucketjit._persistence.store import Store, Wanted
-from bucketjit._signature.leaf_types import PLAIN_STATICS
 from bucketjit._signature.signer import Signed
-from bucketjit._tracing.skeleton import leaked_p
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
-_OWN = Own(
-    frozenset((leaked_p, associative_scan_p)),
-    {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
-)
 _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
 
@@ -78,7 +94,7 @@ class Shelf:
                 return None
             known: tuple[Any, ...] = (directory, 0.0, self._config.max_bytes)
         else:
-            of_jax = _jax.compilation_cache()
+            of_jax = compilation_cache()
             if of_jax is None:
                 return None
             bound = None if of_jax[2] < 0 else of_jax[2]
@@ -108,14 +124,14 @@ class Shelf:
             chunks: How many chunks of a call run at the same time, as a rule; 0 for whole calls.
         """
         store = self.store()
-        if store is None or _jax.looks_for_nans() or _jax.lacking(_jax.Without.FILES):
+        if store is None or looks_for_nans() or lacking(Without.FILES):
             return
         if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
             return  # what runs is a derivative
         try:
-            device = _device_of(without_values(signed).leaves)
+            device = device_of(without_values(signed).leaves)
             device = device_of_chunks(chunks) or device
-            kind = _kind_of(signed, device)
+            kind = kind_of(signed, device)
             around = functools.partial(environment, device)
             self.preloading.expect(store, kind, device, around)
         except Exception:  # what it is will come up where an executable is asked for
@@ -145,11 +161,11 @@ class Shelf:
         Raises:
             NoDigest: There are none.
         """
-        program = program_digest(jaxpr, _OWN)
+        program = program_digest(jaxpr, OWN_PRIMITIVES)
         for primitive in program.primitives:
             if primitive in self._rules or primitive.name in self._rules:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        return {"program": program.text, "constants": _digest_of(consts)}
+        return {"program": program.text, "constants": digest_of(consts)}
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
         """Tell, once for each reason and bucket, why an executable is not stored."""
@@ -191,20 +207,20 @@ class Stored:
     def load(self) -> Executable | None:
         """The executable; None if there is none, or none that can be used."""
         began = time.perf_counter()
-        self._hits = _jax.cache_hits()
+        self._hits = cache_hits()
         wanted = self._find_key()
         if wanted is None:
             return None
         ahead = self._shelf.preloading.claim(self._store, wanted)
         try:
-            if ahead is not None and _jax.is_for(ahead[1], self._device()):
+            if ahead is not None and is_for(ahead[1], self._device()):
                 self._store.mark_used(wanted)
                 return self._entry(*ahead, began)
             found = self._store.find(wanted)
             if found is None:
                 return None
             header, raw = found
-            return self._entry(header, _jax.deserialized(raw, self._device()), began)
+            return self._entry(header, deserialized(raw, self._device()), began)
         except Exception as error:
             if not is_of_machine(error):
                 self._store.discard(wanted, in_one_line(error))
@@ -215,8 +231,8 @@ class Stored:
         wanted = self._wanted
         if wanted is None:
             return
-        if _jax.cache_hits() != self._hits:  # JAX keeps what took long to compile
-            if not _jax.has_bytes(entry.compiled):
+        if cache_hits() != self._hits:  # JAX keeps what took long to compile
+            if not has_bytes(entry.compiled):
                 why = "it came from JAX's own cache, and XLA does not write it again as a whole"
                 self._shelf.refuse(self._store, self._sizes, why)
                 return
@@ -225,8 +241,8 @@ class Stored:
         try:
             if any(wanted.parts[part] != told for part, told in self._digests().items()):
                 raise NoDigest("an array that it closes over was changed meanwhile")
-            raw, kept = _jax.serialized(entry.compiled, self._device())
-        except (_jax.NotPlain, NoDigest) as error:
+            raw, kept = serialized(entry.compiled, self._device())
+        except (NotPlain, NoDigest) as error:
             self._shelf.refuse(self._store, self._sizes, str(error))
             return
         except Exception as error:  # the executable is there, and serves the call
@@ -267,27 +283,27 @@ class Stored:
         """Trace what the key is made from, if that is still to do; raises what the call would."""
 
     def _key(self) -> Wanted:
-        if lack := _jax.lacking(_jax.Without.FILES):
+        if lack := lacking(Without.FILES):
             raise NoDigest(lack)
-        if _jax.looks_for_nans():
+        if looks_for_nans():
             raise NoDigest("jax_debug_nans or jax_debug_infs is on")
         device = self._device()
-        types = [_type_text(x) for x in self._leaves()]
+        types = [type_text(x) for x in self._leaves()]
         called = Digest().add(
             self.exact,
             types,
-            _jax.device_name(device),
-            [_placement(x) for x in self._leaves()],
+            device_name(device),
+            [placement_text(x) for x in self._leaves()],
             list(self._sizes.items()),
             *self._details(),
             self._made.options,
-            _jax.context_of_keys(),
+            context_of_keys(),
         )
         parts = {**self._digests(), "call": called.hexdigest()}
         surroundings = environment(device)
         return Wanted(
-            kind=_kind_of(self._signed, device),
-            bucket=_short(self.exact, types, list(self._sizes.items())),
+            kind=kind_of(self._signed, device),
+            bucket=short_digest(self.exact, types, list(self._sizes.items())),
             key=Digest().add(parts, repr(sorted(surroundings.items()))).hexdigest(),
             name=self._shelf.name,
             sizes=self._sizes,
@@ -297,7 +313,7 @@ class Stored:
         )
 
     def _device(self) -> Any:
-        return _device_of(self._leaves())
+        return device_of(self._leaves())
 
     def _checked(self, expected: Expected, args: Any, kwargs: Any, sizes: Any) -> Any:
         """A check of arguments by their types, as the first tracing would make it."""
@@ -369,10 +385,10 @@ class StoredMasked(Stored):
     def _entry(self, header: Header, xla: Any, began: float) -> Executable:
         program, made = self._program, self._made
         outs = [
-            _jax.shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
+            shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
-        function, compiled = _jax.loaded_function(
+        function, compiled = loaded_function(
             xla,
             header.kept,
             f"jit({made.function.__name__})",
@@ -407,17 +423,17 @@ class StoredExact(Stored):
                 self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
     def _digests(self) -> Mapping[str, str]:
-        return self._shelf.digests(*_jax.open_jaxpr(self._traced.jaxpr))
+        return self._shelf.digests(*open_jaxpr(self._traced.jaxpr))
 
     def _entry(self, header: Header, xla: Any, began: float) -> Executable:
         made = self._made
         tree = jax.tree_util.tree_structure(self._traced.out_info)
-        function, compiled = _jax.loaded_function(
+        function, compiled = loaded_function(
             xla,
             header.kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self._leaves()],
-            _jax.out_types(self._traced.jaxpr),
+            out_types(self._traced.jaxpr),
             tree,
             self._device(),
             self._checked(made.expected, made.args, made.kwargs, ()),
@@ -436,62 +452,3 @@ class StoredExact(Stored):
             loaded=True,
             origin=Origin(self._signed, None, {}),
         )
-
-
-_SINGLE = jax.sharding.SingleDeviceSharding
-
-
-def _device_of(leaves: Sequence[Any]) -> Any:
-    """The device that ``jit`` would run arguments on.
-
-    Raises:
-        NoDigest: There are several.
-    """
-    shardings = [getattr(x, "sharding", None) for x in leaves]
-    placed: set[Any] = {s for s in shardings if s is not None}
-    if not placed:
-        return _jax.default_device()
-    if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
-        raise NoDigest("its arguments are on several devices, or placed by a mesh")
-    (device,) = placed.pop().device_set
-    return device
-
-
-def _kind_of(signed: Signed, device: Any) -> str:
-    """The kind of a call: what is known of it before its program is, sizes aside."""
-    family = signed.family
-    leaves = zip(family.types, family.specs, signed.shapes, strict=True)
-    return _short(
-        getattr(family.fn, "__module__", ""),
-        getattr(family.fn, "__qualname__", ""),
-        _jax.device_name(device),
-        [
-            (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
-            for kind, spec, shape in leaves
-        ],
-        [(i, _static_text(x)) for i, x in sorted(signed.statics.positional.items())],
-        [(name, _static_text(x)) for name, x in sorted(signed.statics.keyword.items())],
-    )
-
-
-def _static_text(value: Any) -> str:
-    """What files are told apart by; of what has no sure text, only its type."""
-    return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
-
-
-def _short(*values: Any) -> str:
-    return Digest().add(*values).hexdigest()[:8]
-
-
-def _digest_of(consts: Sequence[Any]) -> str:
-    return Digest(_OWN).add(*consts).hexdigest()
-
-
-def _type_text(value: Any) -> str:
-    aval = jax.typeof(value)
-    return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
-
-
-def _placement(value: Any) -> str:
-    sharding = getattr(value, "sharding", None)
-    return "anywhere" if sharding is None else "committed"

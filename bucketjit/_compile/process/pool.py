@@ -19,7 +19,7 @@ from pathlib import Path
 from bucketjit._compile.process import messages, throttle
 from bucketjit._compile.process.worker import stamp
 from bucketjit._errors import in_one_line
-from bucketjit._jax import NotElsewhere
+from bucketjit._jax.compiler import NotElsewhere
 
 _COMPILER = "bucketjit._compile.process.worker"
 _IS_ONE = "_BUCKETJIT_COMPILES"  # in the environment of those that compile: they start none

@@ -7,11 +7,11 @@ import select
 
 import jax
 
-from bucketjit import _jax
 from bucketjit._compile.process import messages
 from bucketjit._compile.process.throttle import BUSY, IDLE
 from bucketjit._errors import in_one_line
-from bucketjit._safe_text import LONGEST, printable
+from bucketjit._events import LONGEST, printable
+from bucketjit._jax.compiler import compile_to_bytes, jaxlib_version
 from bucketjit._version import __version__
 
 _PATIENCE = 120.0  # seconds without a program after which it ends
@@ -19,9 +19,7 @@ _PATIENCE = 120.0  # seconds without a program after which it ends
 
 def stamp() -> bytes:
     """What compiles in this process: files may have been replaced since another has read them."""
-    return (
-        f"jax {jax.__version__}, jaxlib {_jax.jaxlib_version()}, bucketjit {__version__}".encode()
-    )
+    return f"jax {jax.__version__}, jaxlib {jaxlib_version()}, bucketjit {__version__}".encode()
 
 
 def serve(line: int, tells: int) -> None:
@@ -48,7 +46,7 @@ def serve(line: int, tells: int) -> None:
 
 def _compiled(message: bytes) -> bytes:
     module, options, devices, device = messages.unpacked(message)
-    return _jax.compile_to_bytes(module, options, int(devices), int(device))
+    return compile_to_bytes(module, options, int(devices), int(device))
 
 
 def _next_message(fd: int, patience: float) -> bytes | None:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bucketjit._masking.array_ops import crop, extend, select, shift_right
 from bucketjit._masking.constant_folding import known_int
-from bucketjit._masking.rule_context import RuleContext, crop, extend, select, shift_right
+from bucketjit._masking.rule_context import RuleContext
 from bucketjit._sizes.expressions import Dim, Shape, is_symbolic
 
 INT32_MAX = 2**31 - 1

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit._masking.rule_context import RuleContext, crop, select, take
+from bucketjit._masking.array_ops import crop, select, take
+from bucketjit._masking.rule_context import RuleContext
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
 UNFOLD_LIMIT = 1 << 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 
@@ -20,6 +20,6 @@ _NAMES = (
 )
 
 TABLE: dict[Any, Rule] = {
-    **dict.fromkeys(_jax.primitives(*_NAMES), annotation),
+    **dict.fromkeys(primitives(*_NAMES), annotation),
     "xla_metadata_value": annotation,  # by name: programs that use it import its module
 }

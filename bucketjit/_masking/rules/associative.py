@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit import _jax
 from bucketjit._ir.associative_scan import (
     CURVATURE,
     PRIMAL,
@@ -24,8 +23,10 @@ from bucketjit._ir.associative_scan import (
     operands_of,
     pullback_of_pairs,
 )
+from bucketjit._jax.jaxprs import open_jaxpr
+from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.loops import has_loop
-from bucketjit._masking.rule_context import Rule, RuleContext, crop, select
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._sliding import along
 
 Arrays = Sequence[Any]
@@ -55,7 +56,7 @@ class _Scan:
         it is real, and pairs with padding are padding.
         """
         axis = self._axis
-        if not has_loop(_jax.open_jaxpr(self._combine.jaxpr)[0]):
+        if not has_loop(open_jaxpr(self._combine.jaxpr)[0]):
             return list(lax.associative_scan(self._combined, elems, axis=axis))
 
         def combined(left: Arrays, right: Arrays) -> Arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero
 from bucketjit._masking.rules.refused import COLLECTIVE, COLLECTIVE_REMEDY
@@ -32,5 +32,5 @@ def fold(identity: Identity) -> Rule:
 TABLE: dict[Any, Rule] = {
     p: rule
     for name, rule in {"psum": fold(zero), "pmax": fold(lowest), "pmin": fold(highest)}.items()
-    if (p := _jax.primitive(name)) is not None
+    if (p := primitive(name)) is not None
 }

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, crop
+from bucketjit._jax.devices import by_platform
+from bucketjit._jax.primitives import primitive
+from bucketjit._masking.array_ops import crop
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._cpu_contractions import arranged, contracted
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
@@ -31,7 +33,7 @@ def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     if way is None:
         return ctx.bind(lhs, rhs)
     on_cpu = functools.partial(contracted, ctx, way)
-    return _jax.by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
+    return by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
 
 
 def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -> Any:
@@ -83,5 +85,5 @@ _RULES: dict[str, Rule] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -14,8 +14,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit import _jax
 from bucketjit._errors import is_of_machine
+from bucketjit._jax.arrays import with_type
+from bucketjit._jax.jaxprs import expand_hi_primitive, open_jaxpr, stage
+from bucketjit._jax.primitives import called_jaxpr, primitives
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.rule_context import Rule, RuleContext
 
@@ -23,16 +25,15 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 def strong(x: Any) -> Any:
     """``x`` as an array without a weak type: loops and branches compare types exactly."""
     x = x if hasattr(x, "dtype") else jnp.asarray(x)
-    return _jax.with_type(x, x.dtype, False)
+    return with_type(x, x.dtype, False)
 
 
 def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, ...]:
     """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
-    inner, _ = _jax.open_jaxpr(jaxpr)
+    inner, _ = open_jaxpr(jaxpr)
     outs = ctx.evaluate(jaxpr, *operands)
     return tuple(
-        _jax.with_type(strong(x), v.aval.dtype, False)
-        for x, v in zip(outs, inner.outvars, strict=True)
+        with_type(strong(x), v.aval.dtype, False) for x, v in zip(outs, inner.outvars, strict=True)
     )
 
 
@@ -41,13 +42,13 @@ def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, 
 
 def call(ctx: RuleContext, *operands: Any) -> list[Any]:
     """Evaluate the called program in place: what calls it does not change what it computes."""
-    return ctx.evaluate(_jax.called_jaxpr(ctx.params), *operands)
+    return ctx.evaluate(called_jaxpr(ctx.params), *operands)
 
 
 def remat(ctx: RuleContext, *operands: Any) -> Any:
     """Bind the rematerialisation again around the masked program, so memory use stays as asked."""
     jaxpr = ctx.params["jaxpr"]
-    inner, consts = _jax.stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
+    inner, consts = stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
     cse = ctx.params["prevent_cse"]
     if isinstance(cse, tuple):
         cse = (False,) * len(consts) + cse
@@ -66,7 +67,7 @@ def custom_linear_solve(ctx: RuleContext, *operands: Any) -> list[Any]:
 def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
     """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
     try:
-        expanded = _jax.expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
+        expanded = expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
     except Exception as error:
         if is_of_machine(error):
             raise
@@ -104,7 +105,7 @@ def _branch(
     ctx: RuleContext, jaxpr: Any, taken: Callable[[], Any] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
     """One branch; ``taken`` says at run time whether it runs, where that is not known before."""
-    if taken is None or not has_loop(_jax.open_jaxpr(jaxpr)[0]):
+    if taken is None or not has_loop(open_jaxpr(jaxpr)[0]):
         return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
 
     def branch(*xs: Any) -> tuple[Any, ...]:
@@ -129,7 +130,7 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     body_consts = operands[split : (split := split + ctx.params["body_nconsts"])]
     init = tuple(map(strong, operands[split:]))
     cond_jaxpr, body_jaxpr = ctx.params["cond_jaxpr"], ctx.params["body_jaxpr"]
-    rows = tuple(_jax.open_jaxpr(cond_jaxpr)[0].outvars[0].aval.shape)
+    rows = tuple(open_jaxpr(cond_jaxpr)[0].outvars[0].aval.shape)
 
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
@@ -178,9 +179,7 @@ def _table() -> dict[Any, Rule]:
         "cond": cond,
         "while": while_loop,
     }
-    table: dict[Any, Rule] = {
-        p: rule for name, rule in rules.items() for p in _jax.primitives(name)
-    }
+    table: dict[Any, Rule] = {p: rule for name, rule in rules.items() for p in primitives(name)}
     table["xla_metadata_call"] = call  # by name: programs that use it import its module
     return table
 

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.errors import InconclusiveDimensionOperation
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, in_every_row, zeros
+from bucketjit._jax.primitives import primitives
+from bucketjit._masking.array_ops import in_every_row
+from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules._sliding import Slide, fit, gather
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
@@ -199,4 +200,4 @@ def _window_by_window(
     return fit(ctx, jnp.transpose(stacked, order))
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("conv_general_dilated"), convolution)
+TABLE: dict[Any, Rule] = dict.fromkeys(primitives("conv_general_dilated"), convolution)

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, highest, lowest, one, zero
 from bucketjit._sizes.expressions import is_symbolic
@@ -54,5 +54,5 @@ _RULES: dict[str, Rule] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

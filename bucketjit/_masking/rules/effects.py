@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback as jax_io_callback
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import has_ordered_effect, primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.closures import holds_a_size
@@ -63,7 +63,7 @@ class _Host:
 
 def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any]]:
     """Refuse what cannot be kept; the host side; the operands with keys as their raw words."""
-    if _jax.has_ordered_effect(ctx.eqn):
+    if has_ordered_effect(ctx.eqn):
         ctx.refuse(
             "an ordered effect would be ordered among masked calls only, not with exact ones",
             "drop ordered=True, or leave the axis static (None or _)",
@@ -128,6 +128,6 @@ def callback_with_results(ctx: RuleContext, *operands: Any) -> list[Any]:
 
 
 TABLE: dict[Any, Rule] = {
-    **dict.fromkeys(_jax.primitives("debug_callback", "debug_print"), debug_callback),
-    **dict.fromkeys(_jax.primitives("pure_callback", "io_callback"), callback_with_results),
+    **dict.fromkeys(primitives("debug_callback", "debug_print"), debug_callback),
+    **dict.fromkeys(primitives("pure_callback", "io_callback"), callback_with_results),
 }

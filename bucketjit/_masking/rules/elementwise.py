@@ -7,9 +7,10 @@ from typing import Any
 
 from jax import lax
 
-from bucketjit import _jax
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._masking.rule_context import Rule, RuleContext, crop
+from bucketjit._jax.primitives import primitives
+from bucketjit._masking.array_ops import crop
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
 
@@ -53,7 +54,7 @@ def size_as_value(ctx: RuleContext) -> Any:
 _UNCHANGED = ("bitcast_convert_type", "optimization_barrier")
 
 TABLE: dict[Any, Rule] = {
-    **dict.fromkeys(_jax.primitives(*ELEMENTWISE), elementwise),
-    **dict.fromkeys(_jax.primitives(*_UNCHANGED), unchanged),
-    **dict.fromkeys(_jax.primitives("dim_as_value"), size_as_value),
+    **dict.fromkeys(primitives(*ELEMENTWISE), elementwise),
+    **dict.fromkeys(primitives(*_UNCHANGED), unchanged),
+    **dict.fromkeys(primitives("dim_as_value"), size_as_value),
 }

@@ -15,16 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import (
-    Rule,
-    RuleContext,
-    computed_once,
-    crop,
-    select,
-    take,
-    zeros,
-)
+from bucketjit._jax.primitives import fft_name, primitives
+from bucketjit._masking.array_ops import crop, select, take
+from bucketjit._masking.rule_context import Rule, RuleContext, computed_once, zeros
 from bucketjit._masking.rules._scaling import scaled, without_overflow
 from bucketjit._masking.rules._sliding import along
 from bucketjit._sizes.expressions import Dim, is_symbolic
@@ -37,7 +30,7 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
     rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
     axes = range(out_rank - rank, out_rank)
     lengths = dict(zip(axes, ctx.symbolic_params["fft_lengths"], strict=True))
-    kind = _jax.fft_name(ctx.params["fft_type"])
+    kind = fft_name(ctx.params["fft_type"])
     size = ctx.in_shapes[0][-1]
     if kind == "IRFFT" and is_symbolic(size) and not is_symbolic(lengths[axes[-1]]):
         ctx.refuse(
@@ -132,4 +125,4 @@ def _to_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
     return jnp.real(_transform(ctx, full, axis, length, inverse=True))
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("fft"), fft)
+TABLE: dict[Any, Rule] = dict.fromkeys(primitives("fft"), fft)

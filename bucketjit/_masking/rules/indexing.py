@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, select, zeros
+from bucketjit._jax.primitives import primitives
+from bucketjit._masking.array_ops import select
+from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules._regions import (
     as_index,
     clamp,
@@ -95,4 +96,4 @@ def _one_window(ctx: RuleContext, operand: Any, indices: Any, **fill: Any) -> An
     return select(functools.reduce(jnp.logical_and, good), out, value)
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("gather"), gather)
+TABLE: dict[Any, Rule] = dict.fromkeys(primitives("gather"), gather)

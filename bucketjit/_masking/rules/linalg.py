@@ -13,8 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, crop, shift_left
+from bucketjit._jax.primitives import primitive
+from bucketjit._masking.array_ops import crop, shift_left
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._scaling import without_overflow
 from bucketjit._masking.rules._sliding import fit
 from bucketjit._sizes.expressions import is_symbolic
@@ -299,5 +300,5 @@ _RULES: dict[str, Rule] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import dtypes, lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, crop
+from bucketjit._jax.devices import by_platform
+from bucketjit._jax.primitives import primitive
+from bucketjit._masking.array_ops import crop
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import last, lowest, only_nan
 from bucketjit._sizes.expressions import is_symbolic
 
@@ -50,7 +52,7 @@ def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
     dtype = operand.dtype
     if dtype.name in _WITHOUT_NEGATIVE_NAN:
         ctx.refuse(f"{dtype.name} has nothing that is below all else", "convert it to float16")
-    least = _jax.by_platform(
+    least = by_platform(
         cpu=lambda: jnp.asarray(_first_in_total_order(dtype)),
         default=lambda: jnp.asarray(lowest(dtype)),
     )
@@ -103,5 +105,5 @@ def approx_top_k(ctx: RuleContext, operand: Any) -> list[Any]:
 _RULES: dict[str, Rule] = {"sort": sort, "top_k": top_k, "approx_top_k": approx_top_k}
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from bucketjit import _jax
 from bucketjit._errors import is_of_machine
+from bucketjit._jax.arrays import key_generator, key_impl, key_shape
+from bucketjit._jax.primitives import primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import symbolic_axes
 
@@ -35,7 +36,7 @@ def natural(ctx: RuleContext, *operands: Any) -> Any:
 
 def random_fold_in(ctx: RuleContext, keys: Any, data: Any) -> Any:
     """Key by key, but for the one generator that folds a whole batch with its first key."""
-    if _jax.key_impl(keys.dtype) == "unsafe_rbg":
+    if key_impl(keys.dtype) == "unsafe_rbg":
         ctx.refuse(*_HARDWARE)
     return ctx.bind(keys, data)
 
@@ -102,9 +103,9 @@ def random_bits(ctx: RuleContext, keys: Any) -> Any:
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         return _per_key(keys, lambda key: _total_bits(ctx, key, width, shape))
-    if _jax.key_impl(keys.dtype) in ("rbg", "unsafe_rbg"):
+    if key_impl(keys.dtype) in ("rbg", "unsafe_rbg"):
         ctx.refuse(*_HARDWARE)
-    generator = _jax.key_generator(keys.dtype)
+    generator = key_generator(keys.dtype)
     return _draw(ctx, keys, lambda key: generator.random_bits(key, width, shape))
 
 
@@ -113,12 +114,12 @@ def random_split(ctx: RuleContext, keys: Any) -> Any:
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         words = _per_key(keys, lambda key: _total_split(ctx, key, shape))
-    elif _jax.key_impl(keys.dtype) == "unsafe_rbg":
+    elif key_impl(keys.dtype) == "unsafe_rbg":
         ctx.refuse(*_HARDWARE)
     else:
-        generator = _jax.key_generator(keys.dtype)
+        generator = key_generator(keys.dtype)
         words = _draw(ctx, keys, lambda key: generator.split(key, shape))
-    return jax.random.wrap_key_data(words, impl=_jax.key_impl(keys.dtype))
+    return jax.random.wrap_key_data(words, impl=key_impl(keys.dtype))
 
 
 def random_gamma(ctx: RuleContext, keys: Any, alpha: Any) -> Any:
@@ -136,7 +137,7 @@ def _draw(ctx: RuleContext, keys: Any, draw: Callable[[Any], Any]) -> Any:
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     words = jax.random.key_data(keys)
-    logical = (*ctx.in_shapes[0], *_jax.key_shape(keys.dtype))
+    logical = (*ctx.in_shapes[0], *key_shape(keys.dtype))
     return _traced(ctx, draw, [jax.ShapeDtypeStruct(logical, words.dtype)], words)
 
 
@@ -160,7 +161,7 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Any) -
 
 
 def _counts_by_total(keys: Any) -> bool:
-    return _jax.key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
+    return key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
 
 
 def _per_key(keys: Any, draw: Callable[[Any], Any]) -> Any:
@@ -222,7 +223,7 @@ def _table() -> dict[Any, Rule]:
         "random_gamma": random_gamma,
         "iota_2x32_shape": iota_2x32_shape,
     }
-    return {p: rule for name, rule in rules.items() for p in _jax.primitives(name)}
+    return {p: rule for name, rule in rules.items() for p in primitives(name)}
 
 
 TABLE: dict[Any, Rule] = _table()

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
+from bucketjit._jax.primitives import name_of, primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 from bucketjit._sizes.expressions import is_symbolic
@@ -82,7 +83,7 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     for shape in ctx.in_shapes[1:half]:
         ctx.require_equal(ctx.in_shapes[0], shape)
     axes = ctx.params["dimensions"]
-    inner, consts = _jax.open_jaxpr(ctx.params["jaxpr"])
+    inner, consts = open_jaxpr(ctx.params["jaxpr"])
     if _reads_size(inner):
         ctx.refuse(
             "its function reads a symbolic size",
@@ -111,9 +112,9 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
 def _reads_size(jaxpr: Any) -> bool:
     """Whether any equation, at any depth, has a symbolic size as its value."""
     for eqn in jaxpr.eqns:
-        values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=_jax.is_jaxpr)
-        inner = [_jax.open_jaxpr(v)[0] for v in values if _jax.is_jaxpr(v)]
-        if _jax.name_of(eqn) == "dim_as_value" or any(map(_reads_size, inner)):
+        values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
+        inner = [open_jaxpr(v)[0] for v in values if is_jaxpr(v)]
+        if name_of(eqn) == "dim_as_value" or any(map(_reads_size, inner)):
             return True
     return False
 
@@ -167,11 +168,11 @@ def _known_monoid(inner: Any) -> Identity | None:
     if len(inner.eqns) != 1 or len(inner.invars) != 2:
         return None
     (eqn,) = inner.eqns
-    arguments = [v for v in eqn.invars if not _jax.is_literal(v)]
+    arguments = [v for v in eqn.invars if not is_literal(v)]
     same = len(arguments) == 2 and set(arguments) == set(inner.invars)
     if not same or list(inner.outvars) != list(eqn.outvars):
         return None
-    return _MONOIDS.get(_jax.name_of(eqn))
+    return _MONOIDS.get(name_of(eqn))
 
 
 _RULES: dict[str, Rule] = {
@@ -188,5 +189,5 @@ _RULES: dict[str, Rule] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -15,8 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, crop
+from bucketjit._jax.primitives import primitives
+from bucketjit._masking.array_ops import crop
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._regions import INT32_MAX
 from bucketjit._sizes.expressions import Shape, is_symbolic
 from bucketjit._sizes.reshape_groups import groups, without_ones
@@ -86,4 +87,4 @@ def _unravel(position: Any, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
     return source
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("reshape"), reshape)
+TABLE: dict[Any, Rule] = dict.fromkeys(primitives("reshape"), reshape)

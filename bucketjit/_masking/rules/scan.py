@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import scan_arity
+from bucketjit._jax.primitives import primitives
 from bucketjit._masking.loops import loops_only_while
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules.control import evaluate_strong, strong
@@ -19,7 +20,7 @@ from bucketjit._sizes.expressions import is_symbolic
 
 def scan(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     """Run exactly the logical steps: padding along the scanned axis is never read."""
-    num_consts, num_carry = _jax.scan_arity(ctx.params)
+    num_consts, num_carry = scan_arity(ctx.params)
     split = num_consts + num_carry
     consts = operands[:num_consts]
     init = tuple(map(strong, operands[num_consts:split]))
@@ -104,4 +105,4 @@ def _(axis_size: int, batched: Sequence[bool], running: Any, new: Any, old: Any)
     return jax.vmap(lax.select, in_axes=in_axes, axis_size=axis_size)(running, new, old), True
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives("scan"), scan)
+TABLE: dict[Any, Rule] = dict.fromkeys(primitives("scan"), scan)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
+from bucketjit._jax.primitives import primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._regions import (
     INT32_MAX,
@@ -164,7 +164,5 @@ _COMBINE: dict[str, Callable[[Any, Any], Any] | None] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: scatter(combine)
-    for name, combine in _COMBINE.items()
-    if (p := _jax.primitive(name)) is not None
+    p: scatter(combine) for name, combine in _COMBINE.items() if (p := primitive(name)) is not None
 }

@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, crop, take, window
+from bucketjit._jax.primitives import primitive, primitives
+from bucketjit._masking.array_ops import crop, take, window
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
 
@@ -77,9 +78,9 @@ def tile(ctx: RuleContext, operand: Any) -> Any:
 
 _CARRIED = ("broadcast_in_dim", "transpose", "squeeze", "iota", "empty", "stack", "unstack")
 
-TABLE: dict[Any, Rule] = dict.fromkeys(_jax.primitives(*_CARRIED), carry)
+TABLE: dict[Any, Rule] = dict.fromkeys(primitives(*_CARRIED), carry)
 TABLE |= {
     p: rule
     for name, rule in {"concatenate": concatenate, "split": split, "tile": tile}.items()
-    if (p := _jax.primitive(name)) is not None
+    if (p := primitive(name)) is not None
 }

@@ -7,8 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from bucketjit import _jax
-from bucketjit._masking.rule_context import Rule, RuleContext, crop, select, take, window
+from bucketjit._jax.primitives import primitive
+from bucketjit._masking.array_ops import crop, select, take, window
+from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._regions import read_window, saturate, write_window
 from bucketjit._sizes.expressions import is_symbolic
 
@@ -96,5 +97,5 @@ _RULES: dict[str, Rule] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit import _jax
+from bucketjit._jax.jaxprs import open_jaxpr
+from bucketjit._jax.primitives import name_of, primitive
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules._monoids import Identity, all_ones, highest, lowest, one, zero
 from bucketjit._masking.rules._regions import INT32_MAX
@@ -173,11 +174,11 @@ _MONOIDS: dict[str, Identity] = {
 
 def _starts_neutral(jaxpr: Any, init: Any, dtype: Any) -> bool:
     """True if a reducer of one value is a known monoid, starting from its neutral element."""
-    inner, _ = _jax.open_jaxpr(jaxpr)
+    inner, _ = open_jaxpr(jaxpr)
     if len(inner.eqns) != 1 or isinstance(init, jax.core.Tracer):
         return False
     (eqn,) = inner.eqns
-    identity = _MONOIDS.get(_jax.name_of(eqn))
+    identity = _MONOIDS.get(name_of(eqn))
     whole = set(eqn.invars) == set(inner.invars) and list(eqn.outvars) == list(inner.outvars)
     return identity is not None and whole and bool(np.asarray(init) == identity(dtype))
 
@@ -286,5 +287,5 @@ _RULES: dict[str, Rule] = {
 }
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := _jax.primitive(name)) is not None
+    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

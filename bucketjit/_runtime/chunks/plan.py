@@ -16,9 +16,11 @@ import numpy as np
 
 from bucketjit._arrays.padding import part, plain
 from bucketjit._cores.helper_threads import run_together
-from bucketjit._runtime.fast_path.plan import Evicted, Way, Where, changed
-from bucketjit._runtime.fast_path.route import Given, arguments_of
-from bucketjit._runtime.statistics import Line
+from bucketjit._runtime.counters import Line
+from bucketjit._runtime.fast_path.handler import Evicted, Way, Where
+from bucketjit._runtime.fast_path.layout import arguments_of
+from bucketjit._runtime.fast_path.plan import changed
+from bucketjit._runtime.fast_path.route import Given
 from bucketjit._signature.signer import Signed
 
 _WORTH_HELP = (
@@ -73,7 +75,7 @@ def by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut
     """What chunks have of each argument, where they do not all have the whole of it."""
     by_leaf = {piece.leaf: piece for piece in cut}
     found = []
-    for argument in arguments_of(signed, given):
+    for argument in arguments_of(signed, given.args, given.kwargs):
         own = [(i, by_leaf[argument.start + i]) for i in argument.own(by_leaf)]
         if own:
             bare = jax.tree_util.treedef_is_leaf(argument.tree)

@@ -25,14 +25,14 @@ from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._runtime.buckets import policy_of
 from bucketjit._runtime.chunks.independence import split_axes
 from bucketjit._runtime.chunks.plan import Piece, SplitPlan, by_argument, spans
-from bucketjit._runtime.fast_path.plan import Evicted, Way
+from bucketjit._runtime.fast_path.handler import Evicted, Way
 from bucketjit._runtime.fast_path.route import Given, Routes
-from bucketjit._signature.signature import Call
+from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.concrete import at_other_sizes
-from bucketjit._tracing.symbolic import Program
+from bucketjit._tracing.program import Program
 
 _ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
 Serve = Callable[[Signed, Call, Given | None], Any]

@@ -13,80 +13,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from bucketjit import _jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change
-from bucketjit._compile.cache import Slot
+from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
-from bucketjit._runtime.statistics import Line
+from bucketjit._jax.compiler import failed_running
+from bucketjit._runtime.counters import Line
+from bucketjit._runtime.fast_path.handler import (
+    After,
+    Bind,
+    Evicted,
+    Own,
+    Part,
+    Prepare,
+    Prepared,
+    Serve,
+    Way,
+    Where,
+)
 
 X = TypeVar("X")
-Where = int | str  # position or name of an argument
-Prepared = tuple[Sequence[Any], Mapping[str, Any]]
-Prepare = Callable[[Sequence[Any], Mapping[str, Any]], Prepared]
-After = Callable[[Sequence[Any], Mapping[str, Any]], None]
-Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]
-Own = Sequence[tuple[int, Any]]  # leaves by position in the call
 
 _now = time.monotonic
-
-
-class Evicted(Exception):
-    """The executable of a plan has left the cache."""
-
-
-class Part(NamedTuple):
-    """Serves the chunks of one call, whose common arguments were looked at already.
-
-    Attributes:
-        leaves: The leaves of the call, in host memory where they have open axes.
-        serve: Serves a chunk, of the leaves that are its own.
-    """
-
-    leaves: Sequence[Any]
-    serve: Callable[[Own], Any]
-
-
-Bind = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int]], Part | None]
-
-
-class Way(Protocol):
-    """What serves calls with one set of shapes: a `Plan`, or one plan for each chunk of a call.
-
-    Attributes:
-        following: What to try where this refuses a call.
-        is_alive: Whether its executables are in the cache.
-        slots: Where the executables are.
-        lines: Count the calls.
-        serve: Serves a call. Raises `Evicted` if an executable has left the cache, and
-            `SignatureChanged` if what has no open axes is not as it was.
-        bind: Of the arguments of a whole call, and the positions of the leaves that are cut, what
-            serves its chunks with less to do for each of them; None where each has to be served for
-            itself. Raises what ``serve`` raises.
-    """
-
-    following: Way | None
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    @property
-    def slots(self) -> tuple[Slot[Executable], ...]: ...
-
-    @property
-    def lines(self) -> tuple[Line, ...]: ...
-
-    @property
-    def serve(self) -> Serve: ...
-
-    @property
-    def bind(self) -> Bind | None: ...
 
 
 class Plan:
@@ -171,7 +125,7 @@ def serving(
         try:
             result = function(*lead, *values, **named) if named else function(*lead, *values)
         except Exception as error:
-            if _jax.failed_running(error):
+            if failed_running(error):
                 counted()
             raise
         if entry.count_signatures() != entry.signatures:
@@ -226,7 +180,7 @@ def binding(
             try:
                 result = bound.run(values)
             except Exception as error:
-                if _jax.failed_running(error):
+                if failed_running(error):
                     counted()
                 raise
             if entry.count_signatures() != entry.signatures:

@@ -6,105 +6,41 @@ else; a plan (`bucketjit._runtime.fast_path.plan`) is what it found out for one 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from bucketjit import _jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
-from bucketjit._compile.cache import Slot
+from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
+from bucketjit._runtime.counters import Line
+from bucketjit._runtime.fast_path.handler import Way, Where
+from bucketjit._runtime.fast_path.layout import Layout
 from bucketjit._runtime.fast_path.plan import (
     Plan,
-    Prepare,
-    Prepared,
-    Way,
-    Where,
     afterwards,
     binding,
     counting,
     preparing,
     serving,
 )
-from bucketjit._runtime.statistics import Line
-from bucketjit._signature.signer import Signed
+from bucketjit._runtime.fast_path.readers import (
+    ARRAY,
+    DEVICE_ARRAY,
+    NAMED,
+    Reader,
+    reading,
+    reading_static,
+)
 
 _MEMO_LIMIT = 16384
+
 _MAX_ROUTES = 64
+
 _LOOKED_THROUGH = 32  # plans, at which those without an executable are first looked for
+
 _ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
-
-Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; None: look closer
-
-_ARRAY = np.ndarray
-_DEVICE_ARRAY = _jax.CONCRETE_ARRAY
-_NAMED = jax.sharding.NamedSharding
-_KEY_ARRAY = _jax.KEY_ARRAY
-
-
-class Opened(NamedTuple):
-    """An argument with open axes.
-
-    Attributes:
-        where: Its position or name.
-        tree: Its tree.
-        leaves: ``(leaf among those of the argument, leaf of the call)`` for each with open axes.
-    """
-
-    where: Where
-    tree: Any
-    leaves: tuple[tuple[int, int], ...]
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is an array and not a container."""
-        return jax.tree_util.treedef_is_leaf(self.tree)
-
-    @property
-    def read(self) -> Reader:
-        """What a plan depends on of it."""
-        if self.is_bare:
-            return _read
-        return _container_reader(self.tree, [i for i, _ in self.leaves])
-
-
-class Layout(NamedTuple):
-    """Where in the arguments of a call the open axes are.
-
-    Attributes:
-        arity: Number of positional arguments.
-        names: Names of the keyword arguments.
-        dynamic: Positions of the arguments that are not static; None if all are dynamic.
-        statics: Where the static arguments are.
-        opened: The arguments with open axes.
-    """
-
-    arity: int
-    names: tuple[str, ...]
-    dynamic: tuple[int, ...] | None
-    statics: tuple[Where, ...]
-    opened: tuple[Opened, ...]
-
-    @property
-    def without_statics(self) -> Prepare | None:
-        """Makes the arguments that the executable takes of all; None if they are the same."""
-        dynamic, names = self.dynamic, {w for w in self.statics if isinstance(w, str)}
-        if dynamic is None and not names:
-            return None
-
-        def without(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
-            if dynamic is not None:
-                args = [args[i] for i in dynamic]
-            if names:
-                kwargs = {k: v for k, v in kwargs.items() if k not in names}
-            return args, kwargs
-
-        return without
 
 
 class Route:
@@ -125,7 +61,7 @@ class Route:
         self.plans: dict[Hashable, Way] = {}
         self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
-        readers += [(where, _read_static) for where in layout.statics]
+        readers += [(where, reading_static) for where in layout.statics]
         self.key: Callable[[Sequence[Any], Mapping[str, Any]], Hashable]
         if len(readers) == 1 and isinstance(readers[0][0], int) and not layout.names:
             self.key = _key_of_one(layout.arity, readers[0][0], readers[0][1])
@@ -179,14 +115,14 @@ def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]
         if kwargs or len(args) != arity:
             return None
         value = args[where]
-        if read is _read:  # the same for the most frequent, without another call
+        if read is reading:  # the same for the most frequent, without another call
             kind = type(value)
-            if kind is _ARRAY:
+            if kind is ARRAY:
                 return value.shape, value.dtype
-            if kind is _DEVICE_ARRAY:
+            if kind is DEVICE_ARRAY:
                 aval = value.aval
                 placed = value.sharding
-                if type(placed) is _NAMED:
+                if type(placed) is NAMED:
                     return aval.shape, aval.dtype, aval.weak_type, placed
                 return aval.shape, aval.dtype, aval.weak_type
         return read(value)
@@ -277,74 +213,6 @@ class Given(NamedTuple):
     routes: Routes
 
 
-class Argument(NamedTuple):
-    """An argument of a call that is not static.
-
-    Attributes:
-        where: Its position or name.
-        leaves: Its leaves.
-        tree: Its tree.
-        start: The position of its first leaf in the call.
-    """
-
-    where: Where
-    leaves: list[Any]
-    tree: Any
-    start: int
-
-    def own(self, opened: Iterable[int]) -> list[int]:
-        """Which leaves of the call are its own, by their position among those."""
-        stop = self.start + len(self.leaves)
-        return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
-
-
-def arguments_of(signed: Signed, given: Given) -> list[Argument]:
-    """The arguments of a call that are not static."""
-    args, kwargs = given.args, given.kwargs
-    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
-    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
-    start = 0
-    found = []
-    for where, value in arguments:
-        flat, tree = jax.tree_util.tree_flatten(value)
-        found.append(Argument(where, flat, tree, start))
-        start += len(flat)
-    return found
-
-
-def layout_of(
-    signed: Signed, opened: Sequence[int], given: Given, arguments: Sequence[Argument]
-) -> Layout | None:
-    """Where the open axes of a call are, or None where the slow path must look closer.
-
-    Args:
-        signed: The call, signed.
-        opened: Positions of its leaves that have open axes, or are sizes themselves.
-        given: The same call, as it came.
-        arguments: Its arguments.
-
-    Returns:
-        The layout; None if an array with open axes is of a kind that is not read fast.
-    """
-    if any(_read(signed.leaves[leaf]) is None for leaf in opened):
-        return None
-    if Padded in map(type, signed.leaves):
-        known = set(opened)
-        if any(type(x) is Padded and i not in known for i, x in enumerate(signed.leaves)):
-            return None
-    found = []
-    for argument in arguments:
-        places = tuple((own, argument.start + own) for own in argument.own(opened))
-        if places:
-            found.append(Opened(argument.where, argument.tree, places))
-    if not found:
-        return None
-    args, kwargs = given.args, given.kwargs
-    dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
-    statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)
-    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(found))
-
-
 def make_plan(
     layout: Layout,
     slot: Slot[Executable],
@@ -394,55 +262,3 @@ def make_plan(
     if joined and entry is not None and entry.bind is not None:
         bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)
     return Plan(slot, line, serve, bind)
-
-
-def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list[Where]:
-    """The arguments that hold NumPy arrays without open axes; see `preparing`."""
-    found: list[Where] = []
-    for argument in arguments:
-        if _ARRAY not in map(type, argument.leaves):
-            continue
-        own = set(argument.own(opened))
-        if any(type(x) is _ARRAY and i not in own for i, x in enumerate(argument.leaves)):
-            found.append(argument.where)
-    return found
-
-
-def _read_static(value: Any) -> Hashable:
-    return type(value), value
-
-
-def _read(value: Any) -> Hashable:
-    kind = type(value)
-    if kind is _DEVICE_ARRAY:
-        aval, placed = value.aval, value.sharding
-        if type(placed) is _NAMED:  # it may be cut, and be of another type therefore
-            return aval.shape, aval.dtype, aval.weak_type, placed
-        return aval.shape, aval.dtype, aval.weak_type
-    if kind is _ARRAY:
-        return value.shape, value.dtype
-    if kind is Padded:
-        array = value.array
-        return value.sizes, array.shape, array.dtype, value.weak_type, type(array)
-    if kind is _KEY_ARRAY:
-        return value.shape, value.dtype
-    return value if kind is int else None
-
-
-def _container_reader(tree: Any, places: Sequence[int]) -> Reader:
-    flatten = jax.tree_util.tree_flatten
-
-    def read(value: Any) -> Hashable:
-        leaves, given = flatten(value)
-        if given != tree:
-            return None
-        parts = [_read(leaves[i]) for i in places]
-        return None if None in parts else tuple(parts)
-
-    return read
-
-
-def elements(pads: Sequence[tuple[int, tuple[int, ...]]], leaves: Sequence[Any]) -> tuple[int, int]:
-    """Real elements of the padded arguments of a call, and all of them."""
-    real = sum(leaves[i].size for i, _ in pads)
-    return real, sum(math.prod(shape) for _, shape in pads)

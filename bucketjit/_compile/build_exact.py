@@ -1,0 +1,121 @@
+"""Build an executable for the exact shape of a call, without padding or masks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bucketjit._arrays.padding import plain
+from bucketjit._compile.argument_types import Expected, abstract
+from bucketjit._compile.build import Compile
+from bucketjit._compile.executable import Executable, Origin
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._masking.checks import Check
+from bucketjit._signature.signer import Signed
+
+
+class Exact(NamedTuple):
+    """The function itself, for one exact shape, not yet compiled.
+
+    Attributes:
+        function: The jitted function.
+        args, kwargs: What to lower it for.
+        expected: Refuses arguments of other types.
+        donated: Positions of the arguments that are donated.
+        options: Options of XLA.
+    """
+
+    function: Any
+    args: Any
+    kwargs: Any
+    expected: Expected
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+
+
+def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> Exact:
+    """The function that `build_exact` compiles. Traces nothing.
+
+    Checked calls donate nothing: they run twice.
+    """
+    fn = signed.family.fn
+    static = {
+        i: shape[0]
+        for i, (shape, t) in enumerate(zip(signed.shapes, signed.family.types, strict=True))
+        if t.dtype is None
+    }
+
+    expected = Expected(set())
+
+    def exact(*args: Any, **kwargs: Any) -> Any:
+        leaves = expected.check(args, kwargs)
+        tree: Any = jax.tree_util.tree_structure((args, kwargs))
+        for i, value in static.items():
+            leaves[i] = value
+        args, kwargs = tree.unflatten(leaves)
+        return fn(*args, **kwargs)
+
+    exact.__name__ = getattr(fn, "__name__", "exact")
+    donated = tuple(signed.donate) if check is Check.OFF else ()
+    args, kwargs = signed.tree.unflatten(abstract(signed, {}))
+    function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
+    return Exact(function, args, kwargs, expected, donated, options)
+
+
+def result_types(signed: Signed) -> Any:
+    """The results of the function itself, as types: it is traced, and not compiled.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments.
+    """
+    made = exact_function(signed, Check.OFF, {})
+    return made.function.eval_shape(*made.args, **made.kwargs)
+
+
+def one_by_one(signed: Signed) -> Any:
+    """The results of the function itself, each operation run by itself.
+
+    XLA may round a value otherwise wherever it is read, and be wrong about what is decided by it;
+    see `bucketjit._xla_defects.recomputed_values`. This is not.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments, or where nothing is compiled.
+    """
+    args, kwargs = signed.tree.unflatten(
+        shape[0] if t.dtype is None else jnp.asarray(plain(x))
+        for x, shape, t in zip(signed.leaves, signed.shapes, signed.family.types, strict=True)
+    )
+    with jax.disable_jit():
+        return jax.tree_util.tree_map(jnp.asarray, signed.family.fn(*args, **kwargs))
+
+
+def build_exact(
+    signed: Signed, sizes: Mapping[str, int], made: Exact, compile: Compile
+) -> Executable:
+    """Compile the function itself for one exact shape.
+
+    Of the arguments only types and placement are looked at.
+
+    Args:
+        signed: The call that asks for it.
+        sizes: Its sizes, for the statistics.
+        made: Its function.
+        compile: Compiles it.
+
+    Raises:
+        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+    """
+    began = time.perf_counter()
+    with forgetful_jax():  # it may fail
+        lowered = made.function.lower(*made.args, **made.kwargs)
+    compiled = compile(lowered)
+    seconds = time.perf_counter() - began
+    tree = jax.tree_util.tree_structure(lowered.out_info)
+    origin = Origin(signed, None, {})
+    return Executable(
+        dict(sizes), True, made.function, compiled, seconds, tree, made.function, origin=origin
+    )

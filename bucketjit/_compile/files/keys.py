@@ -1,0 +1,82 @@
+"""The key of an executable among files: a digest of everything the executable depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from bucketjit._ir.associative_scan import Combine, associative_scan_p
+from bucketjit._ir.size_constant import leaked_p
+from bucketjit._jax.devices import default_device, device_name
+from bucketjit._persistence.fingerprint import Digest, NoDigest, Own
+from bucketjit._signature.parameters import PLAIN_STATICS
+from bucketjit._signature.signer import Signed
+
+OWN_PRIMITIVES = Own(
+    frozenset((leaked_p, associative_scan_p)),
+    {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
+)
+
+_SINGLE = jax.sharding.SingleDeviceSharding
+
+
+def device_of(leaves: Sequence[Any]) -> Any:
+    """The device that ``jit`` would run arguments on.
+
+    Raises:
+        NoDigest: There are several.
+    """
+    shardings = [getattr(x, "sharding", None) for x in leaves]
+    placed: set[Any] = {s for s in shardings if s is not None}
+    if not placed:
+        return default_device()
+    if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
+        raise NoDigest("its arguments are on several devices, or placed by a mesh")
+    (device,) = placed.pop().device_set
+    return device
+
+
+def kind_of(signed: Signed, device: Any) -> str:
+    """The kind of a call: what is known of it before its program is, sizes aside."""
+    family = signed.family
+    leaves = zip(family.types, family.specs, signed.shapes, strict=True)
+    return short_digest(
+        getattr(family.fn, "__module__", ""),
+        getattr(family.fn, "__qualname__", ""),
+        device_name(device),
+        [
+            (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
+            for kind, spec, shape in leaves
+        ],
+        [(i, _static_text(x)) for i, x in sorted(signed.statics.positional.items())],
+        [(name, _static_text(x)) for name, x in sorted(signed.statics.keyword.items())],
+    )
+
+
+def _static_text(value: Any) -> str:
+    """What files are told apart by; of what has no sure text, only its type."""
+    return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
+
+
+def short_digest(*values: Any) -> str:
+    """The first 8 hexadecimal digits of the digest of some values."""
+    return Digest().add(*values).hexdigest()[:8]
+
+
+def digest_of(consts: Sequence[Any]) -> str:
+    """The digest of the constants of a program."""
+    return Digest(OWN_PRIMITIVES).add(*consts).hexdigest()
+
+
+def type_text(value: Any) -> str:
+    """The shape, the dtype and the weak type of an array as one text."""
+    aval = jax.typeof(value)
+    return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
+
+
+def placement_text(value: Any) -> str:
+    """Whether an argument is committed to its devices, as a text."""
+    sharding = getattr(value, "sharding", None)
+    return "anywhere" if sharding is None else "committed"

@@ -1,0 +1,49 @@
+"""How a masking rule masks, in the words of its docstring."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+
+def how(rule: Callable[..., Any]) -> str:
+    """What the docstrings say of a rule, and of the functions it was made with."""
+    text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
+    made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
+    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
+
+
+def closure_of(rule: Any) -> dict[str, Any]:
+    """What a rule was made with: its arguments of `functools.partial`, and what it closes over."""
+    if isinstance(rule, functools.partial):
+        return {**closure_of(rule.func), **rule.keywords}
+    if not isinstance(rule, FunctionType):
+        return {}
+    names = rule.__code__.co_freevars
+    cells = [c.cell_contents for c in rule.__closure__ or ()]
+    return dict(zip(names, cells, strict=True))
+
+
+def first_paragraph(text: str | None) -> str:
+    """The first paragraph of a docstring, in one line."""
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def functions_in(values: Any) -> Iterator[FunctionType]:
+    """The functions of bucketjit among some values, and in their tuples and lists."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from functions_in(value)
+        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
+            yield value
+
+
+def maker_of(rule: Any) -> Any:
+    """The function at the top level of its module that a rule is, or was made by."""
+    if isinstance(rule, functools.partial):
+        return maker_of(rule.func)
+    if not isinstance(rule, FunctionType):
+        return rule
+    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)

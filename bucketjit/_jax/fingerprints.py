@@ -1,0 +1,124 @@
+"""Texts that identify values of user code: functions, parameters, types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit._jax import names
+
+_core = names.module("core")
+_random = names.module("random.core")
+
+_TELLING = frozenset(
+    {
+        "jax._src.export.shape_poly._DimExpr",
+        "jax._src.layout.AutoLayout",
+        "jax._src.layout.Layout",
+        "jax._src.memory.Space",
+        "jax._src.mesh.AbstractMesh",
+        "jax._src.named_sharding.UnspecifiedValue",
+        "jax._src.partition_spec.PartitionSpec",
+        "jax._src.core.ManualAxisType",
+        "jax._src.sharding_impls.UnspecifiedValue",
+    }
+)
+
+
+def parts_of(value: Any) -> Sequence[Any] | None:
+    """What a value of JAX's is made of, or None where `text_of` may know it.
+
+    Literals know their dtype (``literals.TypedInt``, since 0.7), and some parameters are
+    dataclasses, trees (``flattree``, since 0.9) or hijax primitives (``numpy.hijax``, since 0.10).
+    """
+    kind = type(value)
+    if kind.__module__ == "jax._src.literals" and kind.__mro__[1] in (int, float, complex):
+        return [kind.__mro__[1](value), value.dtype]
+    if kind.__module__ == "jax._src.flattree":
+        return list(value.elts) if kind.__name__ == "FTTuple" else [len(value), *value.vals]
+    if kind.__module__ == "jax._src.numpy.hijax" and isinstance(getattr(value, "params", 0), dict):
+        return [kind.__name__, value.in_avals, value.params]
+    if (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and _is_of_jax(kind.__module__)
+        and kind not in (jax.core.ShapedArray, _random.PRNGImpl)
+    ):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
+
+
+def text_of(value: Any) -> str | None:
+    """All that an object of JAX's says of a program, as text that is equal in every process.
+
+    Non-public: these are the types of what equations hold, and no public name has them (``core``,
+    ``sharding_impls`` and ``shape_poly``, since 0.4.36).
+
+    Returns:
+        The text; None for an object that is not known to tell all by it.
+    """
+    kind = type(value)
+    if kind is jax.core.ShapedArray:
+        dtype = text_of(value.dtype)
+        if dtype is None:
+            return None
+        parts = [repr(getattr(value, name, None)) for name in _SHAPED_FIELDS if name != "dtype"]
+        text = f"array {tuple(map(str, value.shape))} {dtype} {' '.join(parts)}"
+    elif isinstance(value, np.dtype):
+        text = f"dtype {value.name} {value.str}"
+    elif kind is _random.prng.KeyTy:
+        text = f"key {value}"
+        if not _is_known(value._impl):
+            return None
+    elif kind is _core.JaxprEqnContext:
+        text = "context " + " ".join(repr(getattr(value, name, None)) for name in _CONTEXT_FIELDS)
+    elif isinstance(value, _random.PRNGImpl):
+        text = f"generator {value.name}"
+        if not _is_known(value):
+            return None
+    elif isinstance(value, FunctionType):
+        text = f"function {value.__module__}.{value.__qualname__}"
+        if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
+            return None
+    elif isinstance(value, jax.sharding.Mesh):
+        if not value.empty:  # its text does not tell which devices it is made of
+            return None
+        text = "empty mesh"
+    elif isinstance(value, jax.sharding.NamedSharding):
+        if isinstance(value.mesh, jax.sharding.Mesh) and not value.mesh.empty:
+            return None
+        text = repr(value)
+    elif isinstance(value, jax.tree_util.PyTreeDef):
+        text = f"tree {value}"
+        if "CustomNode" in text:
+            return None
+    elif f"{kind.__module__}.{kind.__qualname__}" in _TELLING:
+        text = f"{kind.__qualname__} {value!r}"
+    else:
+        return None
+    return None if " at 0x" in text else text
+
+
+_SHAPED_FIELDS = [
+    n for n in jax.core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"
+]
+
+# Interned dicts of configuration ("configs") follow from the other fields.
+_CONTEXT_FIELDS = [
+    n for n in _core.JaxprEqnContext.__slots__ if not n.startswith("_") and n != "configs"
+]
+
+
+def _is_known(generator: Any) -> bool:
+    """Whether a generator of random bits is one of JAX's own."""
+    known: Any = _random.prng.prngs.get(generator.name)
+    return known is generator and _is_of_jax(known.random_bits.__module__)
+
+
+def _is_of_jax(module: str) -> bool:
+    return module == "jax" or module.startswith("jax.")

@@ -1,0 +1,64 @@
+"""Fourier transforms along axes of symbolic size, and their transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.patches.convolution import OperatorOfSizes
+
+_core = names.module("core")
+_lax_fft = names.module("lax.fft")
+_numpy_fft = names.module("numpy.fft")
+
+
+def fft_lengths() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` that lets ``jnp.fft`` have symbolic lengths.
+
+    As with convolutions, the primitive takes them and ``operator.index`` does not.
+    """
+    return [(_numpy_fft, "operator", OperatorOfSizes())]
+
+
+def real_fft_transposes() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for gradients of real transforms of symbolic length.
+
+    JAX's own (``lax.fft``, since 0.2) ask in Python whether the length is even, which makes one
+    program for even lengths and one for odd.
+    """
+    to_half, from_half = _lax_fft._rfft_transpose, _lax_fft._irfft_transpose
+
+    def weight(half: Any, lengths: Any) -> Any:
+        """Twice for frequencies that stand for two; the last axis of ``half`` is the half."""
+        k = jax.lax.broadcasted_iota(np.int32, half.shape, half.ndim - 1)
+        single = (k == 0) | (2 * k == _core.dimension_as_value(lengths[-1]))
+        return jax.numpy.where(single, 1.0, 2.0).astype(half.dtype)
+
+    def rfft_transpose(t: Any, lengths: Any) -> Any:
+        if not is_symbolic_dim(lengths[-1]):
+            return to_half(t, lengths)
+        spectrum = jax.lax.conj(t) / weight(t, lengths)
+        return _product(lengths) * jax.lax.fft(spectrum, "IRFFT", lengths)
+
+    def irfft_transpose(t: Any, lengths: Any) -> Any:
+        if not is_symbolic_dim(lengths[-1]):
+            return from_half(t, lengths)
+        half = jax.lax.fft(t, "RFFT", lengths)
+        return jax.lax.conj(weight(half, lengths) * half / _product(lengths))
+
+    return [
+        (_lax_fft, "_rfft_transpose", rfft_transpose),
+        (_lax_fft, "_irfft_transpose", irfft_transpose),
+    ]
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    total = 1
+    for size in sizes:
+        total = total * size
+    return _core.dimension_as_value(total)

@@ -1,0 +1,104 @@
+"""Indexing where the index or its type depends on a symbolic size."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.arrays import with_type
+
+_core = names.module("core")
+_indexing = names.module("numpy.indexing")
+_lax = names.module("lax.lax")
+_lax_utils = names.module("lax.utils")
+_flags: Any = jax.config  # whose flags are public, and not typed
+
+
+def open_constants() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` that lets a symbolic size be a constant beside an array.
+
+    ``jnp.take(mode="wrap")`` and others make one by ``lax._const`` (since 0.1) of NumPy's.
+    """
+    original = _lax._const
+
+    def const(example: Any, value: Any) -> Any:
+        if not is_symbolic_dim(value):
+            return original(example, value)
+        weak = bool(jax.typeof(example).weak_type)
+        return with_type(_core.dimension_as_value(value), jax.typeof(example).dtype, weak)
+
+    return [(_lax, "_const", const)]
+
+
+def open_index_types() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)``: indices into a symbolic axis have the exact run's dtype.
+
+    JAX takes the default integer (``lax.utils``, since 0.7), which is int64 with x64 enabled; for
+    every size that an executable here can have, the exact run takes int32.
+    """
+
+    def for_dim(original: Callable[..., Any]) -> Callable[..., Any]:
+        def dtype(size: Any, *, signed: bool) -> Any:
+            if is_symbolic_dim(size):
+                return np.dtype(np.int32 if signed else np.uint32)
+            return original(size, signed=signed)
+
+        return dtype
+
+    def for_shape(original: Callable[..., Any]) -> Callable[..., Any]:
+        def dtype(shape: Any, *, signed: bool) -> Any:
+            return original([d for d in shape if not is_symbolic_dim(d)], signed=signed)
+
+        return dtype
+
+    return [
+        (_lax_utils, "int_dtype_for_dim", for_dim(_lax_utils.int_dtype_for_dim)),
+        (_lax_utils, "int_dtype_for_shape", for_shape(_lax_utils.int_dtype_for_shape)),
+    ]
+
+
+def clamped_indices() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)``: ``x[i]`` with axes that stay symbolic clamps as of a size.
+
+    JAX makes a `lax.dynamic_slice` of it where the size is known (``numpy.indexing``, since 0.8),
+    and a gather that promises to stay inside, whose derivative drops what is outside, where it is
+    not. A gather that clamps does what the slice does.
+    """
+    original = _indexing.rewriting_take
+    mode_of = jax.lax.GatherScatterMode.from_any
+    clamping = (None, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+    @functools.wraps(original)
+    def take(arr: Any, idx: Any, *, mode: Any = None, **options: Any) -> Any:
+        parsed = None if mode is None else mode_of(mode)
+        strategy = options.get("strategy", _indexing.IndexingStrategy.AUTO)
+        if (
+            parsed in clamping
+            and strategy is _indexing.IndexingStrategy.AUTO
+            and any(map(is_symbolic_dim, arr.shape))
+        ):
+            indexer = _indexing.NDIndexer.from_raw_indices(idx, arr.shape)
+            if all(map(_slices_one, indexer.indices)):
+                if _flags.jax_check_static_indices:
+                    by_end = options.get("normalize_indices", True)
+                    indexer.validate_static_indices(normalize_indices=by_end)
+                mode = "clip"
+        return original(arr, idx, mode=mode, **options)
+
+    return [(_indexing, "rewriting_take", take)]
+
+
+def _slices_one(part: Any) -> bool:
+    """Whether part of an index may be part of that of a `lax.dynamic_slice`."""
+    kinds = _indexing.IndexType
+    if part.typ is kinds.ARRAY:
+        return np.shape(part.index) == ()
+    if part.typ is kinds.DYNAMIC_SLICE:
+        return bool(part.index.stride == 1)
+    return part.typ is not kinds.BOOLEAN and getattr(part.index, "step", None) in (None, 1, -1)

@@ -1,0 +1,61 @@
+"""The derivative of ``lax.reduce`` over an axis of symbolic size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+
+_lax = names.module("lax.lax")
+
+
+def open_reductions() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for derivatives of products and of other reductions.
+
+    JAX halves the reduced axes again and again (``lax._reduce_jvp``, since 0.2), which it can do
+    only where no size at all is symbolic. Closed axes are halved in the same way here. A product
+    over an open axis is the last of its running products.
+    """
+    original = _lax._reduce_jvp
+
+    def reduce_jvp(reducer: Any, init: Any, primals: Any, tangents: Any, axes: Any) -> Any:
+        shape = primals[0].shape
+        opened = [a for a in axes if is_symbolic_dim(shape[a])]
+        if not any(map(is_symbolic_dim, shape)):
+            return original(reducer, init, primals, tangents, axes)
+        if opened and getattr(reducer, "__module__", "") != "jax._src.lax.lax":
+            # JAX counts the start in now and then, by the size: only the run itself can tell.
+            return original(reducer, init, primals, tangents, axes)
+        kept = [a for a in range(len(shape)) if a not in axes]
+
+        def flat(x: Any) -> Any:
+            for a in opened:
+                running = jax.lax.cumprod(x, axis=a)
+                x = jax.lax.dynamic_slice_in_dim(running, x.shape[a] - 1, 1, axis=a)
+            x = jax.lax.transpose(x, (*axes, *kept))
+            return jax.lax.reshape(x, (math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :]))
+
+        rows = reducer
+        for _ in range(len(kept) + 1):
+            rows = jax.vmap(rows)
+
+        def halved(*xs: Any) -> Any:
+            xs = tuple(map(flat, xs))
+            while (n := xs[0].shape[0]) > 1:
+                half = (n + 1) // 2
+                first = [x[:half] for x in xs]
+                second = [x[half:] for x in xs]
+                if n % 2:
+                    config = [(0, 1, 0), *[(0, 0, 0)] * len(kept)]
+                    pairs = zip(second, init, strict=True)
+                    second = [jax.lax.pad(x, i, config) for x, i in pairs]
+                xs = rows(*first, *second)
+            return tuple(jax.lax.squeeze(x, (0,)) for x in xs)
+
+        return jax.jvp(halved, tuple(primals), tuple(tangents))
+
+    return [(_lax, "_reduce_jvp", reduce_jvp)]

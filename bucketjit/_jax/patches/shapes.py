@@ -1,0 +1,74 @@
+"""Functions that compute a shape: ``len``, ``-1`` in a reshape, ``jnp.repeat``."""
+
+from __future__ import annotations
+
+import dis
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.user_code import raised_by_user
+
+_core = names.module("core")
+_lax_numpy = names.module("numpy.lax_numpy")
+_shape_poly = names.module("export.shape_poly")
+
+
+def lengths() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` that lets ``jax.numpy`` ask ``len`` of an open axis.
+
+    ``jnp.convolve``, ``correlate`` and ``digitize`` compare ``len(x)``, which Python insists
+    must be an int. The name is looked up in the module's globals (``lax_numpy``, since 0.1)
+    before the builtins.
+    """
+
+    def length(x: Any) -> Any:
+        shape = getattr(x, "shape", ())
+        return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
+
+    return [(_lax_numpy, "len", length)]
+
+
+def inferred_sizes() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for the size that a reshape to ``(2, -1)`` leaves open.
+
+    JAX divides by -2 and takes the result negative (``core.divide_shape_sizes``, since 0.2). To it
+    ``-floordiv(n, -2)`` is not the ``n // 2`` that the user wrote elsewhere.
+    """
+    plain = _core.divide_shape_sizes
+
+    def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
+        sizes = (*before, *after)
+        closed = [d for d in sizes if not is_symbolic_dim(d)]
+        if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
+            return plain(before, after)
+        return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
+
+    return [(_core, "divide_shape_sizes", divided)]
+
+
+def fresh_dimension(like: Any, name: str) -> Any:
+    """A new dimension variable in the scope of a symbolic size (its ``scope``, since 0.4.24)."""
+    return jax.export.symbolic_shape(name, scope=like.scope)[0]
+
+
+def repeats_by_size(error: BaseException) -> bool:
+    """Whether an error comes of ``[x] * n`` with a symbolic size, as in ``for row in array``.
+
+    JAX raises something else about it (``shape_poly._DimExpr.__rmul__``, 0.10 and 0.12).
+    """
+    kinds = TypeError | AttributeError | InconclusiveDimensionOperation
+    if not isinstance(error, kinds):
+        return False
+    step = raised_by_user(error)
+    if step is not None:
+        operation = dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]]
+        if operation in ("GET_ITER", "FOR_ITER"):
+            return True
+    by_size = _shape_poly._DimExpr.__rmul__.__code__
+    return any(frame.f_code is by_size for frame, _ in traceback.walk_tb(error.__traceback__))

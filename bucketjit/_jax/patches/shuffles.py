@@ -1,0 +1,69 @@
+"""``jax.random.permutation`` and ``shuffle`` along an axis of symbolic size."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.patches.scan import holders
+
+_random = names.module("random.core")
+
+
+def open_shuffles() -> list[tuple[Any, str, Any]]:
+    """``(module, name, replacement)`` for permutations of an axis of symbolic size.
+
+    JAX shuffles in rounds, one more for each power of the size, and asks for a Python int
+    (``random.core``, since 0.1). Comparisons with the sizes where the number changes do as well:
+    they become guards of the program. Counts as arguments become arrays of as many numbers.
+    """
+    shuffle, permutation, choice = _random._shuffle, jax.random.permutation, jax.random.choice
+
+    @functools.wraps(shuffle)
+    def open_shuffle(key: Any, x: Any, axis: int) -> Any:
+        if not is_symbolic_dim(x.size):
+            return shuffle(key, x, axis)
+        rounds = 0
+        while x.size > _largest_shuffled_in(rounds):
+            rounds += 1
+        for _ in range(rounds):
+            key, subkey = jax.random.split(key)
+            _, x = jax.lax.sort_key_val(jax.random.bits(subkey, x.shape, np.uint32), x, axis)
+        return x
+
+    @functools.wraps(permutation)
+    def open_permutation(key: Any, x: Any, *more: Any, **options: Any) -> Any:
+        return permutation(key, _numbers(x), *more, **options)
+
+    @functools.wraps(choice)
+    def open_choice(key: Any, a: Any, *more: Any, **options: Any) -> Any:
+        return choice(key, _numbers(a), *more, **options)
+
+    return [
+        (_random, "_shuffle", open_shuffle),
+        *((m, n, open_permutation) for m, n in holders("permutation", permutation)),
+        *((m, n, open_choice) for m, n in holders("choice", choice)),
+    ]
+
+
+def _numbers(count: Any) -> Any:
+    return jax.numpy.arange(count) if is_symbolic_dim(count) else count
+
+
+@functools.lru_cache(maxsize=64)
+def _largest_shuffled_in(rounds: int) -> int:
+    """The largest size for which JAX's formula gives this many rounds."""
+
+    def needed(size: int) -> int:
+        return int(np.ceil(3 * np.log(max(1, size)) / np.log(np.iinfo(np.uint32).max)))
+
+    low, high = 1, 1 << 62
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= rounds else (low, middle)
+    return low

@@ -1,0 +1,70 @@
+"""How long JAX may take to decide a comparison of symbolic sizes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from bucketjit._jax import names
+
+_decision = names.module("export.shape_poly_decision")
+
+
+class _TooLong(Exception):
+    """A comparison of sizes takes too many steps."""
+
+
+# Steps of one comparison of sizes, of which most take fewer than 100; and of those that follow
+# where several have taken too many.
+_MOST_STEPS, _FEWER_STEPS, _PATIENCE = 2000, 100, 3
+
+_deciding = threading.local()
+
+_MOST_CONSTRAINTS = 300  # beyond which nothing is derived from them
+
+
+def brief_decisions() -> list[tuple[Any, str, Any]]:
+    """``(class, name, replacement)`` for the procedure that compares symbolic sizes.
+
+    It tries all ways to combine an expression with what is known of its terms, and each constraint
+    with all others (``shape_poly_decision``, since 0.4.27), which takes minutes for sizes that are
+    halved five times over, each half compared with 1. What takes too long is not known, as far as
+    anybody else can tell: then the sizes at hand decide, and a guard is kept.
+    """
+    owner = _decision._DecisionByElimination
+    combine: Callable[..., set[Any]] = owner.combine_constraint_with_existing
+    original = owner._bounds_for_sorted_terms
+
+    @functools.wraps(combine)
+    def combined(self: Any, *constraint: Any) -> set[Any]:
+        known = sum(map(len, self._expr_constraints.values()))
+        return set() if known > _MOST_CONSTRAINTS else combine(self, *constraint)
+
+    given_up: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def bounds(self: Any, scope: Any, terms: Any, i: int, precision: Any) -> tuple[Any, Any]:
+        left = getattr(_deciding, "left", None)
+        if left is None:
+            is_late = given_up.get(scope, 0) >= _PATIENCE
+            _deciding.left = _FEWER_STEPS if is_late else _MOST_STEPS
+            try:
+                return original(self, scope, terms, i, precision)
+            except _TooLong:
+                given_up[scope] = given_up.get(scope, 0) + 1
+                return -math.inf, math.inf
+            finally:
+                _deciding.left = None
+        if left == 0:
+            raise _TooLong
+        _deciding.left = left - 1
+        return original(self, scope, terms, i, precision)
+
+    return [
+        (owner, "_bounds_for_sorted_terms", bounds),
+        (owner, "combine_constraint_with_existing", combined),
+    ]

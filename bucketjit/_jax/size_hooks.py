@@ -1,0 +1,330 @@
+"""Hooks on symbolic sizes, while a function is traced.
+
+They report what user code asks of a size: comparisons, hashes, conversions and texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.number_hooks import (
+    CONVERSIONS,
+    SMOOTH_OPERATORS,
+    WHOLE_OPERATORS,
+    exponent,
+    is_number_of_sizes,
+    power,
+    reporting_conversion,
+    smooth_operation,
+    whole_operation,
+)
+from bucketjit._jax.size_reports import fail, is_positive, report_raised, watching
+from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, calling_line
+
+_core = names.module("core")
+_shape_poly = names.module("export.shape_poly")
+
+_hook_lock = threading.Lock()
+
+_hook_users = 0
+
+
+@contextmanager
+def watch_equalities(
+    found: Callable[[Any, Any], None],
+    used_as_key: Callable[[Any], None],
+    used_as_text: Callable[[str], None],
+    raised: Callable[[Exception], None],
+) -> Iterator[None]:
+    """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
+
+    ``n == 4`` on a symbolic size cannot raise (hashing uses it), so JAX says False where the
+    truth is "unknown". Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees those answers.
+    Two more decide without a comparison: ``if n % 2`` (every symbolic size is true, so it is
+    reported as different from 0), and ``{4: w}.get(n)`` (its hash is no int's, so it is never
+    compared with the keys).
+    User code may also catch what a size raises (``try: k = int(n)``), or a number computed of
+    sizes, which is why that is reported too, and ask for the class of a size, which is ``int`` to
+    it, as in the exact run.
+    The hooks are installed while some thread watches, and report to the thread that compares.
+
+    Args:
+        found: Told of two sizes, at least one symbolic, that were taken to be different.
+        used_as_key: Told of a symbolic size that was hashed.
+        used_as_text: Told where user code made a text of a symbolic size, of a type that has one in
+            its shape, or of a number that is computed of sizes; see `raising_line`.
+        raised: Told of each error that user code gets from a size, which it may catch.
+    """
+    global _hook_users
+    with _hook_lock:
+        if _hook_users == 0:
+            _install_hook()
+        _hook_users += 1
+    told = {
+        "report": found,
+        "report_key": used_as_key,
+        "report_text": used_as_text,
+        "report_raised": raised,
+    }
+    previous = {name: getattr(watching, name, None) for name in told}
+    vars(watching).update(told)
+    try:
+        yield
+    finally:
+        vars(watching).update(previous)
+        with _hook_lock:
+            _hook_users -= 1
+            if _hook_users == 0:
+                _remove_hook()
+
+
+_plain_eq = _shape_poly._DimExpr.__eq__
+
+_plain_hash = _shape_poly._DimExpr.__hash__
+
+
+def _reporting_eq(self: Any, other: Any) -> Any:
+    return _reported_answer(self, other)
+
+
+def _reporting_ne(self: Any, other: Any) -> Any:
+    answer = _reported_answer(self, other)
+    return not answer if isinstance(answer, bool) else ~answer
+
+
+def _reported_answer(size: Any, other: Any) -> Any:
+    """What ``size == other`` says to the code that a hook runs for."""
+    report = getattr(watching, "report", None)
+    if report is not None and isinstance(other, jax.Array | np.ndarray):
+        return _equal_to_array(size, other)
+    answer = _plain_eq(size, other)
+    if report is not None and answer is False and caller_decides():
+        report(size, other)
+    return answer
+
+
+def _equal_to_array(size: Any, array: Any) -> Any:
+    """As an int compares: elementwise, where JAX says that a size is no array."""
+    if isinstance(array, np.ndarray):
+        equal = [_reported_equal(size, x) for x in array.ravel().tolist()]
+        return np.array(equal, bool).reshape(array.shape)
+    return jax.numpy.equal(_core.dimension_as_value(size), array)
+
+
+def _reported_equal(size: Any, number: Any) -> bool:
+    answer = _plain_eq(size, number)
+    if answer is False:
+        watching.report(size, number)
+    return answer
+
+
+def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of sizes that reports what it raises for user code."""
+
+    @functools.wraps(plain)
+    def reporting(*operands: Any) -> Any:
+        try:
+            return plain(*operands)
+        except InconclusiveDimensionOperation as error:
+            report_raised(error)
+            raise
+
+    return reporting
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    """An operator that ints have and sizes have not."""
+
+    def operator(self: Any, *others: Any) -> Any:
+        if any(isinstance(x, jax.Array | np.ndarray) for x in others):
+            return NotImplemented
+        fail(TypeError(f"a symbolic size has no {name}"))
+
+    return operator
+
+
+def _no_index(self: Any) -> int:
+    fail(TypeError("'_DimExpr' object cannot be interpreted as an integer"))
+
+
+class LengthIsInt(TypeError):
+    """``len(x)`` of an array whose axis 0 is open: Python wants an int."""
+
+
+_plain_len = jax.core.Tracer.__len__
+
+
+def _length(self: Any) -> Any:
+    size = _plain_len(self)
+    if isinstance(size, _shape_poly._DimExpr) and getattr(watching, "report", None) is not None:
+        fail(LengthIsInt("len() of an array is always an int"))
+    return size
+
+
+class SizeAttributeError(AttributeError):
+    """User code asks a symbolic size for an attribute that it does not have."""
+
+
+def _no_attribute(self: Any, name: str) -> Any:
+    error = SizeAttributeError(f"a symbolic size has no attribute {name!r}")
+    if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
+        report_raised(error)
+    raise error
+
+
+def _class_of_size(self: Any) -> type:
+    """``int`` for user code that is being traced: it has to take the branch that exact takes."""
+    if getattr(watching, "report", None) is not None and caller_is_user():
+        return int
+    return _shape_poly._DimExpr
+
+
+def _let_sizes_pass_for_ints() -> None:
+    """Make ``isinstance(size, int)`` ask `_class_of_size`.
+
+    ``isinstance`` looks at ``__class__`` where the type does not answer. To assign it to a class
+    would change the class of the class; only its own dict, behind the proxy, takes a property.
+    """
+    (own,) = gc.get_referents(vars(_shape_poly._DimExpr))
+    own["__class__"] = property(_class_of_size)
+    # An ordinary change of the class drops what the interpreter has cached of it.
+    setattr(_shape_poly._DimExpr, "_passes_for_int", True)  # noqa: B010
+
+
+def _reporting_bool(self: Any) -> bool:
+    # Anyone decides here, JAX too: the gradient of rfft asks ``not n % 2``.
+    report = getattr(watching, "report", None)
+    if report is not None and not is_positive(self):
+        report(self, 0)
+    return True
+
+
+def _reporting_hash(self: Any) -> int:
+    report = getattr(watching, "report_key", None)
+    if report is not None and caller_decides() and not caller_caches():
+        report(self)
+    return _plain_hash(self)
+
+
+def _text_of(
+    kind: type, name: str, tells_a_size: Callable[[Any], bool] = lambda value: True
+) -> Callable[..., str]:
+    """A text that is reported if it is made by user code, of what tells a size."""
+    plain = getattr(kind, name)
+
+    @functools.wraps(plain)
+    def text(self: Any, *args: Any, **kwargs: Any) -> str:
+        report = getattr(watching, "report_text", None)
+        if report is not None and caller_is_user() and tells_a_size(self):
+            report(calling_line())
+        told: str = plain(self, *args, **kwargs)
+        return told
+
+    return text
+
+
+_COMPARISONS = ("__ge__", "__le__", "__gt__", "__lt__", "__int__")
+
+_ONLY_OF_INTS = (
+    *("lshift", "rlshift", "rshift", "rrshift", "and", "rand", "or", "ror", "xor", "rxor"),
+    *("invert", "round", "trunc", "ceil", "floor", "float", "complex", "abs", "pos"),
+)
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "__eq__": _reporting_eq,
+    "__ne__": _reporting_ne,
+    "__bool__": _reporting_bool,
+    "__hash__": _reporting_hash,
+    "__str__": _text_of(_shape_poly._DimExpr, "__str__"),
+    "__repr__": _text_of(_shape_poly._DimExpr, "__repr__"),
+    "__index__": _no_index,
+    "__getattr__": _no_attribute,
+    "__pow__": power,
+    "__rpow__": exponent,
+    **{name: _raising(getattr(_shape_poly._DimExpr, name)) for name in _COMPARISONS},
+    **{name: smooth_operation(name) for name in (f"__{name}__" for name in SMOOTH_OPERATORS)},
+    **{name: whole_operation(name) for name in (f"__{name}__" for name in WHOLE_OPERATORS)},
+    **{
+        name: _missing(name)
+        for name in (f"__{name}__" for name in _ONLY_OF_INTS)
+        if not hasattr(_shape_poly._DimExpr, name)
+    },
+}
+
+
+def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
+    """Hooks of a class that tells shapes: what user code compares or looks up by it, it decides by.
+
+    JAX compares and hashes types for its own ends all the time, so only a caller that is the user's
+    counts; the shapes are then compared, or hashed, once more from here, as if by the user.
+    """
+    plain_eq, plain_hash = kind.__eq__, kind.__hash__
+
+    def eq(self: Any, other: Any) -> Any:
+        if _is_watched_user() and self is not other and type(other) is type(self):
+            _ = self.shape == other.shape
+        return plain_eq(self, other)
+
+    def hashed(self: Any) -> int:
+        if _is_watched_user():
+            hash(self.shape)
+        return plain_hash(self)
+
+    names = ("__repr__", "__str__", "str_short")
+    own = [name for name in names if isinstance(getattr(kind, name, None), FunctionType)]
+    texts = {name: _text_of(kind, name, _has_open_shape) for name in own}
+    return {"__eq__": eq, "__hash__": hashed, **texts}
+
+
+def _has_open_shape(kind: Any) -> bool:
+    return any(map(is_symbolic_dim, kind.shape))
+
+
+def _is_watched_user() -> bool:
+    return getattr(watching, "report", None) is not None and caller_is_user()
+
+
+_EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
+    _shape_poly._DimExpr: _HOOKS,
+    jax.core.ShapedArray: _type_hooks(jax.core.ShapedArray),
+    jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
+    jax.core.Tracer: {
+        # The text of an array is one of a tracer in the unpadded run, too.
+        "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
+        "__len__": _length,
+        **{name: reporting_conversion(name) for name in (f"__{name}__" for name in CONVERSIONS)},
+    },
+}
+
+_PLAIN = {
+    kind: {name: vars(kind).get(name) for name in hooks} for kind, hooks in _EVERY_HOOK.items()
+}
+
+
+def _install_hook() -> None:
+    if not hasattr(_shape_poly._DimExpr, "_passes_for_int"):
+        _let_sizes_pass_for_ints()
+    for kind, hooks in _EVERY_HOOK.items():
+        for name, hook in hooks.items():
+            setattr(kind, name, hook)
+
+
+def _remove_hook() -> None:
+    for kind, plain_ones in _PLAIN.items():
+        for name, plain in plain_ones.items():
+            if plain is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, plain)

@@ -1,0 +1,163 @@
+"""Where the open axes are in the arguments of one signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._runtime.fast_path.handler import Prepare, Prepared, Where
+from bucketjit._runtime.fast_path.readers import ARRAY, Reader, container_reader, reading
+from bucketjit._signature.signer import Signed
+
+
+class Opened(NamedTuple):
+    """An argument with open axes.
+
+    Attributes:
+        where: Its position or name.
+        tree: Its tree.
+        leaves: ``(leaf among those of the argument, leaf of the call)`` for each with open axes.
+    """
+
+    where: Where
+    tree: Any
+    leaves: tuple[tuple[int, int], ...]
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is an array and not a container."""
+        return jax.tree_util.treedef_is_leaf(self.tree)
+
+    @property
+    def read(self) -> Reader:
+        """What a plan depends on of it."""
+        if self.is_bare:
+            return reading
+        return container_reader(self.tree, [i for i, _ in self.leaves])
+
+
+class Layout(NamedTuple):
+    """Where in the arguments of a call the open axes are.
+
+    Attributes:
+        arity: Number of positional arguments.
+        names: Names of the keyword arguments.
+        dynamic: Positions of the arguments that are not static; None if all are dynamic.
+        statics: Where the static arguments are.
+        opened: The arguments with open axes.
+    """
+
+    arity: int
+    names: tuple[str, ...]
+    dynamic: tuple[int, ...] | None
+    statics: tuple[Where, ...]
+    opened: tuple[Opened, ...]
+
+    @property
+    def without_statics(self) -> Prepare | None:
+        """Makes the arguments that the executable takes of all; None if they are the same."""
+        dynamic, names = self.dynamic, {w for w in self.statics if isinstance(w, str)}
+        if dynamic is None and not names:
+            return None
+
+        def without(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+            if dynamic is not None:
+                args = [args[i] for i in dynamic]
+            if names:
+                kwargs = {k: v for k, v in kwargs.items() if k not in names}
+            return args, kwargs
+
+        return without
+
+
+class Argument(NamedTuple):
+    """An argument of a call that is not static.
+
+    Attributes:
+        where: Its position or name.
+        leaves: Its leaves.
+        tree: Its tree.
+        start: The position of its first leaf in the call.
+    """
+
+    where: Where
+    leaves: list[Any]
+    tree: Any
+    start: int
+
+    def own(self, opened: Iterable[int]) -> list[int]:
+        """Which leaves of the call are its own, by their position among those."""
+        stop = self.start + len(self.leaves)
+        return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
+
+
+def arguments_of(signed: Signed, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
+    """The arguments of a call that are not static."""
+    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
+    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
+    start = 0
+    found = []
+    for where, value in arguments:
+        flat, tree = jax.tree_util.tree_flatten(value)
+        found.append(Argument(where, flat, tree, start))
+        start += len(flat)
+    return found
+
+
+def layout_of(
+    signed: Signed,
+    opened: Sequence[int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    arguments: Sequence[Argument],
+) -> Layout | None:
+    """Where the open axes of a call are, or None where the slow path must look closer.
+
+    Args:
+        signed: The call, signed.
+        opened: Positions of its leaves that have open axes, or are sizes themselves.
+        args: Its positional arguments, as they came.
+        kwargs: Its keyword arguments, as they came.
+        arguments: Its arguments that are not static.
+
+    Returns:
+        The layout; None if an array with open axes is of a kind that is not read fast.
+    """
+    if any(reading(signed.leaves[leaf]) is None for leaf in opened):
+        return None
+    if Padded in map(type, signed.leaves):
+        known = set(opened)
+        if any(type(x) is Padded and i not in known for i, x in enumerate(signed.leaves)):
+            return None
+    found = []
+    for argument in arguments:
+        places = tuple((own, argument.start + own) for own in argument.own(opened))
+        if places:
+            found.append(Opened(argument.where, argument.tree, places))
+    if not found:
+        return None
+    dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
+    statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)
+    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(found))
+
+
+def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list[Where]:
+    """The arguments that hold NumPy arrays without open axes; see `preparing`."""
+    found: list[Where] = []
+    for argument in arguments:
+        if ARRAY not in map(type, argument.leaves):
+            continue
+        own = set(argument.own(opened))
+        if any(type(x) is ARRAY and i not in own for i, x in enumerate(argument.leaves)):
+            found.append(argument.where)
+    return found
+
+
+def elements(pads: Sequence[tuple[int, tuple[int, ...]]], leaves: Sequence[Any]) -> tuple[int, int]:
+    """Real elements of the padded arguments of a call, and all of them."""
+    real = sum(leaves[i].size for i, _ in pads)
+    return real, sum(math.prod(shape) for _, shape in pads)

@@ -1,0 +1,94 @@
+"""What the engine of a function shares with the engines of its derivatives."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.provider import Supply
+from bucketjit._config import Config
+from bucketjit._events import tell
+from bucketjit._runtime.counters import Counters
+from bucketjit._signature.signer import Signer
+from bucketjit._tracing.program import Program
+
+
+class Related(Protocol):
+    """An engine, as far as what it shares needs to know it."""
+
+    signer: Signer
+
+
+E = TypeVar("E", bound=Related)
+
+
+class Relatives(Generic[E]):
+    """The engines that share one cache and its counters, held by weak references only."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[E, None] = weakref.WeakKeyDictionary()
+
+    def __iter__(self) -> Iterator[E]:
+        """Those that are there now, whatever other threads add meanwhile."""
+        return iter([e for alive in self._known.keyrefs() if (e := alive()) is not None])
+
+    def add(self, engine: E) -> None:
+        """Count an engine among them."""
+        self._known[engine] = None
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._known.clear()
+
+
+def make_cache(
+    config: Config,
+    name: str,
+    counters: Counters,
+    relatives: Relatives[Any],
+) -> tuple[ExecutableCache[Any, Executable], Supply]:
+    """A cache, and what fills it."""
+
+    def compiled(entry: Executable) -> None:
+        count = counters.load if entry.loaded else counters.compile
+        count(entry.compile_seconds)
+        entry.on_compile = again
+
+    def again(entry: Executable) -> None:
+        counters.compile(0.0)
+        supply = supplies[0]()
+        if supply is not None:
+            supply.compiled_again(entry)
+
+    supplies: list[weakref.ref[Supply]] = []
+
+    def evicted(key: Any, entry: Executable, why: str) -> None:
+        if isinstance(key[0], Program):
+            for engine in relatives:
+                engine.signer.release(key[0])
+        supply = supplies[0]()
+        if supply is not None:
+            supply.evicted(key, entry, why)
+
+    cache: ExecutableCache[Any, Executable] = ExecutableCache(
+        config.maxsize,
+        max_bytes=config.max_bytes,
+        policy=config.policy,
+        weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
+        on_evict=evicted,
+    )
+    supply = Supply(
+        cache,
+        name,
+        config.budget,
+        config.background,
+        config.hysteresis,
+        compiled,
+        functools.partial(tell, listeners=config.listeners),
+    )
+    supplies.append(weakref.ref(supply))
+    return cache, supply

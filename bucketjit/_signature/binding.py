@@ -1,0 +1,78 @@
+"""The sizes of a call: bind dimension variables to the sizes of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bucketjit._errors import ArgumentError, SizeMismatchError
+from bucketjit._sizes.dynamic_axes import Tokens, places_of
+from bucketjit._sizes.expressions import evaluate_text, solve, variables_of
+
+
+def check_declared(token: str, size: int, where: str) -> None:
+    """Hold an axis to the number that it was declared with.
+
+    Raises:
+        ArgumentError: It has another size.
+    """
+    if int(token) != size:
+        raise ArgumentError(f"{where} has size {size}, declared {token} in dynamic_axes")
+
+
+def bind_sizes(
+    tokens: Tokens, shapes: Sequence[Sequence[int]], paths: Sequence[str]
+) -> dict[str, int]:
+    """The size of each dimension variable in a call.
+
+    Args:
+        tokens: A token per axis of each leaf (``"_"``: static).
+        shapes: The shapes of the leaves.
+        paths: How errors name the leaves.
+
+    Returns:
+        Variable to size.
+
+    Raises:
+        SizeMismatchError: One variable is given two sizes, or an expression does not fit.
+        ArgumentError: No whole size of the variables gives a size the call has.
+    """
+    sizes: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    expressions: list[tuple[str, int, str]] = []
+    for leaf, axis, token in places_of(tokens).opened:
+        size, where = shapes[leaf][axis], f"axis {axis} of {paths[leaf]}"
+        if token.isdigit():
+            check_declared(token, size, where)
+        elif token.isidentifier():
+            if sizes.setdefault(token, size) != size:
+                raise SizeMismatchError(
+                    f"dimension {token!r} is {sizes[token]} at {origin[token]} and {size} at "
+                    f"{where}; one name means one size"
+                )
+            origin.setdefault(token, where)
+        else:
+            expressions.append((token, size, where))
+    _bind_expressions(expressions, sizes, origin)
+    return sizes
+
+
+def _bind_expressions(
+    expressions: list[tuple[str, int, str]], sizes: dict[str, int], origin: dict[str, str]
+) -> None:
+    for _ in expressions:
+        for token, size, where in expressions:
+            for name, value in solve(token, size, sizes).items():
+                sizes[name], origin[name] = value, where
+    for token, size, where in expressions:
+        missing = [v for v in variables_of(token) if v not in sizes]
+        if missing:
+            raise ArgumentError(
+                f"{where} has size {size}, declared {token!r}: no whole size of "
+                f"{', '.join(missing)} gives that"
+            )
+        if evaluate_text(token, sizes) != size:
+            known = ", ".join(f"{v} = {sizes[v]} at {origin[v]}" for v in variables_of(token))
+            value = evaluate_text(token, sizes)
+            raise SizeMismatchError(
+                f"{where} has size {size}, but {token!r} is {value} with {known}"
+            )

@@ -1,0 +1,166 @@
+"""The parameters of a function, and which arguments are static."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bucketjit._errors import ArgumentError, SpecError
+
+
+class Parameters:
+    """The parameters of the user's function: which arguments are static, and their names."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        static_argnums: int | Sequence[int] | None,
+        static_argnames: str | Sequence[str] | None,
+        donate_argnums: int | Sequence[int] | None,
+    ) -> None:
+        try:
+            parameters = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.positional = [p.name for p in parameters if p.kind in kinds]
+        only = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self.keyword_only = None if takes_any or not parameters else only
+        self.variadic = not parameters or any(
+            p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
+        )
+        names = self._names(static_argnames)
+        nums = self._numbers(static_argnums, "static_argnums")
+        if self.keyword_only is not None:
+            known = {p.name for p in parameters}
+            if unknown := [n for n in names if n not in known]:
+                raise SpecError(f"static_argnames {unknown} are not parameters of {sorted(known)}")
+        self.static_nums = nums | {i for i, n in enumerate(self.positional) if n in names}
+        self.static_names = set(names) | {
+            self.positional[i] for i in nums if i < len(self.positional)
+        }
+        self.donated = self._numbers(donate_argnums, "donate_argnums")
+        if both := self.donated & self.static_nums:
+            raise SpecError(f"arguments {sorted(both)} are both static and donated")
+
+    @staticmethod
+    def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+        if given is None or isinstance(given, str):
+            return () if given is None else (given,)
+        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        if wrong := [n for n in names if not isinstance(n, str)]:
+            raise SpecError(f"static_argnames: expected names of parameters, got {wrong[0]!r}")
+        return names
+
+    def _numbers(self, given: int | Sequence[int] | None, option: str) -> set[int]:
+        if given is None:
+            return set()
+        numbers = tuple(given) if isinstance(given, Iterable) else (given,)
+        count = len(self.positional)
+        found = set()
+        for n in numbers:
+            if not isinstance(n, int) or not (self.variadic or -count <= n < count):
+                raise SpecError(f"{option}: {n!r} is not one of the {count} positional arguments")
+            found.add(n % count if n < 0 and count else n)
+        return found
+
+    def name(self, position: int) -> str:
+        """How errors name a positional argument."""
+        return self.positional[position] if position < len(self.positional) else f"args[{position}]"
+
+    def names(self, count: int) -> list[str]:
+        """Names of the first ``count`` positional arguments, and of those after them."""
+        return [self.name(i) for i in range(max(count, len(self.positional)))]
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
+        """Take the static arguments out.
+
+        Raises:
+            ArgumentError: A static argument is not hashable.
+        """
+        if not self.static_nums and not self.static_names:
+            return args, dict(kwargs), NO_STATICS
+        positional = {i: a for i, a in enumerate(args) if i in self.static_nums}
+        keyword = {k: v for k, v in kwargs.items() if k in self.static_names}
+        for what, value in [
+            *((self.name(i), a) for i, a in positional.items()),
+            *keyword.items(),
+        ]:
+            try:
+                hash(value)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"{what}: static arguments must be hashable, got {type(value).__name__} "
+                    f"({error}); pass a tuple in place of a list, or make it a traced argument"
+                ) from error
+        rest = tuple(a for i, a in enumerate(args) if i not in positional)
+        return (
+            rest,
+            {k: v for k, v in kwargs.items() if k not in keyword},
+            Statics(positional, keyword),
+        )
+
+    def dynamic_positions(self, count: int) -> list[int]:
+        """Positions, among all arguments, of those that are not static."""
+        return [i for i in range(count) if i not in self.static_nums]
+
+
+def positions_of(
+    fn: Callable[..., Any], names: str | Sequence[str] | None, option: str
+) -> tuple[int, ...]:
+    """Positions of parameters given by name.
+
+    Raises:
+        SpecError: A name is none of the function's positional parameters.
+    """
+    wanted = (names,) if isinstance(names, str) else tuple(names or ())
+    if not wanted:
+        return ()
+    known = Parameters(fn, None, None, None).positional
+    if unknown := [n for n in wanted if n not in known]:
+        raise SpecError(f"{option} {unknown} are not positional parameters of {known}")
+    return tuple(known.index(n) for n in wanted)
+
+
+PLAIN_STATICS = (bool, int, float, str, type(None))  # whose text tells all
+
+
+class Statics:
+    """Static arguments by position and by name. Hashable; equal means equal and same types."""
+
+    def __init__(self, positional: Mapping[int, Any], keyword: Mapping[str, Any]) -> None:
+        self.positional = dict(positional)
+        self.keyword = dict(keyword)
+        self._key = (
+            tuple((i, type(v), v) for i, v in sorted(self.positional.items())),
+            tuple((k, type(v), v) for k, v in sorted(self.keyword.items())),
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Statics) and self._key == other._key
+
+    def bind(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn`` with these arguments put back in their places."""
+        if not self.positional and not self.keyword:
+            return fn
+        positional, keyword = self.positional, self.keyword
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            rest = iter(args)
+            merged = [
+                positional[i] if i in positional else next(rest)
+                for i in range(len(args) + len(positional))
+            ]
+            return fn(*merged, **kwargs, **keyword)
+
+        return bound
+
+
+NO_STATICS = Statics({}, {})

@@ -1,0 +1,59 @@
+"""A call whose program is known, or the reason why it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bucketjit._sizes.dynamic_axes import Tokens, places_of
+from bucketjit._sizes.expressions import variables_of
+from bucketjit._tracing.program import NO_LEAKS, Leaks, Program, TraceRefused
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, resolved: the sizes of its variables and the program that serves it.
+
+    Attributes:
+        tokens: A token per axis of each leaf.
+        sizes: Logical size of each dimension variable.
+        program: The program, or None if the call must run exact.
+        refusal: Why it must, or None.
+        leaks: What the program needs to know besides the sizes.
+        whole: The sizes of the call that it is a part of, if the function by itself may do
+            something else at its own: nothing but the program is right.
+    """
+
+    tokens: Tokens
+    sizes: dict[str, int]
+    program: Program | None
+    refusal: TraceRefused | None = None
+    leaks: Leaks = NO_LEAKS
+    whole: Mapping[str, int] | None = None
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The dimension variables, those of the program's own last."""
+        own = () if self.program is None else self.program.found
+        return (*variables_in(self.tokens), *own)
+
+    @property
+    def out_tree(self) -> Any:
+        """How the outputs nest; it has a program."""
+        assert self.program is not None
+        return self.program.out_tree if self.leaks.out_tree is None else self.leaks.out_tree
+
+    @property
+    def ordered(self) -> tuple[int, ...]:
+        """The logical size of each of `variables`."""
+        return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.leaks.sizes)
+
+
+def variables_in(tokens: Tokens) -> tuple[str, ...]:
+    """The dimension variables of some axes, in order of first appearance."""
+    found: dict[str, None] = {}
+    for place in places_of(tokens).opened:
+        if not place.token.isdigit():
+            found.update(dict.fromkeys(variables_of(place.token)))
+    return tuple(found)

@@ -1,0 +1,231 @@
+"""The padded size of every expression in one bucket, and its logical size at run time."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit._errors import MaskingError
+from bucketjit._jax.transformations import current_trace
+from bucketjit._sizes.bounds import (
+    MOST,
+    MOST_OF_INT64,
+    interval,
+    lower_bound,
+    reach,
+    upper_bound,
+)
+from bucketjit._sizes.expressions import Dim, Shape, function_of, is_symbolic, parsed, variables_of
+
+
+def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[str, int]) -> Any:
+    """The value of ``dim`` where the sizes are run-time int32 scalars, at most those of a bucket.
+
+    Raises:
+        MaskingError: It takes integers of more than 64 bits.
+    """
+    if isinstance(dim, int):
+        return dim
+    text = str(dim)
+    names = variables_of(text)
+    function, is_wide = _traced(text, tuple((v, bucket[v]) for v in names))
+    values = [sizes[v] for v in names]
+    if not is_wide:
+        return function(*values)
+    with jax.enable_x64(True):
+        wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
+        return lax.convert_element_type(wide, np.int32)
+
+
+@functools.lru_cache(maxsize=16384)
+def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
+    """The function of run-time sizes, and whether to give it int64."""
+    node = _Decided(dict(box)).visit(copy.deepcopy(parsed(text)))
+    least, most = reach(node, dict(box))
+    if max(-least, most) > MOST_OF_INT64:
+        raise MaskingError(
+            f"computing the size {text} takes integers of more than 64 bits in this bucket",
+            "choose smaller buckets, or compute on the size with jax.numpy",
+            in_bucket=True,
+        )
+    return function_of(text, node, "traced"), max(-least, most) > MOST
+
+
+def _not_int32(dim: Dim) -> MaskingError:
+    return MaskingError(
+        f"the size {dim} does not fit into int32 in this bucket",
+        "choose smaller buckets",
+        in_bucket=True,
+    )
+
+
+class _Decided(ast.NodeTransformer):
+    """Leaves out what no size decides: ``min(n, 9223372036854775807)`` is ``n``.
+
+    Python's way to take all of an axis is ``x[: sys.maxsize]``.
+    """
+
+    def __init__(self, hi: Mapping[str, int]) -> None:
+        self._lo, self._hi = dict.fromkeys(hi, 0), hi
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        assert isinstance(node.func, ast.Name)
+        left, right = node.args
+        (a, b), (c, d) = (interval(x, self._lo, self._hi) for x in node.args)
+        match node.func.id:
+            case "min" if b <= c:
+                return left
+            case "min" if d <= a:
+                return right
+            case "max" if a >= d:
+                return left
+            case "max" if c >= b:
+                return right
+            case "mod" if a >= 0 and b < c:
+                return left
+            case "floordiv" if a >= 0 and b < c:
+                return ast.Constant(0)
+        return node
+
+
+class BucketSizes:
+    """The sizes one executable is built for: padded sizes as ints, logical ones at run time.
+
+    Attributes:
+        bucket: Padded size of each variable.
+        values: Run-time logical size of each variable, int32 scalars.
+        leaks: Constants that depend on the logical sizes, at padded sizes.
+
+    Raises:
+        MaskingError: A padded size is no int32, which sizes are at run time.
+    """
+
+    def __init__(
+        self,
+        bucket: Mapping[str, int],
+        lower: Mapping[str, int],
+        values: Mapping[str, Any],
+        leaks: Sequence[Any] = (),
+    ) -> None:
+        self.leaks = tuple(leaks)
+        self.bucket = dict(bucket)
+        for variable, size in bucket.items():
+            if size > MOST:
+                raise _not_int32(variable)
+        self.values = dict(values)
+        self._lower = {v: lower.get(v, 1) for v in bucket}
+        # By identity: hashing an expression formats it. What is looked up is kept alive.
+        self._padded: dict[int, tuple[Dim, int]] = {}
+        self._texts: dict[int, tuple[Dim, str]] = {}
+        self._made: dict[Any, Any] = {}
+
+    def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
+        """These sizes and more: padded and run-time logical size by variable."""
+        return BucketSizes(
+            {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
+            {**self._lower, **dict.fromkeys(more, 0)},
+            {**self.values, **{v: logical for v, (_, logical) in more.items()}},
+            self.leaks,
+        )
+
+    def padded(self, dim: Dim) -> int:
+        """The padded size of a dimension: an upper bound of it over the whole bucket.
+
+        Raises:
+            MaskingError: Sizes and positions of that size are not int32, which they are at run
+                time.
+        """
+        if isinstance(dim, int):
+            return dim
+        known = self._padded.get(id(dim))
+        if known is None:
+            size = upper_bound(dim, self._lower, self.bucket)
+            if size > MOST:
+                raise _not_int32(dim)
+            known = self._padded[id(dim)] = (dim, size)
+        return known[1]
+
+    def _text(self, dim: Dim) -> str:
+        known = self._texts.get(id(dim))
+        if known is None:
+            known = self._texts[id(dim)] = (dim, str(dim))
+        return known[1]
+
+    def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
+        """The padded sizes of a shape."""
+        return tuple(map(self.padded, shape))
+
+    def logical(self, dim: Dim) -> Any:
+        """The logical size of a dimension: an int, or an int32 scalar known at run time.
+
+        Raises:
+            MaskingError: It does not fit, or takes integers of more than 64 bits.
+        """
+        if isinstance(dim, int):
+            return dim
+        self.padded(dim)
+        text = self._text(dim)
+        box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
+        if lower_bound(text, box) < -MOST:
+            raise _not_int32(dim)
+        return jnp.asarray(evaluate_traced(dim, self.values, self.bucket), jnp.int32)
+
+    def in_bounds(
+        self,
+        shape: Shape,
+        axes: Iterable[int] | None = None,
+        broadcast_to: tuple[int, ...] | None = None,
+    ) -> Any | None:
+        """Where an array of this logical shape is real.
+
+        Masks are made once per trace and shape: most equations of a program share theirs.
+
+        Args:
+            shape: A logical (symbolic) shape.
+            axes: Only these axes; all of them by default.
+            broadcast_to: Shape of the mask; by default it has size 1 along axes that play no
+                part, so that it broadcasts against the padded shape.
+
+        Returns:
+            A boolean array, or None if all of these axes are static.
+        """
+        rank = len(shape)
+        every = range(rank) if axes is None else sorted({a % rank for a in axes})
+        parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
+        if not parts:
+            return None
+        key = (current_trace(), rank, parts, broadcast_to)
+        mask = self._made.get(key)
+        if mask is None:
+            mask = self._make_mask(shape, [a for a, _ in parts])
+            if broadcast_to is not None:
+                mask = lax.broadcast_in_dim(mask, broadcast_to, range(rank))
+            self._made[key] = mask
+        return mask
+
+    def constant(self, shape: tuple[int, ...], dtype: Any, value: Any) -> Any:
+        """An array of this (padded) shape filled with a known scalar, made once per trace."""
+        scalar = np.asarray(value).astype(dtype)
+        key = (current_trace(), shape, str(dtype), scalar.tobytes())
+        if key not in self._made:
+            self._made[key] = lax.full(shape, scalar, dtype)
+        return self._made[key]
+
+    def _make_mask(self, shape: Shape, axes: Sequence[int]) -> Any:
+        mask = None
+        for axis in axes:
+            dims = [1] * len(shape)
+            dims[axis] = self.padded(shape[axis])
+            positions = lax.broadcasted_iota(jnp.int32, dims, axis)
+            here = lax.lt(positions, lax.broadcast(self.logical(shape[axis]), dims))
+            mask = here if mask is None else mask & here
+        return mask
