@@ -18,6 +18,7 @@ from bucketjit._jax.patches.convolution import convolution_padding
 from bucketjit._jax.patches.fft import fft_lengths, real_fft_transposes
 from bucketjit._jax.patches.finalizers import weak_finalizers
 from bucketjit._jax.patches.indexing import clamped_indices, open_constants, open_index_types
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import open_searches
@@ -26,32 +27,32 @@ from bucketjit._jax.patches.shuffles import open_shuffles
 from bucketjit._jax.patches.size_decisions import brief_decisions
 
 _ABSENT = object()
-_Replacement = tuple[Any, Any, Any]  # owner (a module, or a table), name, and what is there then
-_Patch = tuple[Callable[[], Sequence[_Replacement]], Without | None]
+_Find = Callable[[], Sequence[Patch]]
+_Entry = tuple[_Find, Without | None]
 
 
 class _Replacing:
     """Replaces functions while it is active. Nests, in any threads.
 
     Args:
-        patches: Functions that give replacements, each with the feature that it is for. Patches
-            of features that are left out with this JAX are left out.
+        patches: Functions that return patches, each with the feature that it is for. Patches of
+            features that are left out with this JAX are left out.
     """
 
-    def __init__(self, patches: Sequence[_Patch]) -> None:
+    def __init__(self, patches: Sequence[_Entry]) -> None:
         self._patches = patches
         self._lock = threading.Lock()
         self._active = 0
-        self._originals: list[_Replacement] = []
+        self._originals: list[tuple[Any, Any, Any]] = []
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
             if self._active == 0:
-                for owner, name, replacement in self._found():
-                    names = _names_of(owner)
-                    self._originals.append((owner, name, names.get(name, _ABSENT)))
-                    _set(owner, name, replacement)
+                for patch in self.found():
+                    held = _names_of(patch.owner).get(patch.name, _ABSENT)
+                    self._originals.append((patch.owner, patch.name, held))
+                    _set(patch.owner, patch.name, patch.replacement)
             self._active += 1
         try:
             yield
@@ -62,9 +63,10 @@ class _Replacing:
                     while self._originals:
                         _set(*self._originals.pop())
 
-    def _found(self) -> list[_Replacement]:
+    def found(self) -> list[Patch]:
+        """The patches that this JAX has a place for."""
         there = [f for f, feature in self._patches if feature is None or not lacking(feature)]
-        return [replacement for find in there for replacement in find()]
+        return [patch for find in there for patch in find()]
 
 
 def _names_of(owner: Any) -> Any:
@@ -80,13 +82,12 @@ def _set(owner: Any, name: Any, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def _associative_scans() -> list[_Replacement]:
-    scan, modules = associative_scans()
-    return [(module, "associative_scan", associative_scan_of(scan)) for module in modules]
+def _associative_scans() -> list[Patch]:
+    return associative_scans(associative_scan_of)
 
 
 # Each patch, with the feature that is left out where this JAX lacks what it replaces.
-_FOR_SYMBOLIC_SIZES: tuple[_Patch, ...] = (
+_FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (_associative_scans, None),
     (open_scans, None),
     (open_searches, Without.SEARCHES),

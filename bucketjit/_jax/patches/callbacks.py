@@ -9,15 +9,12 @@ import jax
 from jax.export import is_symbolic_dim
 from jax.interpreters import batching
 
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.primitives import primitives
 
 
-def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:
-    """``(table, primitive, replacement)`` for debugging callbacks mapped over an open axis.
-
-    JAX makes one equation for every row (``batching.fancy_primitive_batchers``,
-    since 0.4.31); an open axis is scanned.
-    """
+def open_debug_callbacks() -> list[Patch]:
+    """Debugging callbacks that are mapped over an open axis scan it."""
 
     def rolled(prim: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
@@ -40,4 +37,14 @@ def open_debug_callbacks() -> list[tuple[Any, Any, Any]]:
 
     table = batching.fancy_primitive_batchers
     found = primitives("debug_callback", "debug_print")
-    return [(table, p, rolled(p, table[p])) for p in found]
+    return [
+        Patch(
+            table,
+            p,
+            rolled(p, table[p]),
+            why="JAX makes one equation for every row.",
+            since="batching.fancy_primitive_batchers, 0.4.31",
+            delete_when="jax.vmap of jax.debug.callback takes an axis of symbolic size",
+        )
+        for p in found
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 
 _convolution = names.module("lax.convolution")
 
@@ -23,11 +24,16 @@ class OperatorOfSizes:
         return value if is_symbolic_dim(value) else operator.index(value)
 
 
-def convolution_padding() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` that lets convolutions have symbolic explicit padding.
-
-    The primitive takes it, and ``padding="SAME"`` makes it, but ``conv_general_dilated``
-    (since 0.4) passes explicit padding through ``operator.index``. So does every gradient of a
-    convolution, which therefore does not trace with symbolic spatial sizes.
-    """
-    return [(_convolution, "operator", OperatorOfSizes())]
+def convolution_padding() -> list[Patch]:
+    """Convolutions take explicit padding that is symbolic."""
+    return [
+        Patch(
+            _convolution,
+            "operator",
+            OperatorOfSizes(),
+            why="The primitive takes symbolic padding, and padding='SAME' makes it, but explicit "
+            "padding passes through operator.index. So does every gradient of a convolution.",
+            since="lax.convolution.conv_general_dilated, 0.4",
+            delete_when="conv_general_dilated takes explicit padding that is symbolic",
+        )
+    ]

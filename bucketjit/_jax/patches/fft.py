@@ -11,26 +11,29 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.patches.convolution import OperatorOfSizes
+from bucketjit._jax.patches.patch import Patch
 
 _core = names.module("core")
 _lax_fft = names.module("lax.fft")
 _numpy_fft = names.module("numpy.fft")
 
 
-def fft_lengths() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` that lets ``jnp.fft`` have symbolic lengths.
+def fft_lengths() -> list[Patch]:
+    """``jnp.fft`` takes lengths that are symbolic."""
+    return [
+        Patch(
+            _numpy_fft,
+            "operator",
+            OperatorOfSizes(),
+            why="The primitive takes symbolic lengths; operator.index does not.",
+            since="numpy.fft, 0.2",
+            delete_when="jax.numpy.fft.fft takes a symbolic length",
+        )
+    ]
 
-    As with convolutions, the primitive takes them and ``operator.index`` does not.
-    """
-    return [(_numpy_fft, "operator", OperatorOfSizes())]
 
-
-def real_fft_transposes() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for gradients of real transforms of symbolic length.
-
-    JAX's own (``lax.fft``, since 0.2) ask in Python whether the length is even, which makes one
-    program for even lengths and one for odd.
-    """
+def real_fft_transposes() -> list[Patch]:
+    """Gradients of real transforms count frequencies at run time."""
     to_half, from_half = _lax_fft._rfft_transpose, _lax_fft._irfft_transpose
 
     def weight(half: Any, lengths: Any) -> Any:
@@ -51,9 +54,15 @@ def real_fft_transposes() -> list[tuple[Any, str, Any]]:
         half = jax.lax.fft(t, "RFFT", lengths)
         return jax.lax.conj(weight(half, lengths) * half / _product(lengths))
 
+    reasons = {
+        "why": "JAX's own ask in Python whether the length is even, which makes one program for "
+        "even lengths and one for odd ones.",
+        "since": "lax.fft, 0.2",
+        "delete_when": "the transposes of real transforms trace without a comparison of sizes",
+    }
     return [
-        (_lax_fft, "_rfft_transpose", rfft_transpose),
-        (_lax_fft, "_irfft_transpose", irfft_transpose),
+        Patch(_lax_fft, "_rfft_transpose", rfft_transpose, **reasons),
+        Patch(_lax_fft, "_irfft_transpose", irfft_transpose, **reasons),
     ]
 
 

@@ -6,17 +6,13 @@ import weakref
 from typing import Any
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 
 _partial_eval = names.module("interpreters.partial_eval")
 
 
-def weak_finalizers() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for what lets go of a trace's constants, with their tracers.
-
-    JAX has ``weakref.finalize`` hold the trace as long as the tracer of a constant is there, which
-    the trace holds in turn: one that fails, by a decision about sizes, say, would stay for ever,
-    and the arrays that the function closed over with it (``partial_eval.finalize``, 0.10 and 0.12).
-    """
+def weak_finalizers() -> list[Patch]:
+    """Finalizers of the tracers of constants hold their trace weakly."""
 
     def finalize(tracer: Any, method: Any, *args: Any) -> Any:
         weak = weakref.WeakMethod(method)
@@ -28,4 +24,15 @@ def weak_finalizers() -> list[tuple[Any, str, Any]]:
 
         return weakref.finalize(tracer, called, *args)
 
-    return [(_partial_eval, "finalize", finalize)]
+    return [
+        Patch(
+            _partial_eval,
+            "finalize",
+            finalize,
+            why="JAX has weakref.finalize hold the trace as long as the tracer of a constant is "
+            "there, which the trace holds in turn. A trace that fails would stay for ever, and "
+            "with it the arrays that the function closes over.",
+            since="interpreters.partial_eval.finalize, 0.10 and 0.12",
+            delete_when="a trace that fails is freed with its constants",
+        )
+    ]

@@ -12,6 +12,7 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.arrays import with_type
+from bucketjit._jax.patches.patch import Patch
 
 _core = names.module("core")
 _indexing = names.module("numpy.indexing")
@@ -20,11 +21,8 @@ _lax_utils = names.module("lax.utils")
 _flags: Any = jax.config  # whose flags are public, and not typed
 
 
-def open_constants() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` that lets a symbolic size be a constant beside an array.
-
-    ``jnp.take(mode="wrap")`` and others make one by ``lax._const`` (since 0.1) of NumPy's.
-    """
+def open_constants() -> list[Patch]:
+    """A symbolic size is a constant beside an array."""
     original = _lax._const
 
     def const(example: Any, value: Any) -> Any:
@@ -33,15 +31,20 @@ def open_constants() -> list[tuple[Any, str, Any]]:
         weak = bool(jax.typeof(example).weak_type)
         return with_type(_core.dimension_as_value(value), jax.typeof(example).dtype, weak)
 
-    return [(_lax, "_const", const)]
+    return [
+        Patch(
+            _lax,
+            "_const",
+            const,
+            why="jnp.take(mode='wrap') and others make constants of sizes by NumPy.",
+            since="lax.lax._const, 0.1",
+            delete_when="jax.numpy.take(mode='wrap') takes an axis of symbolic size",
+        )
+    ]
 
 
-def open_index_types() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)``: indices into a symbolic axis have the exact run's dtype.
-
-    JAX takes the default integer (``lax.utils``, since 0.7), which is int64 with x64 enabled; for
-    every size that an executable here can have, the exact run takes int32.
-    """
+def open_index_types() -> list[Patch]:
+    """Indices into a symbolic axis have the dtype of the exact run."""
 
     def for_dim(original: Callable[..., Any]) -> Callable[..., Any]:
         def dtype(size: Any, *, signed: bool) -> Any:
@@ -57,19 +60,21 @@ def open_index_types() -> list[tuple[Any, str, Any]]:
 
         return dtype
 
+    reasons = {
+        "why": "JAX takes the default integer, which is int64 with x64 enabled. For every size "
+        "that an executable here can have, the exact run takes int32.",
+        "since": "lax.utils, 0.7",
+        "delete_when": "JAX takes int32 for indices into an axis of symbolic size",
+    }
+    of_dim, of_shape = _lax_utils.int_dtype_for_dim, _lax_utils.int_dtype_for_shape
     return [
-        (_lax_utils, "int_dtype_for_dim", for_dim(_lax_utils.int_dtype_for_dim)),
-        (_lax_utils, "int_dtype_for_shape", for_shape(_lax_utils.int_dtype_for_shape)),
+        Patch(_lax_utils, "int_dtype_for_dim", for_dim(of_dim), **reasons),
+        Patch(_lax_utils, "int_dtype_for_shape", for_shape(of_shape), **reasons),
     ]
 
 
-def clamped_indices() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)``: ``x[i]`` with axes that stay symbolic clamps as of a size.
-
-    JAX makes a `lax.dynamic_slice` of it where the size is known (``numpy.indexing``, since 0.8),
-    and a gather that promises to stay inside, whose derivative drops what is outside, where it is
-    not. A gather that clamps does what the slice does.
-    """
+def clamped_indices() -> list[Patch]:
+    """``x[i]`` of an array of symbolic shape clamps the index, as the exact run does."""
     original = _indexing.rewriting_take
     mode_of = jax.lax.GatherScatterMode.from_any
     clamping = (None, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -91,7 +96,18 @@ def clamped_indices() -> list[tuple[Any, str, Any]]:
                 mode = "clip"
         return original(arr, idx, mode=mode, **options)
 
-    return [(_indexing, "rewriting_take", take)]
+    return [
+        Patch(
+            _indexing,
+            "rewriting_take",
+            take,
+            why="JAX makes a dynamic_slice of x[i] where the sizes are known. Where they are not, "
+            "it makes a gather that promises to stay inside, whose derivative drops what is "
+            "outside. A gather that clamps does what the slice does.",
+            since="numpy.indexing, 0.8",
+            delete_when="JAX makes the same of x[i] for symbolic and for plain sizes",
+        )
+    ]
 
 
 def _slices_one(part: Any) -> bool:

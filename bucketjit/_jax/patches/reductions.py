@@ -9,16 +9,16 @@ import jax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 
 _lax = names.module("lax.lax")
 
 
-def open_reductions() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for derivatives of products and of other reductions.
+def open_reductions() -> list[Patch]:
+    """Derivatives of products and of other reductions.
 
-    JAX halves the reduced axes again and again (``lax._reduce_jvp``, since 0.2), which it can do
-    only where no size at all is symbolic. Closed axes are halved in the same way here. A product
-    over an open axis is the last of its running products.
+    Closed axes are halved as JAX does. A product over an open axis is the last of its running
+    products.
     """
     original = _lax._reduce_jvp
 
@@ -58,4 +58,14 @@ def open_reductions() -> list[tuple[Any, str, Any]]:
 
         return jax.jvp(halved, tuple(primals), tuple(tangents))
 
-    return [(_lax, "_reduce_jvp", reduce_jvp)]
+    return [
+        Patch(
+            _lax,
+            "_reduce_jvp",
+            reduce_jvp,
+            why="JAX halves the reduced axes again and again, which it can do only where no size "
+            "at all is symbolic.",
+            since="lax.lax._reduce_jvp, 0.2",
+            delete_when="the derivative of jax.numpy.prod takes an axis of symbolic size",
+        )
+    ]

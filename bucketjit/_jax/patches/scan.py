@@ -10,15 +10,12 @@ import jax
 import numpy as np
 from jax.export import is_symbolic_dim
 
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.primitives import modules_of_jax
 
 
-def open_scans() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for scans of a symbolic length over nothing else.
-
-    ``lax.scan(f, c, None, length=n)`` insists on an int (``loops.scan``, since 0.1), but scans
-    over an array of as many steps, whose elements nobody looks at.
-    """
+def open_scans() -> list[Patch]:
+    """``lax.scan`` takes a symbolic length and no arrays."""
     original = jax.lax.scan
 
     @functools.wraps(original)
@@ -30,7 +27,18 @@ def open_scans() -> list[tuple[Any, str, Any]]:
         steps = jax.lax.broadcasted_iota(np.int32, (length,), 0)
         return original(lambda carry, _: f(carry, xs), init, steps, *more, **kw)
 
-    return [(module, name, scan) for module, name in holders("scan", original)]
+    return [
+        Patch(
+            module,
+            name,
+            scan,
+            why="lax.scan(f, c, None, length=n) insists on an int. It scans over an array of as "
+            "many steps, whose elements nobody looks at.",
+            since="lax.control_flow.loops.scan, 0.1",
+            delete_when="lax.scan takes a symbolic length",
+        )
+        for module, name in holders("scan", original)
+    ]
 
 
 def holders(name: str, value: Any) -> list[tuple[Any, str]]:
@@ -39,11 +47,25 @@ def holders(name: str, value: Any) -> list[tuple[Any, str]]:
     return [(m, name) for m in modules if getattr(m, "__dict__", {}).get(name) is value]
 
 
-def associative_scans() -> tuple[Callable[..., Any], list[Any]]:
-    """``lax.associative_scan`` and the modules that hold it under its name.
+def associative_scans(
+    replaced: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> list[Patch]:
+    """``lax.associative_scan`` is one equation.
 
-    JAX calls it by its name in ``control_flow.loops`` for the derivatives of ``cumprod``,
-    ``cummax`` and the like.
+    Args:
+        replaced: Makes the replacement of the original.
     """
     original = jax.lax.associative_scan
-    return original, [module for module, _ in holders("associative_scan", original)]
+    replacement = replaced(original)
+    return [
+        Patch(
+            module,
+            name,
+            replacement,
+            why="It slices in halves as often as the size allows, which no symbolic size tells. "
+            "The derivatives of cumprod, cummax and the like call it by its name.",
+            since="lax.control_flow.loops.associative_scan, 0.1",
+            delete_when="associative_scan is a primitive",
+        )
+        for module, name in holders("associative_scan", original)
+    ]

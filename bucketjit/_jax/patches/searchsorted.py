@@ -11,18 +11,15 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 
 _core = names.module("core")
 _lax = names.module("lax.lax")
 _numpy_hijax = names.module("numpy.hijax")
 
 
-def open_searches() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for ``jnp.searchsorted`` in an array of symbolic size.
-
-    JAX unrolls the binary search into as many steps as the size has bits, a Python int
-    (``numpy.hijax``, since 0.10). This one counts the bits at run time, and takes the same steps.
-    """
+def open_searches() -> list[Patch]:
+    """``jnp.searchsorted`` in an array of symbolic size counts its steps at run time."""
 
     def searching(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -36,7 +33,19 @@ def open_searches() -> list[tuple[Any, str, Any]]:
 
     names = ("searchsorted", "searchsorted_via_expand")
     found = [(name, vars(_numpy_hijax).get(name)) for name in names]
-    return [(_numpy_hijax, name, searching(f)) for name, f in found if f is not None]
+    return [
+        Patch(
+            _numpy_hijax,
+            name,
+            searching(f),
+            why="JAX unrolls the binary search into as many steps as the size has bits, a Python "
+            "int. This one takes the same steps in a loop.",
+            since="numpy.hijax, 0.10",
+            delete_when="jax.numpy.searchsorted takes an array of symbolic size",
+        )
+        for name, f in found
+        if f is not None
+    ]
 
 
 def _search(array: Any, query: Any, side: str, dtype: Any) -> Any:

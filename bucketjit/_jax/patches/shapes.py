@@ -12,6 +12,7 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.user_code import raised_by_user
 
 _core = names.module("core")
@@ -19,27 +20,31 @@ _lax_numpy = names.module("numpy.lax_numpy")
 _shape_poly = names.module("export.shape_poly")
 
 
-def lengths() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` that lets ``jax.numpy`` ask ``len`` of an open axis.
+def lengths() -> list[Patch]:
+    """``jax.numpy`` may ask for the ``len`` of an open axis.
 
-    ``jnp.convolve``, ``correlate`` and ``digitize`` compare ``len(x)``, which Python insists
-    must be an int. The name is looked up in the module's globals (``lax_numpy``, since 0.1)
-    before the builtins.
+    A name is looked up in the globals of a module before the builtins.
     """
 
     def length(x: Any) -> Any:
         shape = getattr(x, "shape", ())
         return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
 
-    return [(_lax_numpy, "len", length)]
+    return [
+        Patch(
+            _lax_numpy,
+            "len",
+            length,
+            why="jnp.convolve, correlate and digitize compare len(x), which Python insists must "
+            "be an int.",
+            since="numpy.lax_numpy, 0.1",
+            delete_when="jax.numpy.convolve takes arrays of symbolic size",
+        )
+    ]
 
 
-def inferred_sizes() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for the size that a reshape to ``(2, -1)`` leaves open.
-
-    JAX divides by -2 and takes the result negative (``core.divide_shape_sizes``, since 0.2). To it
-    ``-floordiv(n, -2)`` is not the ``n // 2`` that the user wrote elsewhere.
-    """
+def inferred_sizes() -> list[Patch]:
+    """The size that a reshape to ``(2, -1)`` leaves open is the quotient that users write."""
     plain = _core.divide_shape_sizes
 
     def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
@@ -49,7 +54,17 @@ def inferred_sizes() -> list[tuple[Any, str, Any]]:
             return plain(before, after)
         return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
 
-    return [(_core, "divide_shape_sizes", divided)]
+    return [
+        Patch(
+            _core,
+            "divide_shape_sizes",
+            divided,
+            why="JAX divides by -2 and negates the result. To it, -floordiv(n, -2) is not the "
+            "n // 2 that the user wrote elsewhere.",
+            since="core.divide_shape_sizes, 0.2",
+            delete_when="JAX finds -floordiv(n, -2) and n // 2 equal",
+        )
+    ]
 
 
 def fresh_dimension(like: Any, name: str) -> Any:

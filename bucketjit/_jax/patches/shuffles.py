@@ -10,17 +10,17 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.scan import holders
 
 _random = names.module("random.core")
 
 
-def open_shuffles() -> list[tuple[Any, str, Any]]:
-    """``(module, name, replacement)`` for permutations of an axis of symbolic size.
+def open_shuffles() -> list[Patch]:
+    """Permutations of an axis of symbolic size.
 
-    JAX shuffles in rounds, one more for each power of the size, and asks for a Python int
-    (``random.core``, since 0.1). Comparisons with the sizes where the number changes do as well:
-    they become guards of the program. Counts as arguments become arrays of as many numbers.
+    Comparisons with the sizes where the number of rounds changes become guards of the program.
+    Counts as arguments become arrays of as many numbers.
     """
     shuffle, permutation, choice = _random._shuffle, jax.random.permutation, jax.random.choice
 
@@ -44,10 +44,22 @@ def open_shuffles() -> list[tuple[Any, str, Any]]:
     def open_choice(key: Any, a: Any, *more: Any, **options: Any) -> Any:
         return choice(key, _numbers(a), *more, **options)
 
-    return [
+    replaced = [
         (_random, "_shuffle", open_shuffle),
         *((m, n, open_permutation) for m, n in holders("permutation", permutation)),
         *((m, n, open_choice) for m, n in holders("choice", choice)),
+    ]
+    return [
+        Patch(
+            owner,
+            name,
+            replacement,
+            why="JAX shuffles in rounds, one more for each power of the size, and asks for a "
+            "Python int to count them.",
+            since="random.core, 0.1",
+            delete_when="jax.random.permutation takes an axis of symbolic size",
+        )
+        for owner, name, replacement in replaced
     ]
 
 

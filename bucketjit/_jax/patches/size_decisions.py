@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
 
 _decision = names.module("export.shape_poly_decision")
 
@@ -27,13 +28,10 @@ _deciding = threading.local()
 _MOST_CONSTRAINTS = 300  # beyond which nothing is derived from them
 
 
-def brief_decisions() -> list[tuple[Any, str, Any]]:
-    """``(class, name, replacement)`` for the procedure that compares symbolic sizes.
+def brief_decisions() -> list[Patch]:
+    """The procedure that compares symbolic sizes gives up after a number of steps.
 
-    It tries all ways to combine an expression with what is known of its terms, and each constraint
-    with all others (``shape_poly_decision``, since 0.4.27), which takes minutes for sizes that are
-    halved five times over, each half compared with 1. What takes too long is not known, as far as
-    anybody else can tell: then the sizes at hand decide, and a guard is kept.
+    What takes too long counts as unknown: then the sizes at hand decide, and a guard is kept.
     """
     owner = _decision._DecisionByElimination
     combine: Callable[..., set[Any]] = owner.combine_constraint_with_existing
@@ -64,7 +62,14 @@ def brief_decisions() -> list[tuple[Any, str, Any]]:
         _deciding.left = left - 1
         return original(self, scope, terms, i, precision)
 
+    reasons = {
+        "why": "It tries all ways to combine an expression with what is known of its terms, and "
+        "each constraint with all others. That takes minutes for sizes that are halved five times "
+        "over, each half compared with 1.",
+        "since": "export.shape_poly_decision, 0.4.27",
+        "delete_when": "JAX bounds the steps of a comparison of sizes",
+    }
     return [
-        (owner, "_bounds_for_sorted_terms", bounds),
-        (owner, "combine_constraint_with_existing", combined),
+        Patch(owner, "_bounds_for_sorted_terms", bounds, **reasons),
+        Patch(owner, "combine_constraint_with_existing", combined, **reasons),
     ]
