@@ -22,12 +22,12 @@ from benchmarks.contenders.jax_encoder import encode, is_real, norm
 from benchmarks.encoder import WIDTH, draw_weights
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit._jax.compiler import library_options
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
+from bucketjit._xla_defects.workarounds import workarounds
 
 LAYERS, VOCABULARY = 4, 256
 
@@ -256,16 +256,17 @@ def derived(model: Model) -> Any:
         Leaf(f"arg{i}", s, x.dtype) for i, (s, x) in enumerate(zip(shapes, flat, strict=True))
     ]
     program = trace(model.plain, tree, leaves, model.sizes)
+    needed = workarounds(program.jaxpr, program.consts)
 
     def run(*args: Any) -> Any:
         arrays, sizes = args[: -len(model.sizes)], args[-len(model.sizes) :]
         values = dict(zip(model.sizes, sizes, strict=True))
         at = BucketSizes(model.bucket, program.lower, values)
         flat = jax.tree_util.tree_leaves(arrays)
-        outs = interpret(program.jaxpr, program.consts, flat, at, default_rules(), padding=0)
+        outs = interpret(program.jaxpr, program.consts, flat, at, default_rules(), needed.after, 0)
         return program.out_tree.unflatten(outs)
 
-    return jax.jit(run, compiler_options=library_options(False, program.avoids_library_folds))
+    return jax.jit(run, compiler_options=dict(needed.options(side_by_side=False)))
 
 
 def measure(model: Model, rounds: int) -> Row:

@@ -66,7 +66,7 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
     for call in calls:
         signed = engine.signer.sign(call, {})
         resolved = engine.resolve(signed)
-        bucket = engine.bucket_of(resolved.program, resolved)
+        bucket = engine.buckets.of(resolved.program, resolved)
         engine.supply.prepare(engine.orders.masked(signed, resolved, bucket), first_run=False)
     start, stolen = time.perf_counter() - began, host.stolen()
     for call in calls:

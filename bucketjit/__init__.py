@@ -12,8 +12,9 @@ from bucketjit import strategies as strategies
 from bucketjit._api.decorator import jit as jit
 from bucketjit._api.executor import BucketedExec as BucketedExec
 from bucketjit._arrays.padded import Padded as Padded
-from bucketjit._compile.cache import CacheInfo as CacheInfo
-from bucketjit._compile.provider import CompileGuard as CompileGuard
+from bucketjit._compile.budget import CompileGuard as CompileGuard
+from bucketjit._compile.cache_store import CacheInfo as CacheInfo
+from bucketjit._config import Check as Check
 from bucketjit._config import CompileBudget as CompileBudget
 from bucketjit._config import Fallback as Fallback
 from bucketjit._config import Overflow as Overflow
@@ -39,7 +40,6 @@ from bucketjit._events import Event as Event
 from bucketjit._inspect.explain import Explanation as Explanation
 from bucketjit._inspect.explain import MaskedEquation as MaskedEquation
 from bucketjit._inspect.report import Report as Report
-from bucketjit._masking.checks import Check as Check
 from bucketjit._masking.rule_context import RuleContext as RuleContext
 from bucketjit._precompile.manifest import Manifest as Manifest
 from bucketjit._precompile.report import WarmupReport as WarmupReport

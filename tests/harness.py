@@ -21,13 +21,14 @@ import numpy as np
 from jax import lax
 
 from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
-from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import evaluate, evaluate_text, is_symbolic, variables_of
 from bucketjit._tracing.concrete import Tracer, pair
 from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.symbolic import trace
+from bucketjit._xla_defects.workarounds import hooks, workarounds
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,8 @@ def poison_padding(x: Any, padded: tuple[int, ...], kind: str) -> Any:
     return wide
 
 
-def poison_equations(values: Mapping[Any, Any], which: Any) -> Callable[..., list[Any]]:
-    """An ``after`` hook that overwrites the padding of every equation's outputs."""
+def poison_equations(values: Mapping[Any, Any], which: Any) -> Callable[[], Hook]:
+    """Makes a hook that overwrites the padding of every equation's outputs."""
 
     def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
         poisoned = []
@@ -193,7 +194,7 @@ def poison_equations(values: Mapping[Any, Any], which: Any) -> Callable[..., lis
             poisoned.append(out)
         return poisoned
 
-    return after
+    return lambda: after
 
 
 class Masked:
@@ -272,7 +273,10 @@ class Masked:
                     padded,
                     at,
                     self.rules,
-                    after=poison_equations(values, which) if self.poisoned else None,
+                    after=hooks(
+                        poison_equations(values, which) if self.poisoned else None,
+                        workarounds(program.jaxpr, program.consts).after,
+                    ),
                     padding=None if self.poisoned else 0,
                 )
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bucketjit._compile import cache as cache_module
-from bucketjit._compile.cache import CacheInfo, ExecutableCache
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.cache_store import CacheInfo
 
 PATIENCE = 20  # seconds until a test that hangs is failed
 

@@ -12,6 +12,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback, SpecError
 from bucketjit._compile import requests
+from bucketjit._xla_defects import workarounds
 from tests.comparison import ramp
 
 NO_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}  # seen in what is compiled
@@ -172,7 +173,8 @@ def test_what_the_user_says_goes_before_that() -> None:
 def test_an_option_of_ours_that_xla_does_not_take_is_given_up(
     check: Check, exact: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "library_options", lambda *_: {"xla_no_such": 1})
+    monkeypatch.setattr(workarounds, "library_options", lambda *_: {"xla_no_such": 1})
+    monkeypatch.setattr(requests, "OPTIONS", frozenset(("xla_no_such",)))
     executor = BucketedExec(layer, dynamic_axes="b, s, _", check=check).with_fitted_plan(
         {"b": [3, 4], "s": [2, 8]}, k=2, split="b"
     )

@@ -1441,7 +1441,7 @@ def test_a_cut_bucket_is_that_of_the_plan() -> None:
     for _ in range(200):
         plan.observe(33)
     assert plan.replan() is not None
-    executor._engine.forget_routes()
+    executor._engine.memory.forget_all()
     np.testing.assert_array_equal(executor(x), 2 * x)
     found = [dict(b.sizes) for b in executor.stats().buckets]
     assert found == [{"b": 64, "s": 40}, {"b": 33, "s": 40}]

@@ -57,7 +57,8 @@ def run(
     after: Any = None,
 ) -> list[Any]:
     at = BucketSizes(bucket, program.lower, {v: np.int32(n) for v, n in sizes.items()})
-    return interpret(program.jaxpr, program.consts, args, at, rules, after)
+    made = None if after is None else lambda: after
+    return interpret(program.jaxpr, program.consts, args, at, rules, made)
 
 
 def padded(x: np.ndarray, *shape: int, value: float = np.nan) -> np.ndarray:

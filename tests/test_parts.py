@@ -171,7 +171,7 @@ def test_ways_of_programs_that_are_gone_are_let_go_of() -> None:
     for width in range(1, 9):
         executor(floats(6, width))
         gc.collect()
-    assert len(executor._engine.chunk_routes) <= 2
+    assert len(executor._engine.memory._of_chunks) <= 2
     assert executor.stats().calls == 3 * 8
 
 

@@ -186,12 +186,12 @@ def test_a_plan_is_dropped_if_its_chunks_are_not_counted_any_more(
 
     def cleared(*args: Any) -> Any:
         found = run(*args)
-        executor._engine.forget_routes()
+        executor._engine.memory.forget_all()
         return found
 
     monkeypatch.setattr(executor._engine.splitter, "run", cleared)
     executor(floats(9, 3))
-    assert executor._engine.routes.latest is None
+    assert executor._engine.memory.routes.latest is None
     monkeypatch.undo()
     for _ in range(5):
         executor(floats(9, 3))

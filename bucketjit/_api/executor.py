@@ -5,44 +5,37 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
-from bucketjit._api.bucket_builders import Builders
+from bucketjit._api.bucket_builders import BucketBuilders
+from bucketjit._api.cache_control import CacheControl
+from bucketjit._api.warming import Warming
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import without_padding
-from bucketjit._arrays.results import Out
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._compile.cache import CacheInfo
 from bucketjit._compile.executable import SignatureChanged
-from bucketjit._compile.provider import CompileGuard
-from bucketjit._config import CompileBudget, Config, Fallback, checked_options, is_int_from
-from bucketjit._errors import ArgumentError, SpecError
-from bucketjit._events import Event
-from bucketjit._inspect.explain import Explanation, array_like, explain
+from bucketjit._config import Check, CompileBudget, Config, Fallback, Out, checked_options
+from bucketjit._errors import SpecError
+from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE, only_differentiated
-from bucketjit._masking.checks import Check
-from bucketjit._precompile.adaptive import Adapting, adaptive
+from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
-from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
-from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
-from bucketjit._precompile.warmup import check_options, check_seconds, warm_up
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.handler import Evicted
 from bucketjit._runtime.fast_path.route import Given, Routes
-from bucketjit._signature.signer import Signed
+from bucketjit._runtime.shared_state import SharedState
+from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
 
 _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
 
-class BucketedExec(Builders, Views):
+class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,
@@ -161,13 +154,13 @@ class BucketedExec(Builders, Views):
             )
         )
 
-    def _setup(self, config: Config, kin: Engine | None = None) -> None:
+    def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
         self._config = config
-        self._engine = Engine(config, kin)
-        self._routes = self._engine.routes
+        self._engine = Engine(config, shared)
+        self._routes = self._engine.memory.routes
         self._engine.watcher = adaptive(self._engine)
         self._engine.preparer = ahead(config)
-        make = functools.partial(self._of_kin, self._engine)
+        make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         # The attributes of a callable object are its own: it may have one named like one here.
         functools.update_wrapper(self, config.fn, updated=())
@@ -185,9 +178,9 @@ class BucketedExec(Builders, Views):
         return new
 
     @classmethod
-    def _of_kin(cls, kin: Engine, config: Config) -> tuple[Self, Engine]:
+    def _sharing(cls, shared: SharedState[Engine], config: Config) -> tuple[Self, Engine]:
         new = object.__new__(cls)
-        new._setup(config, kin)
+        new._setup(config, shared)
         return new, new._engine
 
     def __copy__(self) -> Self:
@@ -246,7 +239,7 @@ class BucketedExec(Builders, Views):
         if self._config.copy_inputs:
             args, kwargs = engine.signer.with_copies(args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
-        if only_differentiated() and not jit_disabled() and not engine.always_exact:
+        if only_differentiated() and not jit_disabled() and not engine.config.always_exact:
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
@@ -255,250 +248,6 @@ class BucketedExec(Builders, Views):
     @property
     def _name(self) -> str:
         return self._engine.name
-
-    # --- the cache ---
-
-    def cache_size(self) -> int:
-        """How many executables the cache holds."""
-        return len(self._engine.cache)
-
-    def cache_info(self) -> CacheInfo:
-        """Hits, misses, bound and size of the cache, as in `functools.lru_cache`."""
-        return self._engine.cache.info()
-
-    def cache_clear(self) -> None:
-        """Drop every executable and program, and start the counters again."""
-        self._derivatives.clear()
-        self._engine.clear()
-
-    def pin(self, pinned: bool = True, **sizes: int) -> int:
-        """Keep executables in the cache whatever else is compiled; eviction passes them over.
-
-        Args:
-            pinned: False to let go of them again.
-            **sizes: Padded sizes by dimension variable; all executables of these are meant, and
-                without any, all there are.
-
-        Returns:
-            How many executables that was.
-
-        Raises:
-            SpecError: ``pinned`` is no bool, a size is no int, or no executable has a dimension
-                of that name.
-
-        Examples:
-            >>> import numpy as np
-            >>> double = BucketedExec(lambda x: 2 * x).with_pow2().with_maxsize(2)
-            >>> for n in (3, 5):
-            ...     _ = double(np.ones(n))
-            >>> double.pin(batch=4)
-            1
-            >>> for n in (9, 17):
-            ...     _ = double(np.ones(n))
-            >>> [dict(bucket.sizes) for bucket in double.stats().buckets]
-            [{'batch': 4}, {'batch': 32}]
-        """
-        if not isinstance(pinned, bool):
-            raise SpecError(
-                f"pin: pinned is True or False, got {pinned!r}; sizes go by name: pin(batch=8)"
-            )
-        for variable, size in sizes.items():
-            if not is_int_from(size, 0):
-                raise SpecError(f"pin: {variable} must be a padded size, an int, got {size!r}")
-        cache = self._engine.cache
-        entries = cache.items()
-        known = {variable for _, entry in entries for variable in entry.sizes}
-        if entries and (unknown := sizes.keys() - known):
-            raise SpecError(
-                f"pin: no executable has a dimension {min(unknown)!r}, "
-                f"they have {', '.join(sorted(known)) or 'none'}"
-            )
-        meant = [
-            key for key, entry in entries if all(entry.sizes.get(v) == n for v, n in sizes.items())
-        ]
-        return sum(cache.pin(key, pinned) for key in meant)
-
-    def warmup(
-        self,
-        *args: Any,
-        sizes: Any = None,
-        workers: int | None = None,
-        time_budget: float | None = None,
-        progress: bool = True,
-        first_run: bool = False,
-        **kwargs: Any,
-    ) -> WarmupReport:
-        """Compile buckets before calls need them, several at the same time.
-
-        Buckets that are compiled already are passed over, so a warm-up that was interrupted, or
-        ran out of time, is gone on with by asking again. The largest bucket comes first.
-
-        Where ``dynamic_axes`` are not given, a call with another size along an axis that was taken
-        as static opens that axis, and new shapes are then served by buckets of the opened program,
-        which are compiled anew: name the axes that vary. With `Check.EXACT`, the exact shapes that
-        results are compared with are compiled by the calls.
-
-        Args:
-            *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for
-                arrays. Arrays that will be committed to a device should be so here. Or a
-                `Manifest` of what another process had compiled, and nothing else; what of it fails
-                is reported, and so is what has changed since it was made.
-            sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
-                has a largest bucket (`strategies.buckets_of`; one of your own lists its buckets as
-                ``boundaries``), of which all combinations are warmed up; a list of dicts of a
-                variable to a size; a joint plan; or, of a single variable, its strategy. By default
-                the sizes of ``args``. Of more than 4,096 combinations, the smallest and the
-                largest size in each bucket stand for those between.
-            workers: Threads that compile; by default as many as there are cores, up to four.
-            time_budget: Seconds after which no other compile begins.
-            progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if
-                it is installed, and by lines elsewhere.
-            first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
-                On CPU, the first run of one with many matrix multiplications takes longer, by
-                45 ms for a 6-layer encoder. Nothing runs that has effects, callbacks or a
-                ``while_loop``, takes over 10 GFLOP or 1 GiB, or is for another device than the
-                host.
-            **kwargs: Keyword arguments like those of the calls to come.
-
-        Returns:
-            What was compiled, what was there, what failed and why, and what is left.
-
-        Raises:
-            SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack;
-                ``workers`` or ``time_budget`` is out of range, or a flag is no bool.
-            ArgumentError: The arguments are not such as calls take. What the function itself
-                raises of them is reported as failed.
-
-        Examples:
-            >>> import jax, jax.numpy as jnp
-            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
-            >>> like = jax.ShapeDtypeStruct((1,), jnp.float32)
-            >>> report = total.warmup(like, sizes={"n": range(1, 65)}, progress=False)
-            >>> [bucket["n"] for bucket in report.compiled]
-            [64, 32, 16, 8, 4, 2, 1]
-            >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
-            ({'n': 4}, {'n': 8})
-        """
-        check_options(workers, time_budget, progress=progress, first_run=first_run)
-        how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
-        if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
-            if len(args) != 1 or sizes is not None or kwargs:
-                raise SpecError(
-                    "warmup: a manifest stands alone; it has its own arguments and sizes"
-                )
-            return self._warmup_as_in(args[0], time_budget, **how)
-        engine = self._engine
-        epoch = engine.supply.epoch
-        try:
-            signed = _sign_like(engine, args, kwargs)
-        except ArgumentError as error:
-            if len(args) == 1 and isinstance(args[0], str | os.PathLike):
-                path = os.fspath(args[0])
-                raise ArgumentError(
-                    f"{error}; of a manifest in a file, warmup(Manifest.load({path!r}))"
-                ) from None
-            raise
-        warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
-        return report_of([warmed], engine, epoch)
-
-    def _warmup_as_in(
-        self, manifest: Manifest, time_budget: float | None, **how: Any
-    ) -> WarmupReport:
-        """Warm up what a manifest names; a signature that fails does not lose the others."""
-        engine, began = self._engine, time.monotonic()
-        epoch = engine.supply.epoch
-        stale = manifest.changes()
-        if manifest.function != engine.name:
-            stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
-        warmed = []
-        for entry in manifest.entries():
-            if engine.supply.epoch is not epoch:
-                warmed.append(none_begun(entry.sizes))
-                continue
-            left = None if time_budget is None else time_budget - (time.monotonic() - began)
-            try:
-                if entry.problem is not None:
-                    raise SpecError(entry.problem)
-                called, of = engine, entry.derivative
-                if of is not None:
-                    differentiated = _sign_like(engine, of.args, of.kwargs)
-                    called = self._derivatives.engine_at(differentiated, of.path)
-                signed = _sign_like(called, entry.args, entry.kwargs)
-                sizes = list(entry.sizes) or None
-                warmed.append(warm_up(called, signed, sizes, time_budget=left, epoch=epoch, **how))
-                stale += changes_of(called, signed, entry.fingerprint)
-            except Exception as error:
-                warmed.append(none_warmed(entry.sizes, error))
-        report = report_of(warmed, engine, epoch, stale, manifest.left_out)
-        for why in report.stale:
-            engine.tell(Event("stale", engine.name, detail=f"the manifest: {why}"))
-        return report
-
-    def forbid_compiles(self) -> CompileGuard:
-        """Compile nothing any more: a call that would have to raises `CompileBudgetError`.
-
-        What is kept in files is loaded all the same. Where ``jit`` compiles an executable once
-        more by itself, for arguments that are placed otherwise than those before (committed to a
-        device, say), that is warned of.
-
-        Returns:
-            What allows compiles again: ``with executor.forbid_compiles(): ...`` does at the end
-            of the block, and its ``release()`` at any time.
-
-        Examples:
-            >>> import numpy as np
-            >>> double = BucketedExec(lambda x: 2 * x).with_pow2()
-            >>> _ = double(np.ones(3))
-            >>> with double.forbid_compiles():
-            ...     double(np.ones(5))
-            Traceback (most recent call last):
-                ...
-            bucketjit._errors.CompileBudgetError: <lambda>: a call with batch=5 needs the bucket ...
-        """
-        return CompileGuard(self._engine.supply)
-
-    def wait_for_compiles(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to compile in the background.
-
-        Args:
-            timeout: The most seconds to wait; None for no limit.
-
-        Returns:
-            Whether nothing is left.
-
-        Raises:
-            SpecError: The timeout is no such number, or negative.
-        """
-        check_seconds("wait_for_compiles: timeout", timeout)
-        engine = self._engine
-        deadline = None if timeout is None else time.monotonic() + timeout
-        watchers = [relative.watcher for relative in engine.relatives]
-        for workers in (
-            *(watcher.workers for watcher in watchers if isinstance(watcher, Adapting)),
-            engine.supply.workers,
-        ):
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if workers is not None and not workers.wait(left):
-                return False
-        return True
-
-    def manifest(self) -> Manifest:
-        """What the cache holds, derivatives included, to be warmed up in another process.
-
-        See `Manifest`.
-        """
-        return manifest_of(self._engine, self._derivatives.known())
-
-    def save_manifest(self, path: str | os.PathLike[str]) -> None:
-        """Write what the cache holds to a file; ``Manifest.load`` reads it.
-
-        Args:
-            path: The file, which is replaced as a whole.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        self.manifest().save(path)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Say what a call with these arguments would do, without compiling or running it.
@@ -524,12 +273,3 @@ class BucketedExec(Builders, Views):
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
         return explain(self._engine, self._engine.signer.sign(given, named))
-
-
-def _sign_like(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signed:
-    """The signature of calls with arguments like these, structs among them."""
-    signer = engine.signer
-    named = {name: array_like(value) for name, value in kwargs.items()}
-    signed = signer.sign(tuple(map(array_like, args)), named)
-    # Structs may say more than the arrays that stood for them: where they are placed.
-    return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))

@@ -6,7 +6,6 @@ beside it cost nothing.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,25 +14,10 @@ import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, plain, unpad, unpadder
+from bucketjit._config import Out
 from bucketjit._jax.arrays import array_from_host, key_impl, on_default_device
 
 Change = Callable[[Any], Any]
-
-
-class Out(enum.Enum):
-    """In which form an executor returns its results.
-
-    Attributes:
-        JAX: ``jax.Array`` of logical shape. One with open axes has to be waited for before it
-            can be cut, in host memory.
-        NUMPY: ``numpy.ndarray`` of logical shape, read-only views where that saves a copy. Waits
-            for every result. (Typed random keys remain ``jax.Array``.)
-        PADDED: `Padded` for results with open axes, ``jax.Array`` for others; waits for nothing.
-    """
-
-    JAX = "jax"
-    NUMPY = "numpy"
-    PADDED = "padded"
 
 
 def finisher(

@@ -10,10 +10,9 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padding import copied
-from bucketjit._arrays.results import Out
 from bucketjit._autodiff import equations
 from bucketjit._compile.executable import Origin
-from bucketjit._config import Config
+from bucketjit._config import Config, Out
 from bucketjit._errors import MaskingError
 from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.transformations import eval_context

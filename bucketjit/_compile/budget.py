@@ -1,9 +1,23 @@
-"""How many compiles, and how many seconds of them, are left."""
+"""How much may still be compiled, and what is said where it is too much."""
 
 from __future__ import annotations
 
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.requests import Order
+from bucketjit._config import CompileBudget
+from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
+from bucketjit._events import LONGEST, Event, printable, shown
+
+_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
+
+_ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
 
 
 @dataclass
@@ -13,3 +27,178 @@ class Spending:
     compiles: int = 0
     seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Allowance:
+    """What may still be compiled.
+
+    Args:
+        name: How messages name the function.
+        budget: What may be compiled.
+        cache: The executables, to name the nearest one.
+        tell: Told of events.
+
+    Attributes:
+        spent: What was compiled; another object after each `clear`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        budget: CompileBudget,
+        cache: ExecutableCache[Any, Executable],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.spent = Spending()
+        self._name = name
+        self._budget = budget
+        self._cache = cache
+        self._tell = tell
+        self._forbidden = 0
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        """Begin to count anew."""
+        self.spent = Spending()
+
+    def forbid(self, by: int) -> None:
+        """Allow no compiles (1), or again as many as before (-1)."""
+        with self._lock:
+            self._forbidden = max(0, self._forbidden + by)
+
+    def affordable(self, count: int = 1) -> bool:
+        """Whether so many compiles are allowed now."""
+        spent = self.spent
+        with spent.lock:
+            return self._allows(spent, count)
+
+    def _allows(self, spent: Spending, count: int = 1) -> bool:
+        budget = self._budget
+        return not (
+            self._forbidden
+            or (budget.compiles is not None and spent.compiles + count > budget.compiles)
+            or (budget.seconds is not None and spent.seconds >= budget.seconds)
+        )
+
+    def spend(self, order: Order, is_asked_for: bool) -> Spending:
+        """Count a compile that is about to begin.
+
+        Args:
+            order: What is compiled.
+            is_asked_for: See `Supply.prepare`.
+
+        Returns:
+            Where it is counted.
+
+        Raises:
+            CompileBudgetError: It is not allowed.
+        """
+        spent = self.spent
+        with spent.lock:  # several threads may spend the last one
+            if self._allows(spent):
+                spent.compiles += 1
+                return spent
+        message = self.refusal(order)
+        if not is_asked_for:
+            raise CompileBudgetError(message)
+        self.tell_refusal(order, message)
+        if self._forbidden or self._budget.action == "error":
+            raise CompileBudgetError(message)
+        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
+        with spent.lock:
+            spent.compiles += 1
+        return spent
+
+    def tell_refusal(self, order: Order, message: str) -> None:
+        """Tell of a compile that is not allowed, and why."""
+        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
+
+    def refusal(self, order: Order) -> str:
+        """Why an executable may not be compiled, and which one is nearest, in words."""
+        sizes = shown(order.logical) or "these arguments"
+        wanted = f"{_kind(order.program is None)} {shown(order.sizes) or '()'}"
+        return (
+            f"{self._name}: a call with {sizes} needs the {wanted}, "
+            f"which is not compiled, and {self._limit}. {self._nearest(order)}"
+        )
+
+    @property
+    def _limit(self) -> str:
+        """What forbids to compile, in words."""
+        if self._forbidden:
+            return "compiles are forbidden (forbid_compiles)"
+        budget = self._budget
+        limits = [
+            f"{limit} {unit}"
+            for limit, unit in ((budget.compiles, "compiles"), (budget.seconds, "seconds"))
+            if limit is not None
+        ]
+        return f"the compile budget of {' and '.join(limits)} is spent"
+
+    def _nearest(self, order: Order) -> str:
+        """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
+        exact = order.program is None
+        advice = _ADVICE_EXACT if exact else _ADVICE
+        stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
+        if not stored:
+            return f"No bucket is compiled. {advice}"
+
+        def distance(entry: Executable) -> float:
+            return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
+
+        nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
+        if nearest.sizes == order.sizes and nearest.exact == exact:
+            return (
+                "That one is compiled for arguments of other types or shapes, for what this call "
+                "is a derivative of, or for sizes at which the function does something else. Make "
+                "such a call before, or warm up these very sizes."
+            )
+        beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
+        which = f" (too small in {', '.join(beyond)})" if beyond else ""
+        told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
+        return f"The nearest compiled {told}. {advice}"
+
+    def compiled_again(self, entry: Executable) -> None:
+        """Count what ``jit`` has compiled for arguments placed otherwise, and warn beyond a limit.
+
+        It compiles such arguments by itself, in a call of what is compiled already.
+        """
+        again = "once more, for arguments that are placed otherwise"
+        self._tell(Event("compile", self._name, entry.sizes, detail=again))
+        spent = self.spent
+        with spent.lock:
+            is_allowed = self._allows(spent)
+            spent.compiles += 1
+        if is_allowed:
+            return
+        message = (
+            f"{self._name}: the {_kind(entry.exact)} {shown(entry.sizes) or '()'} was compiled "
+            f"{again} (committed to a device, say) than those before, and {self._limit}. Warm "
+            "it up with arguments that are placed like these."
+        )
+        self._tell(Event("budget", self._name, entry.sizes, detail=message.split(": ", 1)[1]))
+        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
+
+
+class CompileGuard:
+    """Forbids compiles until it is released, or its block ends."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance: Allowance | None = allowance
+        allowance.forbid(1)
+
+    def release(self) -> None:
+        """Allow compiles again, as far as no other guard forbids them."""
+        allowance, self._allowance = self._allowance, None
+        if allowance is not None:
+            allowance.forbid(-1)
+
+    def __enter__(self) -> CompileGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _kind(exact: bool) -> str:
+    return "exact shape" if exact else "bucket"

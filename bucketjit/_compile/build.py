@@ -14,6 +14,7 @@ import jax
 
 from bucketjit._compile.argument_types import Expected, abstract, to_donate
 from bucketjit._compile.executable import Executable, OpenOut, Origin, sizes_argument
+from bucketjit._config import Check
 from bucketjit._cores.placement import device_for
 from bucketjit._cores.single_threaded import SingleThreaded, lent_types
 from bucketjit._errors import MaskingError, in_one_line, is_of_machine
@@ -22,13 +23,15 @@ from bucketjit._jax.arrays import with_type
 from bucketjit._jax.compiler import is_defect_of_xla
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import select
-from bucketjit._masking.checks import Check, poison_equations
-from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.checks import poison_equations
+from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic, shape_function
+from bucketjit._tracing.program import Program
+from bucketjit._xla_defects.workarounds import hooks
 
 Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
 
@@ -74,6 +77,7 @@ def masked_function(
     check: Check,
     options: Mapping[str, Any],
     chunks: float = 0,
+    after: Callable[[], Hook] | None = None,
 ) -> Masked:
     """The function that `build_masked` compiles. Traces nothing.
 
@@ -89,6 +93,7 @@ def masked_function(
         options: Options of XLA.
         chunks: How many chunks of a call run it at the same time, as a rule; 0 if it is for whole
             calls.
+        after: Makes the hooks of `interpret` that the program needs.
     """
     program, family = call.program, signed.family
     assert program is not None
@@ -103,40 +108,15 @@ def masked_function(
         vector, leaks = sizes if isinstance(sizes, tuple) else (sizes, ())
         values = {v: vector[i] for i, v in enumerate(variables)}
         at = BucketSizes(bucket, program.lower, values, leaks)
-        after = poison_equations(vector[len(variables)]) if poisoned else None
-        padding = 0 if check is not Check.POISON else None  # what `pad` writes
-        try:
-            outs = interpret(
-                *(program.jaxpr, program.consts, arrays, at, rules(), after, padding),
-                once=program.compared,
-            )
-            typed = zip(outs, program.out_shapes, program.out_types, strict=True)
-            results = [_finish(out, shape, kind, at) for out, shape, kind in typed]
-        except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
-            raise
-        except Exception as error:
-            if is_of_machine(error):
-                raise
-            if trouble := trouble_of_versions(error):
-                raise MaskingError(trouble, REMEDY_OF_VERSIONS) from error
-            raise MaskingError(
-                f"the masked program does not build: {in_one_line(error)}",
-                "this is a defect of a masking rule; leave the axis static until it is mended",
-                is_defect=True,
-            ) from error
-        return program.out_tree.unflatten(results)
+        poison = poison_equations(vector[len(variables)]) if poisoned else None
+        return _evaluated(program, arrays, at, rules(), hooks(poison, after), poisoned)
 
     masked.__name__ = getattr(family.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
     static = BucketSizes(bucket, program.lower, {})
-    donated: frozenset[int] = frozenset()
-    donated_leaves: frozenset[int] = frozenset()
-    if signed.donate and check is Check.OFF:
-        made = Counter(
-            (static.padded_shape(shape), dtype)
-            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
-        )
-        donated, donated_leaves = to_donate(signed, dict(pads), made)
+    donated, donated_leaves = frozenset[int](), frozenset[int]()
+    if check is Check.OFF:
+        donated, donated_leaves = _donated(signed, dict(pads), program, static)
     leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
     sizes: Any = sizes_argument(call, leak_shapes, 0 if poisoned else None)
     device = None
@@ -168,6 +148,60 @@ def masked_function(
         options=options,
         device=device,
     )
+
+
+def _donated(
+    signed: Signed, pads: Mapping[int, tuple[int, ...]], program: Program, at: BucketSizes
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The arguments whose padded copies are donated, and the leaves of those; see `to_donate`."""
+    if not signed.donate:
+        return frozenset(), frozenset()
+    made = Counter(
+        (at.padded_shape(shape), dtype)
+        for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+    )
+    return to_donate(signed, pads, made)
+
+
+def _evaluated(
+    program: Program,
+    arrays: Sequence[Any],
+    at: BucketSizes,
+    rules: RuleTable,
+    after: Callable[[], Hook] | None,
+    poisoned: bool,
+) -> Any:
+    """The results of a program at padded sizes, nested as the function nests them.
+
+    Args:
+        program: The program.
+        arrays: Its arguments.
+        at: Padded and logical sizes.
+        rules: The rule table.
+        after: Makes the hooks of `interpret`.
+        poisoned: Whether the padding of arguments is poison, and not 0.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+    """
+    padding = None if poisoned else 0
+    try:
+        outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after, padding)
+        typed = zip(outs, program.out_shapes, program.out_types, strict=True)
+        results = [_finish(out, shape, kind, at) for out, shape, kind in typed]
+    except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
+        raise
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        if trouble := trouble_of_versions(error):
+            raise MaskingError(trouble, REMEDY_OF_VERSIONS) from error
+        raise MaskingError(
+            f"the masked program does not build: {in_one_line(error)}",
+            "this is a defect of a masking rule; leave the axis static until it is mended",
+            is_defect=True,
+        ) from error
+    return program.out_tree.unflatten(results)
 
 
 def build_masked(made: Masked, compile: Compile) -> Executable:

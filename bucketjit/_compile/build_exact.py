@@ -13,8 +13,8 @@ from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import Expected, abstract
 from bucketjit._compile.build import Compile
 from bucketjit._compile.executable import Executable, Origin
+from bucketjit._config import Check
 from bucketjit._ir.jax_patches import forgetful_jax
-from bucketjit._masking.checks import Check
 from bucketjit._signature.signer import Signed
 
 

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padding import pad
-from bucketjit._arrays.results import Change, Out, finisher
+from bucketjit._arrays.results import Change, finisher
+from bucketjit._config import Out
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
 from bucketjit._signature.resolved_call import Call

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -18,16 +17,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bucketjit._compile.background import Workers
-from bucketjit._compile.budget import Spending
+from bucketjit._compile.budget import Allowance, Spending
 from bucketjit._compile.build import Compile
-from bucketjit._compile.cache import CLEARED, ExecutableCache
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.cache_store import CLEARED
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.first_run import run_first
 from bucketjit._compile.process.pool import Ended, can_start, pool
 from bucketjit._compile.requests import Order, Source, key_without_owner
 from bucketjit._config import Background, CompileBudget
-from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
-from bucketjit._events import LONGEST, Event, printable, shown
+from bucketjit._errors import CompileBudgetError
+from bucketjit._events import Event, shown
 from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere, compile_here, forget_bytes
 from bucketjit._jax.devices import only_on_cpu
 
@@ -37,10 +37,6 @@ _TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
 
 # How long another process may take: so many seconds, and so many times the longest compile here.
 _PATIENCE, _PATIENT = 30.0, 10.0
-
-_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
-
-_ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
 
 
 class Supplied(NamedTuple):
@@ -71,6 +67,10 @@ class Supply:
             until it is compiled again, and twice as often each time; 0 to compile it at once.
         compiled: Told of each executable that was compiled, or loaded.
         tell: Told of events.
+
+    Attributes:
+        allowance: What may still be compiled.
+        workers: Compile in the background; None where nothing does.
     """
 
     def __init__(
@@ -85,13 +85,11 @@ class Supply:
     ) -> None:
         self._cache = cache
         self._name = name
-        self._budget = budget
         self._hysteresis = hysteresis
         self._compiled = compiled
         self._tell = tell
-        self._spent = Spending()
+        self.allowance = Allowance(name, budget, cache, tell)
         self._longest = 0.0  # seconds of a compile in this process
-        self._forbidden = 0
         self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
         self._beyond_budget: set[Hashable] = set()  # what is not in files either
         self._stand_ins: OrderedDict[Hashable, Mapping[str, int]] = OrderedDict()
@@ -185,8 +183,8 @@ class Supply:
                 told.append(_event("load", self._name, order, entry))
             else:
                 if not may_compile:
-                    raise CompileBudgetError(self._refusal(order))
-                entry = self._build(order, self._spend(order, is_asked_for), compile, told)
+                    raise CompileBudgetError(self.allowance.refusal(order))
+                entry = self._build(order, self.allowance.spend(order, is_asked_for), compile, told)
                 source = "compile"
             if first_run and order.program is not None:
                 run_first(entry, order.program)
@@ -220,36 +218,10 @@ class Supply:
                     self._ghosts.popitem(last=False)
         self._tell(Event("evict", self._name, entry.sizes, detail=why))
 
-    def compiled_again(self, entry: Executable) -> None:
-        """Count what ``jit`` has compiled for arguments placed otherwise, and warn beyond a limit.
-
-        It compiles such arguments by itself, in a call of what is compiled already.
-        """
-        again = "once more, for arguments that are placed otherwise"
-        self._tell(Event("compile", self._name, entry.sizes, detail=again))
-        spent = self._spent
-        with spent.lock:
-            is_allowed = self._allows(spent)
-            spent.compiles += 1
-        if is_allowed:
-            return
-        message = (
-            f"{self._name}: the {_kind(entry.exact)} {shown(entry.sizes) or '()'} was compiled "
-            f"{again} (committed to a device, say) than those before, and {self._limit}. Warm "
-            "it up with arguments that are placed like these."
-        )
-        self._tell(Event("budget", self._name, entry.sizes, detail=message.split(": ", 1)[1]))
-        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
-
-    def forbid(self, by: int) -> None:
-        """Allow no compiles (1), or again as many as before (-1)."""
-        with self._lock:
-            self._forbidden = max(0, self._forbidden + by)
-
     @property
     def epoch(self) -> object:
         """Another one after each `clear`."""
-        return self._spent
+        return self.allowance.spent
 
     def clear(self) -> None:
         """Forget what was compiled, and what waits to be."""
@@ -257,7 +229,7 @@ class Supply:
             self._ghosts.clear()
             self._beyond_budget.clear()
             self._stand_ins.clear()
-            self._spent = Spending()
+            self.allowance.clear()
         if self.workers is not None:
             self.workers.drop()
 
@@ -341,7 +313,7 @@ class Supply:
         """Whether an executable that was evicted is not worth another one's place yet."""
         if not self._hysteresis or not self._cache.is_full:
             return False
-        obtainable = self.workers is not None or self.affordable()
+        obtainable = self.workers is not None or self.allowance.affordable()
         with self._lock:
             ghost = self._ghosts.get(mark)
             if ghost is None:
@@ -352,7 +324,7 @@ class Supply:
     def _compile_later(self, order: Order) -> None:
         """Compile it in the background, or load it, which needs no budget."""
         assert self.workers is not None
-        affordable = self.affordable()
+        affordable = self.allowance.affordable()
         with self._lock:
             if affordable:
                 self._beyond_budget.discard(order.mark)
@@ -375,7 +347,7 @@ class Supply:
         except Cleared:
             pass
         except CompileBudgetError as error:  # no failure: what stands in goes on
-            self._tell_refusal(order, str(error))
+            self.allowance.tell_refusal(order, str(error))
             with self._lock:
                 self._beyond_budget.add(order.mark)
         except Ended:  # at exit
@@ -384,125 +356,9 @@ class Supply:
             self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
             raise
 
-    # --- the budget ---
-
-    def affordable(self, count: int = 1) -> bool:
-        """Whether so many compiles are allowed now."""
-        spent = self._spent
-        with spent.lock:
-            return self._allows(spent, count)
-
-    def _allows(self, spent: Spending, count: int = 1) -> bool:
-        budget = self._budget
-        return not (
-            self._forbidden
-            or (budget.compiles is not None and spent.compiles + count > budget.compiles)
-            or (budget.seconds is not None and spent.seconds >= budget.seconds)
-        )
-
-    def _spend(self, order: Order, is_asked_for: bool) -> Spending:
-        """Count a compile that is about to begin.
-
-        Args:
-            order: What is compiled.
-            is_asked_for: See `prepare`.
-
-        Returns:
-            Where it is counted.
-
-        Raises:
-            CompileBudgetError: It is not allowed.
-        """
-        spent = self._spent
-        with spent.lock:  # several threads may spend the last one
-            if self._allows(spent):
-                spent.compiles += 1
-                return spent
-        message = self._refusal(order)
-        if not is_asked_for:
-            raise CompileBudgetError(message)
-        self._tell_refusal(order, message)
-        if self._forbidden or self._budget.action == "error":
-            raise CompileBudgetError(message)
-        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
-        with spent.lock:
-            spent.compiles += 1
-        return spent
-
-    def _tell_refusal(self, order: Order, message: str) -> None:
-        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
-
-    def _refusal(self, order: Order) -> str:
-        sizes = shown(order.logical) or "these arguments"
-        wanted = f"{_kind(order.program is None)} {shown(order.sizes) or '()'}"
-        return (
-            f"{self._name}: a call with {sizes} needs the {wanted}, "
-            f"which is not compiled, and {self._limit}. {self._nearest(order)}"
-        )
-
-    @property
-    def _limit(self) -> str:
-        """What forbids to compile, in words."""
-        if self._forbidden:
-            return "compiles are forbidden (forbid_compiles)"
-        budget = self._budget
-        limits = [
-            f"{limit} {unit}"
-            for limit, unit in ((budget.compiles, "compiles"), (budget.seconds, "seconds"))
-            if limit is not None
-        ]
-        return f"the compile budget of {' and '.join(limits)} is spent"
-
-    def _nearest(self, order: Order) -> str:
-        """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
-        exact = order.program is None
-        advice = _ADVICE_EXACT if exact else _ADVICE
-        stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
-        if not stored:
-            return f"No bucket is compiled. {advice}"
-
-        def distance(entry: Executable) -> float:
-            return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
-
-        nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
-        if nearest.sizes == order.sizes and nearest.exact == exact:
-            return (
-                "That one is compiled for arguments of other types or shapes, for what this call "
-                "is a derivative of, or for sizes at which the function does something else. Make "
-                "such a call before, or warm up these very sizes."
-            )
-        beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
-        which = f" (too small in {', '.join(beyond)})" if beyond else ""
-        told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
-        return f"The nearest compiled {told}. {advice}"
-
 
 class Cleared(Exception):
     """What was asked for is not wanted any more: `Supply.clear` came before it."""
-
-
-class CompileGuard:
-    """Forbids compiles until it is released, or its block ends."""
-
-    def __init__(self, supply: Supply) -> None:
-        self._supply: Supply | None = supply
-        supply.forbid(1)
-
-    def release(self) -> None:
-        """Allow compiles again, as far as no other guard forbids them."""
-        supply, self._supply = self._supply, None
-        if supply is not None:
-            supply.forbid(-1)
-
-    def __enter__(self) -> CompileGuard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def _kind(exact: bool) -> str:
-    return "exact shape" if exact else "bucket"
 
 
 def _event(kind: str, name: str, order: Order, entry: Executable) -> Event:

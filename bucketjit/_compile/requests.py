@@ -17,21 +17,26 @@ from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.files.stored import Shelf, StoredExact, StoredMasked
-from bucketjit._config import Config
+from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
 from bucketjit._errors import (
     SpecError,
     first_line,
 )
 from bucketjit._events import tell
-from bucketjit._jax.compiler import library_options, refused_option
-from bucketjit._masking.checks import Check
+from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._signature.resolved_call import Call
 from bucketjit._signature.signer import Signed
 from bucketjit._tracing.program import Program
-from bucketjit._xla_defects.compiled_reductions import has_wrong_folds
+from bucketjit._xla_defects.workarounds import (
+    OPTIONS,
+    Workarounds,
+    exact_options,
+    must_rebuild,
+    workarounds,
+)
 
 # An exact shape without dimension variables is told by so many sizes: a model has hundreds.
 _MOST_UNNAMED = 8
@@ -64,11 +69,12 @@ class Orders:
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(tell, listeners=config.listeners)
         self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
-        self._has_library = True  # as far as is known; see `_built`
-        self._has_wrong_folds: weakref.WeakSet[Program] = weakref.WeakSet()  # as XLA compiled it
+        self._takes_options = True  # those of ours, as far as is known; see `_built`
+        self._workarounds: weakref.WeakKeyDictionary[Program, Workarounds]
+        self._workarounds = weakref.WeakKeyDictionary()
 
     @staticmethod
-    def masked_key(program: Program, bucket: Mapping[str, int]) -> Any:
+    def masked_key(program: Program, bucket: Mapping[str, int]) -> tuple[Program, Hashable]:
         """The key of a bucket's executable."""
         return program, tuple(bucket.values())
 
@@ -91,18 +97,20 @@ class Orders:
         known = without_values(signed)
 
         def made() -> Masked:
+            needed, chunks = self._needed(program), self._config.chunks
             given = (known, call, bucket, pads, self.rules, check)
-            options = self._options(bool(self._config.chunks), self._without_folds(program))
-            return masked_function(*given, options, self._config.chunks)
+            options = self._options(needed.options(bool(chunks)))
+            return masked_function(*given, options, chunks, needed.after)
 
         def build_once(compile: Compile) -> Executable:
             return self._built(lambda: build_masked(made(), compile))
 
         def build(compile: Compile) -> Executable:
             built = build_once(compile)
-            if self._without_folds(program) or not self._is_wrong(built):
+            needed = self._needed(program)
+            if needed.avoids_reductions or not self._must_rebuild(built):
                 return built
-            self._has_wrong_folds.add(program)
+            needed.avoids_reductions = True
             again = build_once(compile)
             again.compile_seconds += built.compile_seconds
             return again
@@ -125,7 +133,7 @@ class Orders:
         @functools.cache
         def made() -> Exact:
             # What masked runs are compared with is right at every size, as they are.
-            options = self._options(False, check is not Check.OFF)
+            options = self._options(exact_options(check is not Check.OFF))
             return exact_function(known, check, options)
 
         def build(compile: Compile) -> Executable:
@@ -146,21 +154,22 @@ class Orders:
         ]
         return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
-    def _without_folds(self, program: Program) -> bool:
-        """Whether XLA's library is known to get folds of a program wrong."""
-        return program.avoids_library_folds or program in self._has_wrong_folds
+    def _needed(self, program: Program) -> Workarounds:
+        """What the program needs to be computed rightly by XLA."""
+        known = self._workarounds.get(program)
+        if known is None:
+            known = workarounds(program.jaxpr, program.consts)
+            self._workarounds[program] = known
+        return known
 
-    def _is_wrong(self, built: Executable) -> bool:
-        """Whether XLA's library has folds that it gets wrong, and the user has not asked for it."""
-        ours = library_options(True, True)
-        if not self._has_library or not ours.keys().isdisjoint(self._config.compiler_options):
-            return False
-        return has_wrong_folds(built.compiled.as_text() or "")
+    def _must_rebuild(self, built: Executable) -> bool:
+        """Whether XLA computes it wrongly, and neither XLA nor the user is in the way."""
+        is_ours = self._takes_options and OPTIONS.isdisjoint(self._config.compiler_options)
+        return is_ours and must_rebuild(built.compiled)
 
-    def _options(self, side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
-        """Options of XLA; the user's go before ours, see `_jax.library_options`."""
-        ours = library_options(side_by_side, without_folds) if self._has_library else {}
-        return {**ours, **self._config.compiler_options}
+    def _options(self, ours: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options of XLA; the user's go before ours."""
+        return {**(ours if self._takes_options else {}), **self._config.compiler_options}
 
     def _built(
         self, build: Callable[[], Executable], forget: Callable[[], None] = lambda: None
@@ -171,7 +180,7 @@ class Orders:
             build: Compiles.
             forget: Has it ask for the options again.
         """
-        had_library = self._has_library
+        had_options = self._takes_options
         try:
             return build()
         except jax.errors.JaxRuntimeError as error:
@@ -181,9 +190,9 @@ class Orders:
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
-            if not had_library or refused not in library_options(True, True):
+            if not had_options or refused not in OPTIONS:
                 raise
-        self._has_library = False
+        self._takes_options = False
         forget()
         return build()
 

@@ -14,19 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from bucketjit._errors import ArgumentError, BucketOverflowError, MaskingError, first_line
+from bucketjit._errors import MaskingError
 from bucketjit._events import printable, shown
 from bucketjit._inspect.rule_docs import how
 from bucketjit._ir.jax_patches import forgetful_jax
-from bucketjit._jax.arrays import is_on_several_devices, key_impl, key_shape, with_type
 from bucketjit._jax.jaxprs import struct_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
-from bucketjit._runtime.buckets import exactly
 from bucketjit._runtime.chunks.splitter import chunk, pieces
+from bucketjit._runtime.decisions import NO_STRATEGY, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.resolved_call import Call
@@ -114,30 +112,6 @@ class Explanation:
         return printable("\n".join(lines))
 
 
-def array_like(value: Any) -> Any:
-    """An argument with arrays for each ``jax.ShapeDtypeStruct`` in it.
-
-    They take no memory, unless they say what only a ``jax.Array`` can: keys, weak types, and what
-    is sharded.
-    """
-    if not isinstance(value, jax.ShapeDtypeStruct):
-        leaves, tree = jax.tree_util.tree_flatten(value)
-        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-            return value
-        return jax.tree_util.tree_unflatten(tree, map(array_like, leaves))
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        words = jnp.zeros((*value.shape, *key_shape(value.dtype)), jnp.uint32)
-        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
-    if value.weak_type:
-        return with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
-    if is_on_several_devices(value.sharding):
-        try:
-            return jnp.zeros(value.shape, value.dtype, device=value.sharding)
-        except ValueError as error:
-            raise ArgumentError(f"{value}: {first_line(error)}") from error
-    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
-
-
 def describe(program: Program) -> str:
     """How a program was made, in words."""
     if program.pairing is None:
@@ -168,9 +142,7 @@ def masked_equations(
 
     def run(values: Any, leaks: Any, arrays: Any) -> Any:
         at = BucketSizes(bucket, program.lower, values, leaks)
-        return interpret(
-            *(program.jaxpr, program.consts, arrays, at, watched, None, 0), once=program.compared
-        )
+        return interpret(program.jaxpr, program.consts, arrays, at, watched, padding=0)
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     leaks = [
@@ -244,61 +216,52 @@ def _shown(value: Any) -> str:
 
 def explain(engine: Engine, signed: Signed) -> Explanation:
     """What a call would do; see `BucketedExec.explain`."""
-    if engine.always_exact:
-        sizes = signed.family.declared_sizes(signed.shapes)
-        compiled = engine.orders.exact_key(signed) in engine.cache
-        reason = "there is no strategy: every size has an executable of its own"
-        return Explanation(
-            engine.name, sizes, sizes, "exact", compiled, "", (), (), reason, "add .with_pow2()"
-        )
+    if engine.config.always_exact:
+        sizes = FrozenDict(signed.family.declared_sizes(signed.shapes))
+        return _explained_exact(engine, signed, sizes, NO_STRATEGY)
     with engine.lock, signed.family.unlearning():
         call = signed.family.resolve(signed.shapes)
     return _explained(engine, signed, call)
 
 
 def _explained(engine: Engine, signed: Signed, call: Call) -> Explanation:
-    if call.program is None:
-        refusal = call.refusal or MaskingError(
-            "an axis of size 0 has no bucket" if call.sizes else "no axis is open"
-        )
-        return _explained_exact(engine, signed, call, refusal)
-    call.program.check_reshapes(call.sizes)
-    if (known := engine.refusals.of_program(call.program)) is not None:
-        return _explained_exact(engine, signed, call, known)
+    match engine.decide(signed, call):
+        case Masked() as decision:
+            return _explained_masked(engine, signed, call, decision)
+        case Exact(_, why):
+            return _explained_exact(engine, signed, call.sizes, why)
+        case Chunked(splitting):
+            first = splitting.sizes[0]
+            part = chunk(signed, pieces(signed, call, splitting), 0, first)
+            told = _explained(engine, part, splitting.part(call, first))
+            splits = ((splitting.variable, splitting.sizes), *told.splits)
+            return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
+        case Refused(error):
+            raise error
+
+
+def _explained_masked(engine: Engine, signed: Signed, call: Call, decision: Masked) -> Explanation:
+    program = decision.program
     try:
-        with engine.lock:
-            bucket = engine.bucket_of(call.program, call)
-    except BucketOverflowError as error:
-        plan = engine.splitter.plan(call, error)
-        first = plan.sizes[0]
-        part = chunk(signed, pieces(signed, call, plan), 0, first), plan.part(call, first)
-        told = _explained(engine, *part)
-        splits = ((plan.variable, plan.sizes), *told.splits)
-        return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
-    beyond = exactly(engine.config, call.sizes)
-    if beyond is not None and beyond.wholly:
-        return _explained_exact(engine, signed, call, MaskingError(beyond.reason))
-    key = engine.orders.masked_key(call.program, bucket)
-    if (known := engine.refusals.of(key)) is not None:
-        return _explained_exact(engine, signed, call, known)
-    try:
-        masked = masked_equations(call.program, bucket, engine.orders.rules())
+        masked = masked_equations(program, decision.bucket, engine.orders.rules())
     except MaskingError as error:
-        return _explained_exact(engine, signed, call, error)
+        return _explained_exact(engine, signed, call.sizes, error)
     return Explanation(
         engine.name,
         FrozenDict(call.sizes),
-        FrozenDict(bucket),
-        "masked" if call.program.pairing is None else "paired",
-        key in engine.cache,
-        describe(call.program),
-        tuple(map(str, call.program.guards)),
+        FrozenDict(decision.bucket),
+        "masked" if program.pairing is None else "paired",
+        decision.key in engine.cache,
+        describe(program),
+        tuple(map(str, program.guards)),
         masked,
     )
 
 
-def _explained_exact(engine: Engine, signed: Signed, call: Call, why: MaskingError) -> Explanation:
-    sizes = FrozenDict(call.sizes)
+def _explained_exact(
+    engine: Engine, signed: Signed, at: Mapping[str, int], why: MaskingError
+) -> Explanation:
+    sizes = FrozenDict(at)
     compiled = engine.orders.exact_key(signed) in engine.cache
     return Explanation(
         engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy

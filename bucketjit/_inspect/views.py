@@ -110,10 +110,10 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     """The programs of an executor, those of its derivatives last."""
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
-    for relative in engine.relatives:
-        for family in relative.signer.families():
+    for other in engine.shared.engines:
+        for family in other.signer.families():
             for inputs, program in family.programs():
-                refusal = relative.refusals.of_program(program)
+                refusal = other.refusals.of_program(program)
                 found.append(
                     ProgramStats(
                         inputs=inputs,

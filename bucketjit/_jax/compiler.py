@@ -6,7 +6,7 @@ import functools
 import io
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -226,27 +226,6 @@ def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
 
 
 _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option ([^\s,]+)")
-
-
-def library_options(side_by_side: bool, without_folds: bool) -> Mapping[str, Any]:
-    """Options of XLA: what its CPU backend leaves to its library YNN.
-
-    That is as a rule folds, matrix products and convolutions, each of them a kernel. The option is
-    experimental: whoever uses it goes on without where `refused_option` names it.
-
-    Args:
-        side_by_side: Several executables run at the same time. Of the library, matrix products took
-            up to 1.3 times as long for two side by side (transformers, jaxlib 0.10 and 0.12).
-        without_folds: The library gets folds of the program wrong; see `bucketjit._xla_defects`.
-            XLA compiles kernels for them then, which takes 1.1 to 1.5 times as long (transformers;
-            of an MLP 20 ms more).
-    """
-    folds = () if without_folds else ("REDUCE",)
-    others = () if side_by_side else ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION")
-    if folds and others:
-        return {}
-    kinds = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in (*folds, *others))
-    return {"xla_cpu_experimental_ynn_fusion_type": kinds}
 
 
 def is_defect_of_xla(error: Exception) -> bool:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from bucketjit._jax.arrays import explicit_sharding, key_impl
+from bucketjit._jax.devices import by_platform
 
 
 @custom_vmap
@@ -124,3 +125,19 @@ def window(array: Any, axis: int, start: Any, size: int, last: int) -> Any:
     starts = [start if i == axis else jnp.int32(0) for i in range(array.ndim)]
     sizes = [size if i == axis else n for i, n in enumerate(wide.shape)]
     return lax.dynamic_slice(wide, starts, sizes, allow_negative_indices=False)
+
+
+def kept_in_memory(array: Any, size: Any) -> Any:
+    """The same array, which XLA computes once and writes to memory, however many read it.
+
+    XLA fuses a conditional with nothing that reads its result.
+
+    Args:
+        array: Any array of numbers.
+        size: A run-time int32 scalar that is not negative, which XLA does not know.
+    """
+
+    def kept(array: Any) -> Any:
+        return lax.cond(in_every_row(size >= 0), lambda array: array, lax.neg, array)
+
+    return by_platform(array, cpu=kept, default=lax.optimization_barrier)

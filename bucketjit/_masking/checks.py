@@ -9,7 +9,6 @@ meant for tests and continuous integration.
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,33 +22,11 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad, placed_beside
 from bucketjit._errors import MaskingError
 from bucketjit._jax.user_code import source_line
-from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import evaluate, is_symbolic
 from bucketjit._tracing.program import Program
-
-
-class Check(enum.Enum):
-    """How much of each call to check.
-
-    Attributes:
-        OFF: Nothing.
-        POISON: Every masked call runs twice, with two poisons in all padding; the results must
-            be the same.
-        EXACT: The first call of each bucket also runs unpadded; the results must agree, within
-            the rounding of their dtype: 4e-4 of a value and of the largest of its output in
-            float32, 0.5 % in float16, 4 % in bfloat16. Where they do not, and those of one
-            operation at a time agree with the bucket, ``jax.jit`` is the one that is wrong: that
-            is logged, and not raised.
-        EXACT_ALWAYS: Every masked call also runs unpadded.
-    """
-
-    OFF = "off"
-    POISON = "poison"
-    EXACT = "exact"
-    EXACT_ALWAYS = "exact always"
-
 
 POISONS = ("nan", "low")
 
@@ -76,8 +53,8 @@ def poison_value(dtype: Any, kind: str) -> Any:
     return np.asarray(value).astype(dtype)
 
 
-def poison_equations(which: Any, kinds: Sequence[str] = POISONS) -> Callable[..., list[Any]]:
-    """An ``after`` hook of `interpret` that overwrites the padding of every output.
+def poison_equations(which: Any, kinds: Sequence[str] = POISONS) -> Callable[[], Hook]:
+    """Makes a hook of `interpret` that overwrites the padding of every output.
 
     Args:
         which: Index into ``kinds``, possibly known at run time only.
@@ -93,7 +70,7 @@ def poison_equations(which: Any, kinds: Sequence[str] = POISONS) -> Callable[...
             for v, out in zip(eqn.outvars, outs, strict=True)
         ]
 
-    return after
+    return lambda: after
 
 
 def _poisoned(out: Any, shape: Any, sizes: BucketSizes, which: Any, kinds: Sequence[str]) -> Any:
@@ -215,7 +192,7 @@ def _record(
     kind: str | None,
 ) -> list[tuple[Any, list[Any]]]:
     found: list[tuple[Any, list[Any]]] = []
-    poison = poison_equations(0, (kind,)) if kind else None
+    poison = poison_equations(0, (kind,))() if kind else None
 
     def after(eqn: Any, outs: list[Any], at: BucketSizes) -> list[Any]:
         if not any(isinstance(o, jax.core.Tracer) for o in outs):
@@ -233,7 +210,7 @@ def _record(
     lower = smallest if kind else dict(sizes)
     shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.leak_shapes)
     at = BucketSizes(bucket, lower, values, list(map(pad, map(np.asarray, leaks), shapes)))
-    interpret(program.jaxpr, program.consts, arguments, at, rules, after)
+    interpret(program.jaxpr, program.consts, arguments, at, rules, lambda: after)
     return found
 
 

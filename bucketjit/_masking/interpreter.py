@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -30,11 +30,13 @@ from bucketjit._masking.constant_folding import folded
 from bucketjit._masking.filled_values import StandIns
 from bucketjit._masking.loops import has_loop_to_stop, is_inside
 from bucketjit._masking.padding_constants import KnownPadding
-from bucketjit._masking.rule_context import RuleContext, RuleTable, computed_once
+from bucketjit._masking.rule_context import RuleContext, RuleTable
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._xla_defects.recomputed_values import compared
+
+# Sees an equation with its padded outputs and the sizes; returns the outputs to go on with.
+Hook = Callable[[Any, list[Any], BucketSizes], list[Any]]
 
 
 def interpret(
@@ -43,9 +45,8 @@ def interpret(
     args: Sequence[Any],
     sizes: BucketSizes,
     rules: RuleTable,
-    after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None = None,
+    after: Callable[[], Hook] | None = None,
     padding: Any = None,
-    once: Mapping[Any, Hashable] | None = None,
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
@@ -55,10 +56,9 @@ def interpret(
         args: Its arguments at padded sizes.
         sizes: Padded and logical sizes of the dimension variables.
         rules: Masking rule of each primitive.
-        after: Sees each equation with its padded outputs and returns the outputs to go on
-            with; used to poison padding at every step.
+        after: Makes a hook for each program that is walked, those inside of this one too. Used to
+            poison padding at every step, and to keep values in memory.
         padding: What the padding of the arguments holds, or None if that is not known.
-        once: What `compared` finds in the program, if that is known.
 
     Returns:
         The outputs at padded sizes; the first logical positions of each symbolic axis are the
@@ -74,8 +74,7 @@ def interpret(
             if any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
-    once = compared(jaxpr) if once is None else once
-    walk = _Walk(sizes, rules, after, known, StandIns(), hidden, once)
+    walk = _Walk(sizes, rules, after, known, StandIns(), hidden)
     return walk.run(jaxpr, consts, args)
 
 
@@ -87,14 +86,12 @@ class _Walk:
         self,
         sizes: BucketSizes,
         rules: RuleTable,
-        after: Callable[[Any, list[Any], BucketSizes], list[Any]] | None,
+        after: Callable[[], Hook] | None,
         known: KnownPadding,
         stand_ins: StandIns,
         hidden: Callable[[], Mapping[int, Any]],
-        once: Mapping[Any, Hashable],
     ) -> None:
         self._hidden = hidden
-        self._once = once
         self._after = after
         self._known = known
         self._stand_ins = stand_ins
@@ -119,7 +116,6 @@ class _Walk:
                 self._known,
                 StandIns(),
                 self._hidden,
-                self._once,
             )
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -130,35 +126,14 @@ class _Walk:
 
         ever_read = variables_read(jaxpr)
         scope_of = EquationScopes()
-        kept: dict[Hashable, Any] = {}
+        hook = None if self._after is None else self._after()
         for eqn in jaxpr.eqns:
             with scope_of(eqn):
                 outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
-                if self._after is not None:
-                    outs = self._after(eqn, outs, self._sizes)
-                if any(v in self._once for v in eqn.outvars):
-                    outs = self._computed_once(eqn, outs, kept)
+                if hook is not None:
+                    outs = hook(eqn, outs, self._sizes)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
-
-    def _computed_once(self, eqn: Any, outs: Sequence[Any], kept: dict[Hashable, Any]) -> list[Any]:
-        """The results of an equation, those that have to be in memory: one of all that are equal.
-
-        Args:
-            eqn: The equation.
-            outs: Its results.
-            kept: What is in memory already.
-        """
-        found = list(outs)
-        size = next(iter(self._sizes.values.values()), None)
-        for i, (var, value) in enumerate(zip(eqn.outvars, outs, strict=True)):
-            key = self._once.get(var)
-            if key is None or size is None or not isinstance(value, jax.Array):
-                continue
-            if key not in kept:
-                kept[key] = computed_once(value, size)
-            found[i] = kept[key]
-        return found
 
     def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):

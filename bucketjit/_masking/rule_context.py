@@ -270,24 +270,6 @@ def _padded_param(value: Any, sizes: BucketSizes) -> Any:
     return value
 
 
-def computed_once(array: Any, size: Any) -> Any:
-    """The same array, which XLA's CPU backend keeps in memory.
-
-    `bucketjit._xla_defects.recomputed_values` says which arrays need that.
-
-    What a conditional makes it fuses with nothing that reads it.
-
-    Args:
-        array: Any array of numbers.
-        size: A run-time int32 scalar that is not negative, which XLA does not know.
-    """
-
-    def kept(array: Any) -> Any:
-        return lax.cond(in_every_row(size >= 0), lambda array: array, lax.neg, array)
-
-    return by_platform(array, cpu=kept, default=lax.optimization_barrier)
-
-
 def zeros(ctx: RuleContext, aval: Any) -> Any:
     """Zeros (or zero keys) of this type, at its padded shape."""
     shape = ctx.padded_shape(aval.shape)

@@ -160,8 +160,8 @@ class Adapting:
             return False
         engine = self._engine()
         if engine is not None and strategy.adopt(proposal):
-            for relative in engine.relatives:
-                relative.forget_routes()
+            for other in engine.shared.engines:
+                other.memory.forget_all()
             detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
             engine.tell(Event("plan", engine.name, here, 0, detail))
         return True
@@ -232,10 +232,10 @@ class _Used(NamedTuple):
 
 def _programs(engine: Engine, strategy: Any) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
     """Of which programs a strategy chooses buckets, and which variables; derivatives included."""
-    for relative in engine.relatives:
-        if isinstance(relative.watcher, Adapting):
-            for program, kind, own in relative.watcher.kinds_of(strategy):
-                yield relative, program, kind, own
+    for other in engine.shared.engines:
+        if isinstance(other.watcher, Adapting):
+            for program, kind, own in other.watcher.kinds_of(strategy):
+                yield other, program, kind, own
 
 
 def _made(engine: Engine, strategy: Any) -> set[int]:
@@ -253,19 +253,19 @@ def _in_use(engine: Engine, strategy: Any) -> list[_Used]:
     """What has a share in all calls, derivatives included; the largest first."""
     found = []
     counts = _counts(engine)
-    for relative, program, kind, own in _programs(engine, strategy):
+    for other, program, kind, own in _programs(engine, strategy):
         groups: dict[Others, list[tuple[int, ...]]] = {}
         for sizes in list(kind.sizes):
             named = dict(zip(kind.latest, sizes, strict=True))
-            with contextlib.suppress(BucketOverflowError), relative.lock:
-                chosen = relative.chosen(program, named)
+            with contextlib.suppress(BucketOverflowError), other.lock:
+                chosen = other.buckets.chosen(program, named)
                 groups.setdefault(_others(chosen, kind, own), []).append(sizes)
         for others, members in groups.items():
             there = [e for e in counts.get(program, ()) if _others(e[0], kind, own) == others]
             if there:
                 made = frozenset(tuple(bucket[v] for v in own) for bucket, _ in there)
                 calls = sum(count for _, count in there)
-                found.append(_Used(relative, kind, tuple(own), tuple(members), calls, made))
+                found.append(_Used(other, kind, tuple(own), tuple(members), calls, made))
     least = _SHARE * sum(used.calls for used in found)
     found = [used for used in found if used.calls >= least]
     return sorted(found, key=lambda used: -used.calls)
@@ -296,7 +296,7 @@ def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]
 def _affordable(engine: Engine, plan: Any, uses: Sequence[_Used]) -> bool:
     """Whether all that is new of a plan may be compiled."""
     new = sum(used.new_of(plan) for used in uses)
-    return not new or engine.supply.affordable(new)
+    return not new or engine.supply.allowance.affordable(new)
 
 
 def _too_many(engine: Engine, strategy: Any, plan: Any, uses: Sequence[_Used]) -> str:
@@ -322,7 +322,7 @@ def _compile(
     if wanted.program is None:
         return
     with engine.lock:
-        chosen = {**engine.bucket_of(wanted.program, wanted), **bucket}
+        chosen = {**engine.buckets.of(wanted.program, wanted), **bucket}
     key = engine.orders.masked_key(wanted.program, chosen)
     if wanted.program.fits(chosen) and not engine.refusals.of(key):
         order = engine.orders.masked(at, wanted, chosen)

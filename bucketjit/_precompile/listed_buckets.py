@@ -53,7 +53,7 @@ class Ahead:
         """
         program = call.program
         assert program is not None
-        affordable = engine.supply.affordable()
+        affordable = engine.supply.allowance.affordable()
         with self._lock:
             begun = self._begun.get(program)
             if begun or (begun is not None and not affordable):

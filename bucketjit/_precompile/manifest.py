@@ -204,7 +204,7 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
 
 def changes_of(engine: Engine, signed: Signed, fingerprint: Mapping[str, str] | None) -> list[str]:
     """What of a program is another now than when its fingerprint was taken, in words."""
-    if fingerprint is None or engine.always_exact:
+    if fingerprint is None or engine.config.always_exact:
         return []
     program = engine.resolve(signed).program
     if program is None:

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from bucketjit._compile.provider import Cleared
 from bucketjit._compile.requests import Order, Source
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._errors import (
-    BucketOverflowError,
     FallbackError,
     MaskingError,
     SpecError,
@@ -30,7 +29,8 @@ from bucketjit._jax.config import ThreadConfig
 from bucketjit._precompile.progress import progress_of
 from bucketjit._precompile.report import Warmed, WarmupReport
 from bucketjit._precompile.requested_sizes import check_names, combinations
-from bucketjit._runtime.buckets import bucket_or_size, exactly
+from bucketjit._runtime.buckets import bucket_or_size
+from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.binding import bind_sizes
@@ -345,63 +345,52 @@ def orders_for(
         all_sizes = {**own, **chosen}
         try:
             at = at_sizes(signed, tokens, all_sizes)
-            if engine.always_exact:
-                order = engine.orders.exact(at, all_sizes)
-                found.setdefault(order.key, order)
-                continue
-            call = engine.resolve(at)
-            refusal: MaskingError | None = call.refusal
-            if call.program is not None:
-                refusal = engine.refusals.of_program(call.program)
-            if call.program is None and refusal is None and all(map(all, at.shapes)):
-                order = engine.orders.exact(at, call.sizes)  # no axis is open
-                found.setdefault(order.key, order)
-                continue
-            if call.program is None or refusal is not None:
-                one = _unmasked(engine, at, call, refusal)
-                exact[FrozenDict(chosen or one.order.sizes)] = one
-                continue
-            for part, part_call, bucket in _parts(engine, at, call):
-                # What cannot be a part is served as a whole, see `Call.whole`.
-                own_shape = (at, call) if part_call.whole is not None else (part, part_call)
-                beyond = exactly(engine.config, part_call.sizes)
-                if beyond is not None and beyond.wholly:
-                    order = engine.orders.exact(own_shape[0], own_shape[1].sizes)
+            call = None if engine.config.always_exact else engine.resolve(at)
+            if call is None:
+                orders: Iterable[Order | Unmasked] = [engine.orders.exact(at, all_sizes)]
+            else:
+                orders = _orders_of(engine, at, call, (at, call))
+            for one in orders:
+                if isinstance(one, Order):
+                    found.setdefault(one.key, one)
                 else:
-                    order = engine.orders.masked(part, part_call, bucket)
-                    if (refusal := engine.refusals.of(order.key)) is not None:
-                        asked_for = chosen if own_shape[1] is call else own_shape[1].sizes
-                        one = _unmasked(engine, *own_shape, refusal)
-                        exact[FrozenDict(asked_for or call.sizes)] = one
-                        continue
-                found.setdefault(order.key, order)
+                    sizes = chosen if one.call is call else one.call.sizes
+                    exact[FrozenDict(sizes or one.order.sizes)] = one
         except Exception as error:  # of the function at these sizes, perhaps
             failed.append((FrozenDict(chosen), in_one_line(error)))
     return Asked(list(found.values()), exact, failed, list(waiting))
 
 
-def _parts(
-    engine: Engine, signed: Signed, call: Call
-) -> list[tuple[Signed, Call, Mapping[str, int]]]:
-    """The chunks that serve a call, one of each size, or the call itself; with their buckets."""
-    assert call.program is not None
-    try:
-        with engine.lock:
-            return [(signed, call, engine.bucket_of(call.program, call))]
-    except BucketOverflowError as beyond:
-        plan = engine.splitter.plan(call, beyond)
-    return [
-        inner
-        for part in (plan.part(call, n) for n in dict.fromkeys(plan.sizes))
-        for inner in _parts(engine, at_sizes(signed, call.tokens, part.sizes), part)
-    ]
+def _orders_of(
+    engine: Engine, signed: Signed, call: Call, whole: tuple[Signed, Call]
+) -> Iterator[Order | Unmasked]:
+    """What to compile for a call, or for its chunks, one of each size.
 
-
-def _unmasked(engine: Engine, at: Signed, call: Call, refusal: MaskingError | None) -> Unmasked:
-    if refusal is not None and engine.config.fallback is Fallback.ERROR:
-        raise FallbackError(refusal.reason, refusal.remedy)
-    why = "an axis of size 0 has no bucket" if refusal is None else refusal.reason
-    return Unmasked(why, engine.orders.exact(at, call.sizes), call, at.shapes)
+    Args:
+        engine: Serves the call.
+        signed: The call.
+        call: The same, resolved.
+        whole: The call that it is a chunk of, or the call itself, also resolved.
+    """
+    # A chunk that must not be run by itself is served as a part of the whole; see `Call.whole`.
+    own = whole if call.whole is not None else (signed, call)
+    match engine.decide(signed, call):
+        case Masked(bucket=bucket):
+            yield engine.orders.masked(signed, call, bucket)
+        case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+            raise FallbackError(why.reason, why.remedy)
+        case Exact(Because.UNMASKED | Because.EMPTY, why):
+            order = engine.orders.exact(own[0], own[1].sizes)
+            yield Unmasked(why.reason, order, own[1], own[0].shapes)
+        case Exact():
+            yield engine.orders.exact(own[0], own[1].sizes)
+        case Chunked(splitting):
+            for size in dict.fromkeys(splitting.sizes):
+                part = splitting.part(call, size)
+                at = at_sizes(signed, call.tokens, part.sizes)
+                yield from _orders_of(engine, at, part, whole)
+        case Refused(error):
+            raise error
 
 
 def _asked(
@@ -417,7 +406,7 @@ def _asked(
     family, shapes = signed.family, signed.shapes
     wanted: list[dict[str, int]] | None = None
     bucket_of = functools.partial(bucket_or_size, engine.config)
-    if engine.always_exact:
+    if engine.config.always_exact:
         is_named = bool(family.declared_sizes(shapes)) or sizes is None
         tokens = (family.declared_tokens if is_named else family.guessed_tokens)(shapes)
         own = bind_sizes(tokens, shapes, family.paths)

@@ -1,15 +1,26 @@
-"""Sizes beyond the largest bucket: an error, go on by a rule, run exact, or run in chunks."""
+"""The bucket of a call, and what happens to sizes beyond the largest one.
+
+Those are an error, go on by a rule, run at their exact size, or run in chunks.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import cachetools
 
 from bucketjit import strategies
 from bucketjit._config import Config, Overflow
 from bucketjit._errors import BucketOverflowError
+from bucketjit._signature.resolved_call import Call
+from bucketjit._tracing.program import Program
 from bucketjit.strategies.base import checked_bucket, checked_joint
 from bucketjit.strategies.extended import extended
+
+_CUT = 1024  # sizes of a program whose cut bucket is remembered
 
 
 def policy_of(config: Config, variable: str) -> Overflow:
@@ -114,3 +125,73 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
         return None
     told = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in found.items())
     return Exactly(f"the size of {told} (Overflow.EXACT)", exact == len(sizes))
+
+
+class Buckets:
+    """Chooses the bucket of each call of one configuration.
+
+    Args:
+        config: Names the strategies.
+        lock: Held while something is remembered of a program.
+    """
+
+    def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
+        self._config = config
+        self._lock = lock
+        self._cut: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+        self._largest: weakref.WeakKeyDictionary[Program, dict[Any, dict[str, int]]]
+        self._largest = weakref.WeakKeyDictionary()
+
+    def clear(self) -> None:
+        """Forget what was remembered of programs."""
+        self._cut.clear()
+        self._largest.clear()
+
+    def of(self, program: Program, call: Call) -> dict[str, int]:
+        """The padded size of each variable of a call, those of its program's own included.
+
+        Raises:
+            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise or
+                to split.
+        """
+        bucket = self.chosen(program, call.sizes)
+        if not program.found:
+            return bucket
+        # Nothing bounds these over the bucket, so room is made for the largest seen in it.
+        there = program.found_sizes(bucket) or {}
+        with self._lock:
+            seen = self._largest.setdefault(program, {}).setdefault(tuple(bucket.values()), {})
+            for name, size in zip(program.found, call.leaks.sizes, strict=True):
+                known = max(there.get(name, 0), seen.get(name, 0))
+                seen[name] = known if size <= known else max(size, 2 * known)
+            return {**bucket, **seen}
+
+    def chosen(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The padded size of each variable: what the strategies choose, or the guards allow of it.
+
+        Raises:
+            BucketOverflowError: See `of`.
+        """
+        bucket = padded_sizes(self._config, sizes)
+        if program.fits(bucket):
+            return bucket
+        key = (*sizes.items(), *bucket.items())  # a strategy may change its mind
+        with self._lock:
+            known = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
+            if key not in known:
+                known[key] = _cut_bucket(program, sizes, bucket)
+            found: dict[str, int] = known[key]
+            return found
+
+
+def _cut_bucket(
+    program: Program, sizes: Mapping[str, int], bucket: Mapping[str, int]
+) -> dict[str, int]:
+    """The largest sizes up to the bucket that satisfy the guards: one for all its sizes."""
+    for variable, size in sizes.items():
+        trial = dict(bucket)
+        for n in range(bucket[variable], size - 1, -1):
+            trial[variable] = n
+            if program.fits(trial):
+                return trial
+    return dict(sizes)

@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.provider import Supply
 from bucketjit._config import Config
 from bucketjit._events import tell
@@ -26,7 +27,7 @@ class Related(Protocol):
 E = TypeVar("E", bound=Related)
 
 
-class Relatives(Generic[E]):
+class Engines(Generic[E]):
     """The engines that share one cache and its counters, held by weak references only."""
 
     def __init__(self) -> None:
@@ -45,11 +46,41 @@ class Relatives(Generic[E]):
         self._known.clear()
 
 
+class SharedState(Generic[E]):
+    """The cache, what fills it, and what counts, of a function and its derivatives.
+
+    Args:
+        config: The configuration of the function.
+        name: Its name.
+
+    Attributes:
+        cache: The executables.
+        supply: Compiles them.
+        counters: What was done so far.
+        preloading: What is loaded from files before it is asked for.
+        engines: The engine of the function, and those of its derivatives.
+    """
+
+    def __init__(self, config: Config, name: str) -> None:
+        self.counters = Counters()
+        self.engines: Engines[E] = Engines()
+        self.cache, self.supply = make_cache(config, name, self.counters, self.engines)
+        self.preloading = Preloading(self.cache)
+
+    def clear(self) -> None:
+        """Drop every executable, and start the counters again."""
+        self.supply.clear()
+        self.cache.clear()
+        self.preloading.clear()
+        self.engines.clear()
+        self.counters.clear()
+
+
 def make_cache(
     config: Config,
     name: str,
     counters: Counters,
-    relatives: Relatives[Any],
+    engines: Engines[Any],
 ) -> tuple[ExecutableCache[Any, Executable], Supply]:
     """A cache, and what fills it."""
 
@@ -62,13 +93,13 @@ def make_cache(
         counters.compile(0.0)
         supply = supplies[0]()
         if supply is not None:
-            supply.compiled_again(entry)
+            supply.allowance.compiled_again(entry)
 
     supplies: list[weakref.ref[Supply]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
         if isinstance(key[0], Program):
-            for engine in relatives:
+            for engine in engines:
                 engine.signer.release(key[0])
         supply = supplies[0]()
         if supply is not None:

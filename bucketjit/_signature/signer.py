@@ -16,10 +16,11 @@ from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._jax.config import trace_context
+from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
-from bucketjit._signature.signature import Family, is_default_name
+from bucketjit._signature.signature import Family
 from bucketjit._sizes.dynamic_axes import (
     Anonymous,
     entries_of_arguments,

@@ -1,19 +1,37 @@
-"""The programs that were traced for one signature and one set of static sizes."""
+"""The programs that were traced for one signature, by which axes are open and the static sizes.
+
+A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
+at 2 rows, half of them is one row, and JAX broadcasts that. So a refusal is of the sizes of its
+call; `Refused` decides how often others are tried.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from bucketjit._tracing.concrete import Tracer
-from bucketjit._tracing.program import Program, TraceRefused
+from bucketjit._signature.axis_guesses import Shapes
+from bucketjit._signature.binding import bind_sizes
+from bucketjit._signature.leaf_types import LeafType
+from bucketjit._signature.resolved_call import Call
+from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
+from bucketjit._sizes.guards import Guard
+from bucketjit._tracing.concrete import Tracer, pair
+from bucketjit._tracing.output_trees import same_tree
+from bucketjit._tracing.program import Leaf, Program, TraceRefused, size_in_data
+from bucketjit._tracing.symbolic import COMPUTE, trace
 
 _MAX_REFUSALS = 4  # then only sizes beyond all of these are tried
 
 _MAX_BEYOND = 8  # then only sizes beyond the double or the half
 
 _REFUSALS_KEPT = 4096
+
+_MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
+
+_LOOKED_THROUGH = 64  # sets of static sizes, at which those without a program are first looked for
 
 
 @dataclass(frozen=True)
@@ -93,3 +111,166 @@ class Traced:
     def _has_served(self) -> bool:
         """Whether there is a program for some sizes, or was one that is gone since."""
         return bool(self._programs)
+
+
+class TracedPrograms:
+    """Traces a function, and holds the programs of one signature.
+
+    A program is kept from when it is traced. Once one of its executables has had to leave the cache
+    (`release`) it is kept for as long as others hold it, as the keys of its executables do.
+
+    Args:
+        fn: The function with its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        types: Type of each leaf.
+        paths: How errors name each leaf.
+        constraints: The user's constraints on sizes.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        in_tree: Any,
+        types: Sequence[LeafType],
+        paths: Sequence[str],
+        constraints: Sequence[str],
+    ) -> None:
+        self.fn = fn
+        self.in_tree = in_tree
+        self.types = tuple(types)
+        self.paths = tuple(paths)
+        self.constraints = tuple(constraints)
+        self._is_cut = any(kind.partitions for kind in self.types)
+        self._traced: dict[Any, Traced] = {}
+        self._look_through_at = _LOOKED_THROUGH
+        self._kept: set[Program] = set()
+
+    def keep(self, program: Program) -> None:
+        """Hold a program until it is released."""
+        self._kept.add(program)
+
+    def release(self, program: Program) -> None:
+        """Keep a program no longer than others hold it, until it serves another call."""
+        self._kept.discard(program)
+
+    def every(self) -> list[tuple[Any, Program]]:
+        """The programs so far, each with the axes and the static sizes that it was traced for."""
+        return [
+            (key, program)
+            for key, traced in list(self._traced.items())
+            for program in traced.programs()
+        ]
+
+    def static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
+        """What programs are told apart by: which axes are open, and the sizes of the others."""
+        return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
+
+    def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
+        """What is known for the static sizes of a call."""
+        key = self.static_key(tokens, shapes)
+        known = self._traced.get(key)
+        if known is None:
+            if len(self._traced) >= self._look_through_at:
+                self._forget_what_is_gone()
+            known = self._traced[key] = Traced()
+        return known
+
+    def _forget_what_is_gone(self) -> None:
+        """Static sizes that vary have programs of their own, of which few may be there."""
+        self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
+        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
+
+    def add(self, program: Program, to: Traced) -> None:
+        """Take note of a program."""
+        self.keep(program)
+        to.add(program)
+
+    def _leaves(self, tokens: Tokens, shapes: Shapes) -> list[Leaf]:
+        return [
+            Leaf(
+                path,
+                tuple(
+                    n if t == STATIC else int(t) if t.isdigit() else t
+                    for t, n in zip(row, shape, strict=True)
+                ),
+                kind.dtype,
+                kind.weak_type,
+                kind.sharding,
+            )
+            for path, row, shape, kind in zip(self.paths, tokens, shapes, self.types, strict=True)
+        ]
+
+    def evenness(self, tokens: Tokens) -> list[Guard]:
+        """What sharding holds sizes to: an axis is cut into equal parts."""
+        if not self._is_cut:
+            return []
+        return [
+            Guard(f"mod({token}, {count})", "==", "0")
+            for row, kind in zip(tokens, self.types, strict=True)
+            for token, count in zip(row, kind.partitions or (), strict=False)
+            if count > 1 and token != STATIC and not token.isdigit()
+        ]
+
+    def _constraints(self, tokens: Tokens) -> list[str]:
+        """The user's, and what sharding holds sizes to."""
+        return list(dict.fromkeys([*self.constraints, *map(str, self.evenness(tokens))]))
+
+    def attempt(self, tokens: Tokens, shapes: Shapes) -> Call:
+        """Trace the function for a call: with symbolic sizes, or else at several concrete ones.
+
+        Raises:
+            Exception: Whatever the function raises at these sizes.
+        """
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        program: Program | TraceRefused
+        try:
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+        except TraceRefused as refusal:
+            program = refusal.placed(self.fn)
+        if isinstance(program, TraceRefused):  # what is raised now has nothing to do with it
+            return self._pair(tokens, shapes, sizes, program)
+        if program.may_hold_sizes:
+            nested = self._tracer(tokens, shapes).at(sizes).out_tree
+            if not same_tree(nested, program.out_tree):
+                return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
+        if any(g.pins for g in program.guards):  # good for one size; traces may serve more
+            call = self._pair(tokens, shapes, sizes)
+            if call.program is not None:
+                return call
+        return Call(tokens, sizes, program)
+
+    def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
+        known = self.at(tokens, shapes).tracer()
+        return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
+
+    def _pair(
+        self,
+        tokens: Tokens,
+        shapes: Shapes,
+        sizes: dict[str, int],
+        refusal: TraceRefused | None = None,
+    ) -> Call:
+        """Concrete traces in place of a symbolic one."""
+        traced = self.at(tokens, shapes)
+        known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
+        tracer = self._tracer(tokens, shapes)
+        traced.tracer = lambda: tracer
+        try:
+            tracer.at(sizes)  # what it raises by itself, the exact run raises too
+            if len(known) >= _MAX_PAIRED:
+                return Call(tokens, sizes, None, refusal)
+            why = "" if refusal is None else refusal.reason
+            program = pair(tracer, sizes, self._constraints(tokens), known, why)
+        except TraceRefused as second:
+            if refusal is not None:
+                reason = f"{refusal.reason}; {second.reason}"
+                both = f"{refusal.remedy}; {second.remedy}"
+                remedy = refusal.remedy if second.remedy == COMPUTE else both
+                refusal = TraceRefused(reason, remedy, refusal.cause)
+            return Call(tokens, sizes, None, refusal)
+        leaks = program.leaks(sizes)
+        if leaks is None:  # it is not traced the same way twice
+            return Call(tokens, sizes, None, refusal)
+        traced.tracer = weakref.ref(tracer)  # which the program holds
+        return Call(tokens, sizes, program, leaks=leaks)

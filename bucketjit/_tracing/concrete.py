@@ -397,35 +397,15 @@ def _merged(
     constraints: Sequence[str],
     why: str,
 ) -> Program:
+    """One program of several concrete traces of the same structure."""
     first = traces[0]
     number: dict[tuple[int, ...], int] = {}
     columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
     label_of_size = [number.setdefault(column, len(number)) for column in columns]
-    declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
     fixed = [v for v in tracer.variables if len({s[v] for s in samples}) == 1]
-    varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
-    labels: list[int | str] = []
-    found: dict[str, int] = {}
-    for column in number:
-        label = declared.get(column) if len(set(column)) > 1 else column[0]
-        if label is None:
-            label = fit(column, varying)
-        if label is None:
-            name = bind_unique_names("found", {*tracer.variables, *found})
-            found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
-            label = f"{name} - {-found[name]}" if found[name] else name
-        labels.append(label)
+    labels, found = _labels(list(number), tracer, samples, fixed)
+    leaks = _leaks_of(traces)
     nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
-    leaks: list[int | None] = []
-    for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
-        same = all(same_constant(values[0], v) for v in values[1:])
-        leaks.append(None if same else sum(leak is not None for leak in leaks))
-        if not same and not _can_leak(values):
-            raise TraceRefused(
-                "a random key in the program depends on a size"
-                + first.skeleton.line_of_constant(i),
-                "pass it as an argument, or use jax.random.fold_in with the size",
-            )
     hosts = Hosts()
     scope = export.SymbolicScope(tuple(constraints))
     dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
@@ -464,6 +444,59 @@ def _merged(
             why,
         ),
     )
+
+
+def _labels(
+    columns: Sequence[tuple[int, ...]],
+    tracer: Tracer,
+    samples: Sequence[Sizes],
+    fixed: Sequence[str],
+) -> tuple[list[int | str], dict[str, int]]:
+    """An expression for each number that several traces have in the same place.
+
+    Args:
+        columns: The numbers, one of each trace.
+        tracer: Knows the declared sizes.
+        samples: The sizes that each trace was made at.
+        fixed: Variables that have the same size in all of them.
+
+    Returns:
+        The expressions, and the variables for what no expression of the sizes gives: for each of
+        them one less than its smallest value, if that is below 0.
+    """
+    declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
+    varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
+    labels: list[int | str] = []
+    found: dict[str, int] = {}
+    for column in columns:
+        label = declared.get(column) if len(set(column)) > 1 else column[0]
+        if label is None:
+            label = fit(column, varying)
+        if label is None:
+            name = bind_unique_names("found", {*tracer.variables, *found})
+            found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
+            label = f"{name} - {-found[name]}" if found[name] else name
+        labels.append(label)
+    return labels, found
+
+
+def _leaks_of(traces: Sequence[Concrete]) -> list[int | None]:
+    """For each constant its position among those that differ between traces, or None.
+
+    Raises:
+        TraceRefused: A random key is among them.
+    """
+    leaks: list[int | None] = []
+    for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
+        same = all(same_constant(values[0], v) for v in values[1:])
+        leaks.append(None if same else sum(leak is not None for leak in leaks))
+        if not same and not _can_leak(values):
+            raise TraceRefused(
+                "a random key in the program depends on a size"
+                + traces[0].skeleton.line_of_constant(i),
+                "pass it as an argument, or use jax.random.fold_in with the size",
+            )
+    return leaks
 
 
 def _can_leak(values: Sequence[Any]) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -18,9 +17,6 @@ from bucketjit._sizes.expressions import Dim, Shape, evaluate, is_symbolic
 from bucketjit._sizes.guards import (
     Guard,
 )
-from bucketjit._xla_defects.broadcast_operands import has_constant_sides
-from bucketjit._xla_defects.nan_reductions import may_lose_nan
-from bucketjit._xla_defects.recomputed_values import compared
 
 _BYTES_OF_TREE = 1 << 14  # the closure of a `jax.vjp` holds a small program
 
@@ -136,16 +132,6 @@ class Program:
     leak_shapes: tuple[Shape, ...] = ()
     pairing: Pairing | None = None
     may_hold_sizes: bool = False
-
-    @functools.cached_property
-    def avoids_library_folds(self) -> bool:
-        """Whether XLA's library gets it wrong; see `bucketjit._xla_defects`."""
-        return may_lose_nan(self.jaxpr) or has_constant_sides(self.jaxpr, self.consts)
-
-    @functools.cached_property
-    def compared(self) -> Mapping[Any, Hashable]:
-        """The values that must be computed once; see `bucketjit._xla_defects.recomputed_values`."""
-        return compared(self.jaxpr)
 
     @property
     def open_outs(self) -> tuple[int, ...]:

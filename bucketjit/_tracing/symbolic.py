@@ -166,14 +166,9 @@ def trace(
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
         except (ValueError, NotImplementedError) as error:
-            if even := decide_even(str(error), sizes, guards):
-                guards.append(even)
-                continue
-            if guards and (sole := pinned(guards[-1], sizes)) and sole != guards[-1:]:
-                guards[-1:] = sole
-                continue
-            if (fewer := without_implied(guards)) != guards:
-                guards = fewer
+            others = _other_guards(error, guards, sizes)
+            if others is not None:
+                guards = others
                 continue
             raise TraceRefused(
                 f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
@@ -184,8 +179,6 @@ def trace(
         closed = None
         try:
             closed = attempt.run(fn, in_tree)
-        except InconclusiveDimensionOperation as error:
-            failure = error
         except Exception as error:
             failure = error
         if failure is not None:
@@ -211,18 +204,44 @@ def trace(
             if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
                 failure.add_note(_ASKED_SYMBOLICALLY)
             raise failure
-        if isinstance(failure, InconclusiveDimensionOperation):
-            guard = decide(failure, sizes)
-        else:
-            guard = decide_min_max(str(failure), sizes, guards)
-            guard = guard or decide_equal(str(failure), sizes, guards)
-            guard = guard or decide_even(str(failure), sizes, guards)
+        guard = _guard_after(failure, sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
+    )
+
+
+def _other_guards(
+    error: Exception, guards: Sequence[Guard], sizes: Mapping[str, int]
+) -> list[Guard] | None:
+    """Guards that say as much, where jax.export cannot hold sizes to these; None if there are none.
+
+    Args:
+        error: What it raised.
+        guards: The guards so far.
+        sizes: The sizes at hand.
+    """
+    if even := decide_even(str(error), sizes, guards):
+        return [*guards, even]
+    if guards and (sole := pinned(guards[-1], sizes)) and sole != [guards[-1]]:
+        return [*guards[:-1], *sole]
+    fewer = without_implied(guards)
+    return fewer if fewer != guards else None
+
+
+def _guard_after(
+    failure: Exception, sizes: Mapping[str, int], guards: Sequence[Guard]
+) -> Guard | None:
+    """What the sizes at hand say to a comparison that failed; None if it was another failure."""
+    if isinstance(failure, InconclusiveDimensionOperation):
+        return decide(failure, sizes)
+    return (
+        decide_min_max(str(failure), sizes, guards)
+        or decide_equal(str(failure), sizes, guards)
+        or decide_even(str(failure), sizes, guards)
     )
 
 

@@ -199,7 +199,7 @@ def test_a_fork_waits_for_nothing(directory, monkeypatch, live_executables):
     second = executor(fn, directory)
     assert did(second, SIZES[:1]) == (0, 1)
     monkeypatch.setattr(preload.os, "getpid", lambda: -1)
-    with second._engine.preloading._lock:
+    with second._engine.shared.preloading._lock:
         assert did(second) == (0, 3)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from bucketjit._jax.primitives import fft_name, primitives
-from bucketjit._masking.array_ops import crop, select, take
-from bucketjit._masking.rule_context import Rule, RuleContext, computed_once, zeros
+from bucketjit._masking.array_ops import crop, kept_in_memory, select, take
+from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules._scaling import scaled, without_overflow
 from bucketjit._masking.rules._sliding import along
 from bucketjit._sizes.expressions import Dim, is_symbolic
@@ -69,7 +69,7 @@ def _transform(ctx: RuleContext, x: Any, axis: int, length: Dim, inverse: bool) 
     size, n = x.shape[axis], ctx.logical(length)
     wide = _wide(size)
     # Fused with what reads it, the chirp's sines would be computed anew for every element of x.
-    chirp = computed_once(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
+    chirp = kept_in_memory(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
     # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
     # convolution with conj(chirp), which is even.
     other = jnp.conj(chirp)

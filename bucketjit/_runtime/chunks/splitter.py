@@ -18,9 +18,9 @@ import jax
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import fresh, plain
-from bucketjit._arrays.results import Out, joined
+from bucketjit._arrays.results import joined
 from bucketjit._compile.executable import SignatureChanged
-from bucketjit._config import Config, Overflow
+from bucketjit._config import Config, Out, Overflow
 from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._runtime.buckets import policy_of
 from bucketjit._runtime.chunks.independence import split_axes
@@ -47,12 +47,14 @@ class Splitting(NamedTuple):
         variable: The dimension variable that is cut.
         sizes: Its size in each chunk.
         axes: For each output, the axis along which chunks are joined, or None if all are the same.
+        largest: The largest bucket, beyond which the size is.
         untraced: Sizes of chunks for which the function may not be the program of the whole.
     """
 
     variable: str
     sizes: tuple[int, ...]
     axes: tuple[int | None, ...]
+    largest: int
     untraced: frozenset[int] = frozenset()
 
     def part(self, call: Call, size: int) -> Call:
@@ -169,7 +171,7 @@ class Splitter:
             sizes, untraced = self._sizes(call.program, call, variable, largest)
         except MaskingError as why:
             raise SplitError(total, largest, variable, why.reason, why.remedy) from None
-        return Splitting(variable, sizes, axes, untraced)
+        return Splitting(variable, sizes, axes, largest, untraced)
 
     def run(
         self,
@@ -177,7 +179,7 @@ class Splitter:
         find_way: FindWay,
         signed: Signed,
         call: Call,
-        error: BucketOverflowError,
+        plan: Splitting,
         out: Out,
         given: Given | None,
         routes: Routes,
@@ -190,7 +192,7 @@ class Splitter:
             find_way: Finds that way without running the call, if it can be told already.
             signed: The call. What it donates is left alone.
             call: The same call, resolved.
-            error: What told that its size is beyond the largest bucket.
+            plan: How to cut it.
             out: The form of results.
             given: Its arguments as they came, if others like it may go a shorter way.
             routes: The ways to serve chunks of calls of its program.
@@ -199,16 +201,14 @@ class Splitter:
             The result, and the shorter way if there is one.
 
         Raises:
-            SplitError, BucketOverflowError: See `plan`.
+            SplitError: The chunks return different trees.
         """
-        plan = self.plan(call, error)
         cut = pieces(signed, call, plan)
         ends = spans(plan.sizes)
         whole = _without_padding(signed, cut)
         assert call.program is not None
         weak_types = [weak for _, weak in call.program.out_types]
-        # Not the error itself: it holds the frames of this call, and so its arguments.
-        told = error.size, error.largest, error.dim
+        told = sum(plan.sizes), plan.largest, plan.variable
         join = functools.partial(_join, told, plan.axes, weak_types, out, call.leaks.out_tree)
         if given is None or signed.donate:
             parts = [(chunk(whole, cut, *at), plan.part(call, at[1] - at[0])) for at in ends]

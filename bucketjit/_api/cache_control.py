@@ -1,0 +1,129 @@
+"""The methods of an executor that look at its cache, and say what may be compiled."""
+
+from __future__ import annotations
+
+import time
+
+from bucketjit._autodiff.derivatives import Derivatives
+from bucketjit._compile.budget import CompileGuard
+from bucketjit._compile.cache_store import CacheInfo
+from bucketjit._config import is_int_from
+from bucketjit._errors import SpecError
+from bucketjit._precompile.adaptive import Adapting
+from bucketjit._precompile.warmup import check_seconds
+from bucketjit._runtime.engine import Engine
+
+
+class CacheControl:
+    """What is in the cache, and what may still come into it."""
+
+    _engine: Engine
+    _derivatives: Derivatives
+
+    def cache_size(self) -> int:
+        """How many executables the cache holds."""
+        return len(self._engine.cache)
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, bound and size of the cache, as in `functools.lru_cache`."""
+        return self._engine.cache.info()
+
+    def cache_clear(self) -> None:
+        """Drop every executable and program, and start the counters again."""
+        self._derivatives.clear()
+        self._engine.clear()
+
+    def pin(self, pinned: bool = True, **sizes: int) -> int:
+        """Keep executables in the cache whatever else is compiled; eviction passes them over.
+
+        Args:
+            pinned: False to let go of them again.
+            **sizes: Padded sizes by dimension variable; all executables of these are meant, and
+                without any, all there are.
+
+        Returns:
+            How many executables that was.
+
+        Raises:
+            SpecError: ``pinned`` is no bool, a size is no int, or no executable has a dimension
+                of that name.
+
+        Examples:
+            >>> import numpy as np
+            >>> double = BucketedExec(lambda x: 2 * x).with_pow2().with_maxsize(2)
+            >>> for n in (3, 5):
+            ...     _ = double(np.ones(n))
+            >>> double.pin(batch=4)
+            1
+            >>> for n in (9, 17):
+            ...     _ = double(np.ones(n))
+            >>> [dict(bucket.sizes) for bucket in double.stats().buckets]
+            [{'batch': 4}, {'batch': 32}]
+        """
+        if not isinstance(pinned, bool):
+            raise SpecError(
+                f"pin: pinned is True or False, got {pinned!r}; sizes go by name: pin(batch=8)"
+            )
+        for variable, size in sizes.items():
+            if not is_int_from(size, 0):
+                raise SpecError(f"pin: {variable} must be a padded size, an int, got {size!r}")
+        cache = self._engine.cache
+        entries = cache.items()
+        known = {variable for _, entry in entries for variable in entry.sizes}
+        if entries and (unknown := sizes.keys() - known):
+            raise SpecError(
+                f"pin: no executable has a dimension {min(unknown)!r}, "
+                f"they have {', '.join(sorted(known)) or 'none'}"
+            )
+        meant = [
+            key for key, entry in entries if all(entry.sizes.get(v) == n for v, n in sizes.items())
+        ]
+        return sum(cache.pin(key, pinned) for key in meant)
+
+    def forbid_compiles(self) -> CompileGuard:
+        """Compile nothing any more: a call that would have to raises `CompileBudgetError`.
+
+        What is kept in files is loaded all the same. Where ``jit`` compiles an executable once
+        more by itself, for arguments that are placed otherwise than those before (committed to a
+        device, say), that is warned of.
+
+        Returns:
+            What allows compiles again: ``with executor.forbid_compiles(): ...`` does at the end
+            of the block, and its ``release()`` at any time.
+
+        Examples:
+            >>> import numpy as np
+            >>> double = BucketedExec(lambda x: 2 * x).with_pow2()
+            >>> _ = double(np.ones(3))
+            >>> with double.forbid_compiles():
+            ...     double(np.ones(5))
+            Traceback (most recent call last):
+                ...
+            bucketjit._errors.CompileBudgetError: <lambda>: a call with batch=5 needs the bucket ...
+        """
+        return CompileGuard(self._engine.supply.allowance)
+
+    def wait_for_compiles(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to compile in the background.
+
+        Args:
+            timeout: The most seconds to wait; None for no limit.
+
+        Returns:
+            Whether nothing is left.
+
+        Raises:
+            SpecError: The timeout is no such number, or negative.
+        """
+        check_seconds("wait_for_compiles: timeout", timeout)
+        engine = self._engine
+        deadline = None if timeout is None else time.monotonic() + timeout
+        watchers = [other.watcher for other in engine.shared.engines]
+        for workers in (
+            *(watcher.workers for watcher in watchers if isinstance(watcher, Adapting)),
+            engine.supply.workers,
+        ):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            if workers is not None and not workers.wait(left):
+                return False
+        return True

@@ -1,0 +1,157 @@
+"""The methods of an executor that compile before calls need it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from bucketjit._autodiff.derivatives import Derivatives
+from bucketjit._errors import ArgumentError, SpecError
+from bucketjit._events import Event
+from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
+from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
+from bucketjit._precompile.warmup import check_options, warm_up
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.structs import sign_like
+
+
+class Warming:
+    """Warm-up, and the manifests of what is compiled."""
+
+    _engine: Engine
+    _derivatives: Derivatives
+
+    def warmup(
+        self,
+        *args: Any,
+        sizes: Any = None,
+        workers: int | None = None,
+        time_budget: float | None = None,
+        progress: bool = True,
+        first_run: bool = False,
+        **kwargs: Any,
+    ) -> WarmupReport:
+        """Compile buckets before calls need them, several at the same time.
+
+        Buckets that are compiled already are passed over, so a warm-up that was interrupted, or
+        ran out of time, is gone on with by asking again. The largest bucket comes first.
+
+        Where ``dynamic_axes`` are not given, a call with another size along an axis that was taken
+        as static opens that axis, and new shapes are then served by buckets of the opened program,
+        which are compiled anew: name the axes that vary. With `Check.EXACT`, the exact shapes that
+        results are compared with are compiled by the calls.
+
+        Args:
+            *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for
+                arrays. Arrays that will be committed to a device should be so here. Or a
+                `Manifest` of what another process had compiled, and nothing else; what of it fails
+                is reported, and so is what has changed since it was made.
+            sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
+                has a largest bucket (`strategies.buckets_of`; one of your own lists its buckets as
+                ``boundaries``), of which all combinations are warmed up; a list of dicts of a
+                variable to a size; a joint plan; or, of a single variable, its strategy. By default
+                the sizes of ``args``. Of more than 4,096 combinations, the smallest and the
+                largest size in each bucket stand for those between.
+            workers: Threads that compile; by default as many as there are cores, up to four.
+            time_budget: Seconds after which no other compile begins.
+            progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if
+                it is installed, and by lines elsewhere.
+            first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
+                On CPU, the first run of one with many matrix multiplications takes longer, by
+                45 ms for a 6-layer encoder. Nothing runs that has effects, callbacks or a
+                ``while_loop``, takes over 10 GFLOP or 1 GiB, or is for another device than the
+                host.
+            **kwargs: Keyword arguments like those of the calls to come.
+
+        Returns:
+            What was compiled, what was there, what failed and why, and what is left.
+
+        Raises:
+            SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack;
+                ``workers`` or ``time_budget`` is out of range, or a flag is no bool.
+            ArgumentError: The arguments are not such as calls take. What the function itself
+                raises of them is reported as failed.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
+            >>> like = jax.ShapeDtypeStruct((1,), jnp.float32)
+            >>> report = total.warmup(like, sizes={"n": range(1, 65)}, progress=False)
+            >>> [bucket["n"] for bucket in report.compiled]
+            [64, 32, 16, 8, 4, 2, 1]
+            >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
+            ({'n': 4}, {'n': 8})
+        """
+        check_options(workers, time_budget, progress=progress, first_run=first_run)
+        how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
+        if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
+            if len(args) != 1 or sizes is not None or kwargs:
+                raise SpecError(
+                    "warmup: a manifest stands alone; it has its own arguments and sizes"
+                )
+            return self._warmup_as_in(args[0], time_budget, **how)
+        engine = self._engine
+        epoch = engine.supply.epoch
+        try:
+            signed = sign_like(engine.signer, args, kwargs)
+        except ArgumentError as error:
+            if len(args) == 1 and isinstance(args[0], str | os.PathLike):
+                path = os.fspath(args[0])
+                raise ArgumentError(
+                    f"{error}; of a manifest in a file, warmup(Manifest.load({path!r}))"
+                ) from None
+            raise
+        warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
+        return report_of([warmed], engine, epoch)
+
+    def _warmup_as_in(
+        self, manifest: Manifest, time_budget: float | None, **how: Any
+    ) -> WarmupReport:
+        """Warm up what a manifest names; a signature that fails does not lose the others."""
+        engine, began = self._engine, time.monotonic()
+        epoch = engine.supply.epoch
+        stale = manifest.changes()
+        if manifest.function != engine.name:
+            stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
+        warmed = []
+        for entry in manifest.entries():
+            if engine.supply.epoch is not epoch:
+                warmed.append(none_begun(entry.sizes))
+                continue
+            left = None if time_budget is None else time_budget - (time.monotonic() - began)
+            try:
+                if entry.problem is not None:
+                    raise SpecError(entry.problem)
+                called, of = engine, entry.derivative
+                if of is not None:
+                    differentiated = sign_like(engine.signer, of.args, of.kwargs)
+                    called = self._derivatives.engine_at(differentiated, of.path)
+                signed = sign_like(called.signer, entry.args, entry.kwargs)
+                sizes = list(entry.sizes) or None
+                warmed.append(warm_up(called, signed, sizes, time_budget=left, epoch=epoch, **how))
+                stale += changes_of(called, signed, entry.fingerprint)
+            except Exception as error:
+                warmed.append(none_warmed(entry.sizes, error))
+        report = report_of(warmed, engine, epoch, stale, manifest.left_out)
+        for why in report.stale:
+            engine.tell(Event("stale", engine.name, detail=f"the manifest: {why}"))
+        return report
+
+    def manifest(self) -> Manifest:
+        """What the cache holds, derivatives included, to be warmed up in another process.
+
+        See `Manifest`.
+        """
+        return manifest_of(self._engine, self._derivatives.known())
+
+    def save_manifest(self, path: str | os.PathLike[str]) -> None:
+        """Write what the cache holds to a file; ``Manifest.load`` reads it.
+
+        Args:
+            path: The file, which is replaced as a whole.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.manifest().save(path)

@@ -1,0 +1,228 @@
+"""What a cache stores: bounded, counted, and with a say in what leaves first."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+from cachetools import Cache
+
+from bucketjit._compile.cache_slot import Slot, Tally
+
+V = TypeVar("V")
+
+K = TypeVar("K", bound=Hashable)
+
+CLEARED = "cleared"  # why all entries left
+
+_RETIRED = 256  # entries that have left whose last uses may still be under way
+
+_GOES_FIRST = {"lru": "least recently used", "lfu": "least frequently used"}
+
+POLICIES = tuple(_GOES_FIRST)
+
+
+class _Store(Cache[K, Slot[V]]):
+    """What is stored, and which of it goes first: what is pinned stays.
+
+    `cachetools.LRUCache` and its like hear of every use by a look-up, which the warm path saves.
+    """
+
+    def __init__(self, maxsize: float, policy: str) -> None:
+        super().__init__(maxsize)
+        self._policy = policy
+
+    def popitem(self) -> tuple[K, Slot[V]]:
+        loose = [key for key, slot in self.items() if not slot.pinned]
+        if not loose:
+            raise KeyError("everything is pinned")
+        key = min(loose, key=self._worth)
+        return key, self.pop(key)
+
+    def _worth(self, key: K) -> tuple[float, ...]:
+        slot = self[key]
+        uses = (slot.uses.read(),) if self._policy == "lfu" else ()
+        return (*uses, slot.last_used)
+
+    @property
+    def weight(self) -> int:
+        return sum(slot.weight for slot in self.values())
+
+
+class CacheInfo(NamedTuple):
+    """The numbers of a cache, in the shape of :func:`functools.lru_cache`'s."""
+
+    hits: int
+    misses: int
+    maxsize: int | None
+    currsize: int
+
+
+class CacheStore(Generic[K, V]):
+    """The entries of a cache; see `bucketjit._compile.cache.ExecutableCache`."""
+
+    def __init__(
+        self,
+        maxsize: int | None,
+        *,
+        max_bytes: int | None = None,
+        policy: str = "lru",
+        weigh: Callable[[V], int] | None = None,
+        on_evict: Callable[[K, V, str], object] | None = None,
+    ) -> None:
+        for name, bound in (("maxsize", maxsize), ("max_bytes", max_bytes)):
+            if bound is None:
+                continue
+            if isinstance(bound, bool) or not isinstance(bound, int):
+                raise TypeError(
+                    f"{name} must be a positive int or None, not {bound!r} ({type(bound).__name__})"
+                )
+            if bound < 1:
+                raise ValueError(f"{name} must be a positive int or None, not {bound}")
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {POLICIES}, not {policy!r}")
+        self._maxsize = maxsize
+        self._max_bytes = max_bytes
+        self._policy = policy
+        self._weigh = weigh
+        self._on_evict = on_evict
+        self._lock = threading.Lock()
+        self._slots: _Store[K, V] = _Store(math.inf, policy)
+        self._retired: deque[Tally] = deque()
+        self._hits = 0
+        self._hits_before = 0
+        self._misses = 0
+        self._evictions = 0
+
+    def get(self, key: K) -> V | None:
+        """Return a stored entry and mark it as just used.
+
+        Args:
+            key: The key to look up.
+
+        Returns:
+            The entry, which counts as a hit; None if there is none, which counts as nothing:
+            the :meth:`get_or_compile` that follows will count.
+        """
+        with self._lock:
+            slot = self._slots.get(key)
+            return None if slot is None else slot.use()
+
+    def slot(self, key: K) -> Slot[V] | None:
+        """The place of a stored entry, which marks nothing as used."""
+        with self._lock:
+            return self._slots.get(key)
+
+    def __contains__(self, key: K) -> bool:
+        """Whether there is an entry; neither a hit nor a miss, and no use of the entry."""
+        with self._lock:
+            return key in self._slots
+
+    @property
+    def room(self) -> float:
+        """How many more entries there may be until others leave; 0 where bytes are bounded."""
+        with self._lock:
+            if self._max_bytes is not None:
+                return 0
+            return math.inf if self._maxsize is None else self._maxsize - len(self._slots)
+
+    def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
+        """Let entries go until one more of this weight fits, into a list."""
+        most = math.inf if self._maxsize is None else self._maxsize
+        heaviest = math.inf if self._max_bytes is None else self._max_bytes
+        while (full := len(self._slots) >= most) or self._slots.weight + weight > heaviest:
+            bound = f"maxsize={most}" if full else f"max_bytes={heaviest}"
+            why = f"the {_GOES_FIRST[self._policy]}, for want of room ({bound})"
+            try:
+                evicted.append((*self._retire(*self._slots.popitem()), why))
+            except KeyError:
+                break
+            self._evictions += 1
+
+    def pin(self, key: K, pinned: bool = True) -> bool:
+        """Let eviction pass an entry over, or no longer.
+
+        Returns:
+            Whether there is such an entry.
+        """
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is not None:
+                slot.pinned = pinned
+            return slot is not None
+
+    def _retire(self, key: K, slot: Slot[V]) -> tuple[K, V]:
+        """Take an entry out of its slot; a call that is under way may still count its use."""
+        entry, slot.entry = slot.entry, None
+        assert entry is not None
+        self._retired.append(slot.uses)
+        if len(self._retired) > _RETIRED:
+            self._hits += self._retired.popleft().read()
+        return key, entry
+
+    def reset_counts(self) -> None:
+        """Set the counters to 0, and keep the entries."""
+        with self._lock:
+            self._hits_before = self._all_hits()
+            for slot in self._slots.values():
+                slot.start_again()
+            self._misses = self._evictions = 0
+
+    def _all_hits(self) -> int:
+        tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
+        return self._hits + sum(tally.read() for tally in tallies)
+
+    def _tell_evicted(self, entries: list[tuple[K, V, str]]) -> None:
+        if self._on_evict is not None:
+            for item in entries:
+                self._on_evict(*item)
+
+    def __len__(self) -> int:
+        """Return the number of entries stored."""
+        return len(self._slots)
+
+    def keys(self) -> list[K]:
+        """Return the stored keys, a snapshot in the order of their compiles."""
+        with self._lock:
+            return list(self._slots)
+
+    def slots(self) -> list[tuple[K, Slot[V]]]:
+        """Return the stored keys and their slots, in the order of their compiles."""
+        with self._lock:
+            return list(self._slots.items())
+
+    def items(self) -> list[tuple[K, V]]:
+        """Return the stored keys and entries, a snapshot that marks none of them as used."""
+        with self._lock:
+            return [(k, s.entry) for k, s in self._slots.items() if s.entry is not None]
+
+    def info(self) -> CacheInfo:
+        """Return hits, misses, maxsize and currsize, as of one moment."""
+        with self._lock:
+            hits = self._all_hits() - self._hits_before
+            return CacheInfo(hits, self._misses, self._maxsize, len(self._slots))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another entry would drive one out, if it weighs as much as the heaviest."""
+        if self._maxsize is not None and len(self._slots) >= self._maxsize:
+            return True
+        if self._max_bytes is None:
+            return False
+        with self._lock:
+            heaviest = max((slot.weight for slot in self._slots.values()), default=0)
+            return self._slots.weight + heaviest > self._max_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """What the stored entries weigh."""
+        with self._lock:
+            return self._slots.weight
+
+    @property
+    def evictions(self) -> int:
+        """How many entries have left for want of room."""
+        return self._evictions

@@ -1,0 +1,231 @@
+"""Which axes of the arguments of a signature are open, and under which names.
+
+The user names axes, or lists them, or leaves them to the default rule. Everything here is a
+function of the shapes of calls: what was seen of earlier ones is an argument.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bucketjit._errors import ArgumentError
+from bucketjit._signature.binding import check_declared
+from bucketjit._sizes.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, tokens_of
+from bucketjit._sizes.expressions import bind_unique_names
+
+Shapes = Sequence[tuple[int, ...]]
+Place = tuple[int, int]  # a leaf, and one of its axes
+
+_MAX_GUESSES = 64
+
+
+class Renamed(NamedTuple):
+    """Axes that get another variable than before.
+
+    Attributes:
+        tokens: A token per axis of each leaf.
+        reasons: Why, in words, one line each.
+    """
+
+    tokens: Tokens
+    reasons: list[str]
+
+
+class AxisGuesses:
+    """The axes of the arguments of one signature.
+
+    Args:
+        specs: Entry of ``dynamic_axes`` for each leaf.
+        paths: How errors name each leaf.
+        learns: Whether a static axis that varies is opened (the default rule).
+
+    Attributes:
+        are_named: Whether the user names all open axes, so that nothing is guessed.
+    """
+
+    def __init__(self, specs: Sequence[LeafSpec], paths: Sequence[str], learns: bool) -> None:
+        self.specs = tuple(specs)
+        self.paths = tuple(paths)
+        self.learns = learns
+        self.are_named = not learns and not any(isinstance(s, Anonymous) for s in specs)
+        self._declared = _names_in(specs)
+
+    def tokens(self, shapes: Shapes, names: Mapping[Place, str]) -> Tokens:
+        """A token per axis of each leaf: what the user names, and these names of other axes.
+
+        Raises:
+            ArgumentError: A size is not the one that was declared.
+        """
+        rows = []
+        for leaf, (spec, shape) in enumerate(zip(self.specs, shapes, strict=True)):
+            if isinstance(spec, Anonymous):
+                rows.append(tuple(names.get((leaf, i), STATIC) for i in range(len(shape))))
+            else:
+                rows.append(tokens_of(spec, len(shape), self.paths[leaf], shape))
+        for row, shape, path in zip(rows, shapes, self.paths, strict=True):
+            for axis, (token, size) in enumerate(zip(row, shape, strict=True)):
+                if token.isdigit():
+                    check_declared(token, size, f"axis {axis} of {path}")
+        return tuple(rows)
+
+    def anonymous(self, shapes: Shapes) -> list[Place]:
+        """The open axes that the user does not name.
+
+        Raises:
+            ArgumentError: An array has no such axis.
+        """
+        axes = []
+        for leaf, spec in enumerate(self.specs):
+            if isinstance(spec, Anonymous):
+                rank = len(shapes[leaf])
+                for axis in spec.axes:
+                    if not -rank <= axis < rank:
+                        raise ArgumentError(
+                            f"{self.paths[leaf]}: dynamic axis {axis} does not exist in an array "
+                            f"of shape {tuple(shapes[leaf])}"
+                        )
+                    axes.append((leaf, axis % rank))
+        return axes
+
+    def guesses(
+        self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
+    ) -> Iterator[dict[tuple[int, int], str]]:
+        """Which axes to open, and under which names: the more the better.
+
+        All of them, those of one size sharing a variable; all of them, each its own; then
+        without some groups of one size (weights beside data); then without single axes (a
+        weight that happens to have the size of the batch).
+        """
+        shared: dict[tuple[int, int], str] = {}
+        for leaf, axis in wanted:
+            self._name(shared, leaf, axis, shapes)
+        if not shared:
+            return
+        yield shared
+        own: dict[tuple[int, int], str] = {}
+        for leaf, axis in wanted:
+            own[leaf, axis] = self._new_name(axis, own)
+        if own != shared:
+            yield own
+        groups = list(dict.fromkeys(shared.values()))
+        seen = [set(wanted)]
+        trials = itertools.chain(
+            ([k for k in wanted if shared[k] in some] for some in _smaller_subsets(groups)),
+            _smaller_subsets(wanted),
+        )
+        for kept in itertools.islice(trials, _MAX_GUESSES):
+            if kept and set(kept) not in seen:
+                seen.append(set(kept))
+                names: dict[tuple[int, int], str] = {}
+                for leaf, axis in kept:
+                    self._name(names, leaf, axis, shapes)
+                yield names
+
+    def _name(
+        self, names: dict[tuple[int, int], str], leaf: int, axis: int, shapes: Shapes
+    ) -> None:
+        for (other, its_axis), name in names.items():
+            if its_axis == axis and shapes[other][axis] == shapes[leaf][axis]:
+                names[leaf, axis] = name
+                return
+        names[leaf, axis] = self._new_name(axis, names)
+
+    def _new_name(self, axis: int, names: Mapping[tuple[int, int], str]) -> str:
+        return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
+
+    def unnamed(self, shapes: Shapes) -> list[tuple[int, int]]:
+        """The axes that are opened, or get another variable, as calls show how they vary."""
+        if self.learns:
+            return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
+        return self.anonymous(shapes)
+
+    def without_shared_names(self, tokens: Tokens, shapes: Shapes) -> Renamed | None:
+        """Give axes that shared a variable and now differ one each; None if there are none."""
+        seen: dict[str, int] = {}
+        rows = [list(row) for row in tokens]
+        renamed: dict[tuple[str, int], str] = {}
+        reasons: dict[tuple[str, int], str] = {}
+        for leaf, axis in self.unnamed(shapes):
+            token, size = rows[leaf][axis], shapes[leaf][axis]
+            if token == STATIC or seen.setdefault(token, size) == size:
+                continue
+            name = renamed.setdefault((token, size), _unused_name(axis, rows))
+            reason = (
+                f"re-signed: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
+                f"{seen[token]}: opened as {name}"
+            )
+            reasons.setdefault((token, size), reason)
+            seen[name] = size
+            rows[leaf][axis] = name
+        return Renamed(_as_tokens(rows), list(reasons.values())) if renamed else None
+
+    def opened(
+        self, tokens: Tokens, before: Shapes, now: Shapes, places: Sequence[Place]
+    ) -> Renamed:
+        """Open static axes whose size has changed.
+
+        Axes that went from one size to another share the variable of an open one that did so, too.
+
+        Args:
+            tokens: A token per axis of each leaf.
+            before: The shapes of an earlier call.
+            now: Those of this one.
+            places: The axes to open.
+
+        Returns:
+            The axes then, and for each one how it varied.
+        """
+        rows = [list(row) for row in tokens]
+        names: dict[tuple[int, int], str] = {}
+        varied = []
+        for leaf, axis in places:
+            old, new = before[leaf][axis], now[leaf][axis]
+            name = names.get((old, new)) or _variable_that_moved(tokens, before, now, (old, new))
+            names[old, new] = rows[leaf][axis] = name or _unused_name(axis, rows)
+            varied.append(
+                f"re-signed: axis {axis} of {self.paths[leaf]} varies ({old}, then {new})"
+            )
+        return Renamed(_as_tokens(rows), varied)
+
+
+def _variable_that_moved(
+    tokens: Tokens, before: Shapes, now: Shapes, moved: tuple[int, int]
+) -> str | None:
+    """The open variable that went from one size to another as well, if there is one."""
+    for row, old, new in zip(tokens, before, now, strict=True):
+        for token, a, b in zip(row, old, new, strict=True):
+            if token.isidentifier() and token != STATIC and (a, b) == moved:
+                return token
+    return None
+
+
+def _unused_name(axis: int, rows: Sequence[Sequence[str]]) -> str:
+    return bind_unique_names(_base_name(axis), {token for row in rows for token in row})
+
+
+def _as_tokens(rows: Sequence[Sequence[str]]) -> Tokens:
+    return tuple(map(tuple, rows))
+
+
+def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Proper subsets, larger ones first, later items kept rather than earlier ones."""
+    for size in range(len(items) - 1, 0, -1):
+        for kept in sorted(itertools.combinations(range(len(items)), size), reverse=True):
+            yield [items[i] for i in kept]
+
+
+def _names_in(specs: Sequence[LeafSpec]) -> frozenset[str]:
+    """Every name that the user's own entries speak of (and words of theirs that are none)."""
+    return frozenset(re.findall(r"\w+", repr([s for s in specs if not isinstance(s, Anonymous)])))
+
+
+def _base_name(axis: int) -> str:
+    return "batch" if axis == 0 else f"axis{axis}"
+
+
+def is_default_name(name: str) -> bool:
+    """Whether an axis that the user has not named may get this name."""
+    return re.fullmatch(r"(batch|axis[1-9]\d*)(_\d+)?", name) is not None

@@ -1,0 +1,58 @@
+"""Calls that are described by ``jax.ShapeDtypeStruct`` in place of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit._errors import ArgumentError, first_line
+from bucketjit._jax.arrays import is_on_several_devices, key_impl, key_shape, with_type
+from bucketjit._signature.signer import Signed, Signer
+
+
+def array_like(value: Any) -> Any:
+    """An argument with arrays for each ``jax.ShapeDtypeStruct`` in it.
+
+    They take no memory, unless they say what only a ``jax.Array`` can: keys, weak types, and what
+    is sharded.
+    """
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            return value
+        return jax.tree_util.tree_unflatten(tree, map(array_like, leaves))
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        words = jnp.zeros((*value.shape, *key_shape(value.dtype)), jnp.uint32)
+        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
+    if value.weak_type:
+        return with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
+    if is_on_several_devices(value.sharding):
+        try:
+            return jnp.zeros(value.shape, value.dtype, device=value.sharding)
+        except ValueError as error:
+            raise ArgumentError(f"{value}: {first_line(error)}") from error
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+
+def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signed:
+    """The signature of calls with arguments like these, structs among them.
+
+    Args:
+        signer: Signs calls.
+        args: The positional arguments.
+        kwargs: Those by name.
+
+    Returns:
+        The signature, with the arguments as they are.
+
+    Raises:
+        ArgumentError: An argument is of a wrong type or shape.
+    """
+    named = {name: array_like(value) for name, value in kwargs.items()}
+    signed = signer.sign(tuple(map(array_like, args)), named)
+    # Structs may say more than the arrays that stood for them: where they are placed.
+    return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))

@@ -1,0 +1,215 @@
+"""What a call does is decided once: the engine, `explain`, warm-up and the call itself agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import (
+    BucketedExec,
+    BucketOverflowError,
+    Fallback,
+    FallbackError,
+    Overflow,
+    SplitError,
+    strategies,
+)
+from bucketjit._runtime.decisions import Because, Chunked, Decision, Exact, Masked, Refused
+
+pytestmark = pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+
+
+def rows(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7
+
+
+def up_to(largest: int, overflow: Overflow, fn: Callable[..., Any]) -> BucketedExec:
+    return BucketedExec(fn).with_pow2(max=largest).with_overflow(overflow)
+
+
+def centered(x: Any) -> Any:
+    return x - x.mean(0)
+
+
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+def with_reference(x: Any) -> Any:
+    held = jax.new_ref(x)
+    held[...] = held[...] + 1
+    return held[...] * x
+
+
+def by_parity(x: Any) -> Any:
+    return x * (2 if x.shape[0] % 2 else 3)
+
+
+class Case(NamedTuple):
+    """A call, and what it does.
+
+    Attributes:
+        executor: Makes the executor.
+        args: The arguments.
+        kind: The kind of decision.
+        because: Why it runs exact, if it does.
+        shown: The kind that `explain` shows; None where it raises.
+        error: What the call raises; None if it returns.
+    """
+
+    executor: Callable[[], BucketedExec]
+    args: tuple[Any, ...]
+    kind: type[Decision]
+    because: Because | None = None
+    shown: str | None = "exact"
+    error: type[Exception] | None = None
+
+
+CASES = {
+    "masked": Case(
+        lambda: BucketedExec(centered).with_pow2(), (rows(3, 2),), Masked, None, "masked"
+    ),
+    "at the sizes of a guard": Case(
+        lambda: BucketedExec(by_parity).with_pow2(), (rows(5),), Masked, None, "masked"
+    ),
+    "masked, one size exact": Case(
+        lambda: (
+            BucketedExec(lambda x: x.sum(), dynamic_axes="b, s")
+            .with_strategy(strategies.Pow2(max=4), "b")
+            .with_strategy(strategies.Pow2(), "s")
+            .with_overflow(Overflow.EXACT)
+        ),
+        (rows(9, 3),),
+        Masked,
+        None,
+        "masked",
+    ),
+    "no open axis": Case(
+        lambda: BucketedExec(doubled, dynamic_axes=(None,)).with_pow2(),
+        (rows(3),),
+        Exact,
+        Because.NO_OPEN_AXIS,
+    ),
+    "size 0": Case(lambda: BucketedExec(doubled).with_pow2(), (rows(0, 2),), Exact, Because.EMPTY),
+    "beyond the largest bucket, exact": Case(
+        lambda: up_to(4, Overflow.EXACT, centered), (rows(9, 2),), Exact, Because.BEYOND
+    ),
+    "beyond the largest bucket, extended": Case(
+        lambda: up_to(4, Overflow.EXTEND, centered), (rows(9, 2),), Masked, None, "masked"
+    ),
+    "no rule": Case(
+        lambda: BucketedExec(with_reference).with_pow2(),
+        (rows(5),),
+        Exact,
+        Because.UNMASKED,
+    ),
+    "no rule, and that is an error": Case(
+        lambda: BucketedExec(with_reference, fallback=Fallback.ERROR).with_pow2(),
+        (rows(5),),
+        Exact,
+        Because.UNMASKED,
+        "exact",
+        FallbackError,
+    ),
+    "in chunks": Case(
+        lambda: up_to(4, Overflow.SPLIT, doubled), (rows(9, 2),), Chunked, None, "masked"
+    ),
+    "chunks that depend on each other": Case(
+        lambda: up_to(4, Overflow.SPLIT, centered), (rows(9, 2),), Refused, None, None, SplitError
+    ),
+    "beyond the largest bucket": Case(
+        lambda: up_to(4, Overflow.ERROR, centered),
+        (rows(9, 2),),
+        Refused,
+        None,
+        None,
+        BucketOverflowError,
+    ),
+}
+
+
+def decided(executor: BucketedExec, args: tuple[Any, ...]) -> Decision:
+    engine = executor._engine
+    signed = engine.signer.sign(args, {})
+    return engine.decide(signed, engine.resolve(signed))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_call_does_what_is_decided(case: Case) -> None:
+    executor = case.executor()
+    if case.error is not None:
+        with pytest.raises(case.error):
+            executor(*case.args)
+    else:
+        fn = executor.__wrapped__
+        np.testing.assert_allclose(executor(*case.args), jax.jit(fn)(*case.args), rtol=1e-5)
+    # A program that no rule masks is known to be such once it is built.
+    decision = decided(executor, case.args)
+    assert type(decision) is case.kind
+    entries = [key for key, _ in executor._engine.cache.items()]
+    match decision:
+        case Masked():
+            assert entries == [decision.key]
+        case Exact():
+            assert decision.because is case.because
+            assert len(entries) == (case.error is None)
+            assert all(type(key[0]).__name__ != "Program" for key in entries)
+        case Chunked():
+            assert sum(decision.splitting.sizes) == len(case.args[0])
+            assert {b.sizes["batch"] for b in executor.stats().buckets} <= {1, 2, 4}
+        case Refused():
+            assert type(decision.error) is case.error and entries == []
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_explain_shows_what_is_decided(case: Case) -> None:
+    executor = case.executor()
+    if case.shown is None:
+        with pytest.raises(case.error or AssertionError):
+            executor.explain(*case.args)
+        return
+    before = executor.explain(*case.args)
+    if case.error is None:
+        executor(*case.args)
+    after = executor.explain(*case.args)
+    assert before.kind == after.kind == case.shown
+    assert bool(after.splits) == (case.kind is Chunked)
+    decision = decided(executor, case.args)
+    if isinstance(decision, Masked) and case.kind is Masked:
+        assert dict(after.bucket) == dict(decision.bucket)
+    if isinstance(decision, Exact):
+        assert after.reason == decision.why.reason
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_warmup_compiles_what_is_decided(case: Case) -> None:
+    executor = case.executor()
+    report = executor.warmup(*case.args, progress=False)
+    keys = [key for key, _ in executor._engine.cache.items()]
+    assert bool(report.failed) == (case.error is not None)
+    if case.error is None:
+        executor(*case.args)  # nothing is left to compile
+        assert [key for key, _ in executor._engine.cache.items()] == keys
+        assert executor.stats().compiles == len(keys) == len(report.compiled)
+    is_unmasked = case.because in (Because.UNMASKED, Because.EMPTY) and case.error is None
+    assert bool(report.exact) == is_unmasked
+
+
+def test_without_a_strategy_nothing_is_decided() -> None:
+    executor = BucketedExec(centered)
+    x = rows(3, 2)
+    assert executor.explain(x).kind == "exact" and "no strategy" in executor.explain(x).reason
+    report = executor.warmup(x, progress=False)
+    executor(x)
+    assert executor.stats().compiles == len(report.compiled) == 1
+
+
+def test_a_decision_compiles_nothing() -> None:
+    executor = BucketedExec(lambda x: jnp.tanh(x).sum()).with_pow2()
+    assert isinstance(decided(executor, (rows(5),)), Masked)
+    assert executor.cache_size() == 0 and executor.stats().calls == 0
