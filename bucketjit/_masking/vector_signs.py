@@ -1,14 +1,20 @@
 """Whether a program's results depend on the signs of eigenvectors and singular vectors.
 
-A factorisation of a padded matrix gives the vectors of the matrix itself, but each with a sign
-that may be another one. Where a program only uses them in products such as ``v @ diag(f(w)) @ v.T``
-(a pseudo-inverse, least squares, a function of a matrix, the derivative of eigenvalues), a sign
-occurs twice and goes away. So this pass multiplies each vector by an unknown sign and follows the
-signs through the program, before any bucket is built. What it does not know shows the sign.
+    v = eigh x             v is multiplied by the signs s along its axis 1
+    a = mul v w            a too: w has no signs
+    t = transpose v        t along its axis 0
+    b = dot_general a t    s meets s along the contracted axis, so b has no sign: s is hidden
 
-A sign goes away only where the axis that counts the vectors is contracted. It would in ``abs(v)``
-too; but where eigenvalues are equal the vectors are known up to a rotation only, which the first
-kind of use does not see and the second does.
+A factorisation of a padded matrix gives the vectors of the matrix itself, but the sign of each may
+differ. A program that uses the vectors only in products such as ``v @ diag(f(w)) @ v.T`` (a
+pseudo-inverse, least squares, a function of a matrix, the derivative of eigenvalues) uses each sign
+twice, and its results are the same. This pass multiplies each vector by an unknown sign and follows
+the signs through the program, before any bucket is built. It assumes that an equation that it does
+not know shows the sign.
+
+A sign is hidden only where the axis that counts the vectors is contracted. ``abs(v)`` has no signs
+either. But where eigenvalues are equal, the vectors are known up to a rotation only; a contraction
+hides the rotation too, and ``abs`` does not.
 """
 
 from __future__ import annotations
@@ -16,15 +22,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
-from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
-from bucketjit._sizes.expressions import Shape, is_symbolic
+from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import dtype_of, shape_of
+from bucketjit._jax.primitives import name_of
+from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._sizes.reshape_groups import without_ones
 
 #: A factorisation, and the axes of a value along which its signs lie: those that count matrices
@@ -33,7 +40,7 @@ Factor = tuple[int, tuple[int, ...]]
 
 
 class Facts(NamedTuple):
-    """What is known of a value.
+    """What is known of a value; the lattice value of this analysis.
 
     Attributes:
         signs: The signs that it is multiplied by.
@@ -50,9 +57,11 @@ class Facts(NamedTuple):
     diagonal: bool = False
 
 
-Step = Callable[[Any, Sequence[Facts]], "frozenset[Factor] | None"]
+Signs = frozenset[Factor]
 
-_ELEMENTWISE = {"mul", "div", "add", "add_any", "sub", "select_n"}
+#: From the facts of the operands to the signs of the result; None if the signs show.
+Step = Callable[[JaxprEqn, Sequence[Facts]], Signs | None]
+
 _SAME_DIAGONAL = {"convert_element_type", "copy", "neg", "transpose"}
 _SAME_ZERO = {*_SAME_DIAGONAL, "broadcast_in_dim", "reshape"}
 _NUMBERED = {
@@ -61,7 +70,7 @@ _NUMBERED = {
 }
 
 
-def hidden_signs(jaxpr: Any) -> Mapping[int, Any]:
+def hidden_signs(jaxpr: Jaxpr) -> Mapping[int, JaxprEqn]:
     """The factorisations whose signs no result of a program depends on.
 
     Args:
@@ -70,88 +79,61 @@ def hidden_signs(jaxpr: Any) -> Mapping[int, Any]:
     Returns:
         The equations, in all programs inside this one too, by their ``id``.
     """
-    work = _Following()
-    for fact in work.program(jaxpr, [Facts()] * len(jaxpr.invars)):
-        work.show(fact.signs)
-    return {key: eqn for key, eqn in work.equations.items() if key not in work.shown}
+    signs = _Signs()
+    signs.show(dataflow.follow(signs, jaxpr, [Facts()] * len(jaxpr.invars)))
+    return {key: eqn for key, eqn in signs.equations.items() if key not in signs.shown}
 
 
-class _Following:
+class _Signs(dataflow.Analysis[Facts]):
+    """Which signs each value is multiplied by.
+
+    Branches and loops are not in the table, and get the default too: a turn of a loop makes
+    vectors of its own, whose signs must not cancel those of another turn.
+
+    Attributes:
+        equations: The factorisations, by their ``id``.
+        shown: Those that some result depends on the signs of.
+    """
+
     def __init__(self) -> None:
-        self.equations: dict[int, Any] = {}
+        self.equations: dict[int, JaxprEqn] = {}
         self.shown: set[int] = set()
+        self.table = {
+            **{name: functools.partial(self._step, step) for name, step in _STEPS.items()},
+            **dict.fromkeys(dataflow.CONTROL, self.default),
+            "eigh": self._factorised,
+            "svd": self._factorised,
+        }
         self._of: list[int] = []  # the equation of each call of a factorisation
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count()
 
-    def show(self, signs: frozenset[Factor]) -> None:
-        """Some result depends on these signs."""
-        self.shown.update(self._of[group] for group, _ in signs)
+    def show(self, facts: Sequence[Facts]) -> None:
+        """Some result depends on the signs of these values."""
+        self.shown.update(self._of[group] for fact in facts for group, _ in fact.signs)
 
-    def program(self, jaxpr: Any, facts: Sequence[Facts]) -> list[Facts]:
-        env: dict[Any, Facts] = dict(zip(jaxpr.invars, facts, strict=True))
+    def unknown(self, atom: dataflow.Atom) -> Facts:
+        """A value is equal to itself, and nothing more is known of it."""
+        return Facts(key=("only", next(self._count)))
 
-        def read(atom: Any) -> Facts:
-            if is_literal(atom):
-                return self._literal(atom)
-            if atom not in env:
-                env[atom] = Facts(key=("only", next(self._count)))
-            return env[atom]
-
-        for eqn in jaxpr.eqns:
-            outs = self._equation(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    @staticmethod
-    def _literal(atom: Any) -> Facts:
+    def literal(self, atom: Literal) -> Facts:
+        """Literals of the same bits are equal."""
         value = np.asarray(atom.val)
         return Facts(key=("literal", str(atom.aval), value.tobytes()), zero=not value.any())
 
-    def _equation(self, eqn: Any, ins: Sequence[Facts]) -> list[Facts]:
-        name = name_of(eqn)
-        if name in ("eigh", "svd"):
-            self._show_all(ins)
-            return self._factorised(eqn)
-        inner = open_jaxpr(called_jaxpr(eqn.params))[0] if name in CALLS else None
-        if inner is not None and len(inner.invars) == len(ins):
-            return self.program(inner, ins)
-        signs = None
-        if any(f.signs for f in ins):
-            step = _STEPS.get(name)
-            known = step is not None and (name not in _ELEMENTWISE or _in_place(eqn, ins))
-            signs = step(eqn, ins) if step is not None and known else None
-        if signs is None:
-            self._show_all(ins)
-            self._inside(eqn)
-            signs = frozenset()
-        if len(eqn.outvars) != 1:
-            return [Facts(key=("only", next(self._count))) for _ in eqn.outvars]
-        return [
-            Facts(
-                signs,
-                self._number(eqn, ins),
-                zero=name in _SAME_ZERO and ins[0].zero,
-                pairs=_makes_pairs(eqn, ins),
-                diagonal=_makes_diagonal(eqn, ins),
-            )
-        ]
+    def default(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
+        """What the table does not know shows the signs of all that it reads."""
+        self.show(ins)
+        self.show(dataflow.follow_inside(self, eqn))
+        return self._made(eqn, ins, frozenset())
 
-    def _show_all(self, ins: Sequence[Facts]) -> None:
-        for fact in ins:
-            self.show(fact.signs)
+    def _step(self, step: Step, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
+        signs = step(eqn, ins) if any(f.signs for f in ins) else Signs()
+        return self.default(eqn, ins) if signs is None else self._made(eqn, ins, signs)
 
-    def _inside(self, eqn: Any) -> None:
-        """Programs that an equation runs in ways of its own: what leaves them shows its signs."""
-        params = list(eqn.params.values())
-        for value in jax.tree_util.tree_leaves(params, is_leaf=is_jaxpr):
-            if is_jaxpr(value):
-                inner = open_jaxpr(value)[0]
-                for fact in self.program(inner, [Facts()] * len(inner.invars)):
-                    self.show(fact.signs)
-
-    def _factorised(self, eqn: Any) -> list[Facts]:
-        group, rank = len(self._of), len(_shape(eqn.invars[0])) - 2
+    def _factorised(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
+        self.show(ins)
+        group, rank = len(self._of), len(shape_of(eqn.invars[0])) - 2
         self._of.append(id(eqn))
         self.equations[id(eqn)] = eqn
         batch = tuple(range(rank))
@@ -161,7 +143,15 @@ class _Following:
             return [columns, Facts()]
         return [Facts(), columns, rows][: len(eqn.outvars)]
 
-    def _number(self, eqn: Any, ins: Sequence[Facts]) -> Hashable:
+    def _made(self, eqn: JaxprEqn, ins: Sequence[Facts], signs: Signs) -> Sequence[Facts]:
+        """What is known of the results of an equation, beside the signs of its only one."""
+        if len(eqn.outvars) != 1:
+            return [self.unknown(var) for var in eqn.outvars]
+        zero = name_of(eqn) in _SAME_ZERO and ins[0].zero
+        pairs, diagonal = _makes_pairs(eqn, ins), _makes_diagonal(eqn, ins)
+        return [Facts(signs, self._number(eqn, ins), zero, pairs, diagonal)]
+
+    def _number(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Hashable:
         """One number for all equations that compute the same of the same."""
         if name_of(eqn) not in _NUMBERED or any(f.key is None for f in ins):
             return ("only", next(self._count))
@@ -170,21 +160,17 @@ class _Following:
         return self._numbers.setdefault(key, next(self._count))
 
 
-def _shape(atom: Any) -> Shape:
-    return tuple(getattr(atom.aval, "shape", ()))
-
-
 # --- diagonal matrices, as the derivative of eigenvalues makes them ---------------------------
 
 
-def _makes_pairs(eqn: Any, ins: Sequence[Facts]) -> bool:
+def _makes_pairs(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
     if name_of(eqn) != "concatenate" or eqn.params["dimension"] != 1 or len(ins) != 2:
         return False
-    columns = [_shape(v) for v in eqn.invars]
+    columns = [shape_of(v) for v in eqn.invars]
     return all(len(s) == 2 and s[1] == 1 for s in columns) and ins[0].key == ins[1].key is not None
 
 
-def _makes_diagonal(eqn: Any, ins: Sequence[Facts]) -> bool:
+def _makes_diagonal(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
     name = name_of(eqn)
     if name in _SAME_DIAGONAL:
         return ins[0].diagonal
@@ -202,40 +188,44 @@ def _makes_diagonal(eqn: Any, ins: Sequence[Facts]) -> bool:
 # --- equations ------------------------------------------------------------------------------
 
 
-def _moved(signs: frozenset[Factor], place: Callable[[int], int | None]) -> Any:
+def _moved(signs: Signs, place: Callable[[int], int | None]) -> Signs | None:
     """The signs after their axes moved; None if one of those axes is gone."""
     found = set()
     for group, axes in signs:
-        places = [place(a) for a in axes]
-        if None in places:
+        places = [at for at in map(place, axes) if at is not None]
+        if len(places) < len(axes):
             return None
         found.add((group, tuple(places)))
     return frozenset(found)
 
 
-def _in_place(eqn: Any, ins: Sequence[Facts]) -> bool:
-    """Whether signs lie along axes of the output: elementwise equations spread axes of size 1."""
-    out = _shape(eqn.outvars[0])
-    for atom, fact in zip(eqn.invars, ins, strict=True):
-        shape = _shape(atom)
-        for axis in (a for _, axes in fact.signs for a in axes):
-            if len(shape) != len(out) or str(shape[axis]) != str(out[axis]):
-                return False
-    return True
+def _in_place(step: Step) -> Step:
+    """A step of an elementwise primitive, if no sign lies along an axis that it broadcasts."""
+
+    @functools.wraps(step)
+    def checked(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+        out = shape_of(eqn.outvars[0])
+        for atom, fact in zip(eqn.invars, ins, strict=True):
+            shape = shape_of(atom)
+            for axis in (a for _, axes in fact.signs for a in axes):
+                if len(shape) != len(out) or str(shape[axis]) != str(out[axis]):
+                    return None
+        return step(eqn, ins)
+
+    return checked
 
 
-def _keep(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
-    out = eqn.outvars[0].aval
-    return ins[0].signs if jnp.issubdtype(out.dtype, jnp.inexact) else None
+def _keep(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    return ins[0].signs if jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.inexact) else None
 
 
-def _transpose(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+def _transpose(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     order = tuple(eqn.params["permutation"])
     return _moved(ins[0].signs, order.index)
 
 
-def _broadcast(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
-    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+def _broadcast(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     places = eqn.params["broadcast_dimensions"]
 
     def place(axis: int) -> int | None:
@@ -244,12 +234,12 @@ def _broadcast(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
     return _moved(ins[0].signs, place)
 
 
-def _squeeze(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
-    gone = {d % len(_shape(eqn.invars[0])) for d in eqn.params["dimensions"]}
+def _squeeze(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    gone = {d % len(shape_of(eqn.invars[0])) for d in eqn.params["dimensions"]}
     return _moved(ins[0].signs, functools.partial(_without, gone))
 
 
-def _reduce_sum(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+def _reduce_sum(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     return _moved(ins[0].signs, functools.partial(_without, set(eqn.params["axes"])))
 
 
@@ -257,9 +247,9 @@ def _without(gone: set[int], axis: int) -> int | None:
     return None if axis in gone else axis - sum(g < axis for g in gone)
 
 
-def _reshape(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+def _reshape(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     """One that adds and drops axes of size 1."""
-    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     if list(map(str, without_ones(before))) != list(map(str, without_ones(after))):
         return None
     places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
@@ -267,34 +257,38 @@ def _reshape(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
     return _moved(ins[0].signs, dict(zip(olds, places, strict=True)).get)
 
 
-def _mul(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+@_in_place
+def _mul(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     left, right = ins[0].signs, ins[1].signs
     return None if left & right else left | right
 
 
-def _div(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+@_in_place
+def _div(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     return None if ins[1].signs else ins[0].signs
 
 
-def _alike(ins: Sequence[Facts]) -> frozenset[Factor] | None:
+def _alike(ins: Sequence[Facts]) -> Signs | None:
     """Terms of one sum are multiplied by the same signs, which 0 is by any."""
     terms = [f for f in ins if not f.zero]
-    signs = next((f.signs for f in terms if f.signs), frozenset[Factor]())
+    signs = next((f.signs for f in terms if f.signs), Signs())
     # What is 0 off the diagonal does not change with the signs of its rows and its columns.
     twice = all(len(axes) == 1 and (group, (1 - axes[0],)) in signs for group, axes in signs)
     same = (f.signs == signs or (twice and f.diagonal and not f.signs) for f in terms)
     return signs if all(same) else None
 
 
-def _add(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+@_in_place
+def _add(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     return _alike(ins)
 
 
-def _select(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+@_in_place
+def _select(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     return None if ins[0].signs else _alike(ins[1:])
 
 
-def _dot_general(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
+def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     contract, batch = eqn.params["dimension_numbers"]
     signs = [set(f.signs) for f in ins]
     # A diagonal matrix times signs along its rows is the same as along its columns.
@@ -315,7 +309,7 @@ def _dot_general(eqn: Any, ins: Sequence[Facts]) -> frozenset[Factor] | None:
     start = len(batch[0])
     for side in (0, 1):
         used = (*contract[side], *batch[side])
-        free = [i for i in range(len(_shape(eqn.invars[side]))) if i not in used]
+        free = [i for i in range(len(shape_of(eqn.invars[side]))) if i not in used]
         places = {a: i for i, a in enumerate(batch[side])}
         places |= {a: start + i for i, a in enumerate(free)}
         start += len(free)
