@@ -151,6 +151,11 @@ def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
     return results
 
 
+def single(transfer: Callable[[JaxprEqn, Sequence[V]], V]) -> Transfer[V]:
+    """The transfer function of primitives that make one result, from what is known of that."""
+    return lambda eqn, ins: [transfer(eqn, ins)]
+
+
 def shape_of(atom: Atom) -> Shape:
     """The shape of an operand or result; what is no array, such as a token, has no axes."""
     return tuple(getattr(atom.aval, "shape", ()))

@@ -1,102 +1,111 @@
 """Whether a program multiplies by a matrix that XLA knows to be the same in all its columns.
 
-XLA's CPU backend hands a product to its library YNN together with a fold that is next to it. Where
-a side of the product is a broadcast (``x @ jnp.ones((256, 256))``), that yields numbers which were
-never computed, of 4,096 elements or more (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). To a bucket
-of 16 rows, where that is so, padding would take a call of 10. Such programs are compiled without
-these folds of the library (`_jax.library_options`).
+    w = broadcast_in_dim 1.0     w does not vary along any axis
+    v = mul w c                  nor does v along axis 1, if c is one column
+    y = dot_general x v          the product has axis 1 of v as its own, so this pass answers True
 
-What is not known here, such as a matrix that is made in a loop, is found in the compiled program,
-and compiled twice; see `bucketjit._xla_defects.compiled_reductions`.
+XLA's CPU backend hands a product to its library YNN together with a reduction that is next to it.
+Where a side of the product is a broadcast (``x @ jnp.ones((256, 256))``), a product of 4,096
+elements or more has numbers that were never computed (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too).
+Padding would take a call of 10 rows to a bucket of 16, where that is so. So such programs are
+compiled without these reductions of the library (`_jax.library_options`).
+
+A matrix that this pass does not see through is found in the compiled program, which is then
+compiled again; see `bucketjit._xla_defects.compiled_reductions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import shape_of
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._jax.jaxprs import bodies, is_literal
-from bucketjit._jax.primitives import name_of
 
-_ELEMENTWISE = frozenset(ELEMENTWISE)
 _SAMPLE = 64  # elements of a constant that are compared before all of them
 
-Axes = frozenset[int]  # along which a value may vary
+#: The axes along which a value may vary; the lattice value of this analysis.
+Axes = frozenset[int]
 
 
-def has_constant_sides(jaxpr: Any, consts: Sequence[Any] = ()) -> bool:
+def has_constant_sides(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> bool:
     """Whether a side of a product does not vary along an axis that the product has of it.
 
     Args:
         jaxpr: An open jaxpr without dead code.
         consts: Its constants, if they are known.
+
+    Returns:
+        Whether XLA may compute such a product wrongly.
     """
+    varying = _Varying()
     known = zip(jaxpr.constvars, consts, strict=True) if consts else ()
-    return _has(jaxpr, {v: Axes() for v, value in known if _is_one_number(value)})
+    numbers: dict[dataflow.Atom, Axes] = {v: Axes() for v, x in known if _is_one_number(x)}
+    dataflow.follow(varying, jaxpr, list(map(varying.unknown, jaxpr.invars)), numbers)
+    return varying.found
 
 
-def _has(jaxpr: Any, varies: dict[Any, Axes]) -> bool:
-    for eqn in jaxpr.eqns:
-        given = [_axes_of(v, varies) for v in eqn.invars]
-        if name_of(eqn) == "dot_general" and _is_constant_along_its_own(eqn, given):
-            return True
-        for body in bodies(eqn):
-            whole = len(body.invars) == len(eqn.invars)
-            inner = zip(body.invars, given, strict=True) if whole and not _repeats(eqn) else ()
-            if _has(body, dict(inner)):
-                return True
-        if len(eqn.outvars) == 1 and (axes := _made(eqn, given)) is not None:
-            varies[eqn.outvars[0]] = axes
-    return False
+class _Varying(dataflow.Analysis[Axes]):
+    """Along which axes each value may vary.
 
+    Attributes:
+        found: Whether there is a product of the kind that XLA gets wrong.
+    """
 
-def _axes_of(atom: Any, varies: Mapping[Any, Axes]) -> Axes:
-    if is_literal(atom):
+    def __init__(self) -> None:
+        self.found = False
+        self.table = {**_TABLE, "dot_general": self._product}
+
+    def unknown(self, atom: dataflow.Atom) -> Axes:
+        return Axes(range(len(shape_of(atom))))
+
+    def literal(self, atom: Literal) -> Axes:
         return Axes()
-    known = varies.get(atom)
-    return Axes(range(len(getattr(atom.aval, "shape", ())))) if known is None else known
+
+    def join(self, one: Axes, other: Axes) -> Axes:
+        return one | other
+
+    def _product(self, eqn: JaxprEqn, ins: Sequence[Axes]) -> Sequence[Axes]:
+        contracted, batch = eqn.params["dimension_numbers"]
+        for side, axes, gone, shared in zip(eqn.invars, ins, contracted, batch, strict=True):
+            constant = {axis for axis, size in enumerate(shape_of(side)) if str(size) != "1"} - axes
+            self.found |= bool(constant - {*gone, *shared})
+        return self.default(eqn, ins)
 
 
-def _repeats(eqn: Any) -> bool:
-    """Whether its body is run on what the last run has made."""
-    return name_of(eqn) in ("scan", "while")
+def _broadcast(eqn: JaxprEqn, ins: Sequence[Axes]) -> Axes:
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    to = eqn.params["broadcast_dimensions"]
+    return Axes(to[axis] for axis in ins[0] if str(before[axis]) == str(after[to[axis]]))
 
 
-def _is_constant_along_its_own(eqn: Any, given: Sequence[Axes]) -> bool:
-    contracted, batch = eqn.params["dimension_numbers"]
-    for side, axes, gone, shared in zip(eqn.invars, given, contracted, batch, strict=True):
-        own = set(range(len(side.aval.shape))) - {*gone, *shared}
-        if any(axis not in axes and str(side.aval.shape[axis]) != "1" for axis in own):
-            return True
-    return False
+def _transpose(eqn: JaxprEqn, ins: Sequence[Axes]) -> Axes:
+    return Axes(new for new, old in enumerate(eqn.params["permutation"]) if old in ins[0])
 
 
-def _made(eqn: Any, given: Sequence[Axes]) -> Axes | None:
-    """The axes along which what an equation makes may vary; None for all of them."""
-    name, params = name_of(eqn), eqn.params
-    shape = eqn.outvars[0].aval.shape
-    if name in _ELEMENTWISE or name in ("copy", "convert_element_type", "stop_gradient"):
-        return Axes().union(*given)
-    if name == "iota":
-        return Axes((params["dimension"],))
-    if name == "broadcast_in_dim":
-        before = eqn.invars[0].aval.shape
-        to = params["broadcast_dimensions"]
-        return Axes(to[a] for a in given[0] if str(before[a]) == str(shape[to[a]]))
-    if name == "transpose":
-        return Axes(new for new, old in enumerate(params["permutation"]) if old in given[0])
-    if name == "tile":
-        before = eqn.invars[0].aval.shape
-        return Axes(a for a in range(len(shape)) if str(before[a]) != "1")
-    if name == "slice":
-        return given[0]
-    if name == "reshape" and not given[0]:
-        return Axes()
-    return None
+def _tile(eqn: JaxprEqn, ins: Sequence[Axes]) -> Axes:
+    return Axes(axis for axis, size in enumerate(shape_of(eqn.invars[0])) if str(size) != "1")
+
+
+def _reshape(eqn: JaxprEqn, ins: Sequence[Axes]) -> Axes:
+    return Axes(range(len(shape_of(eqn.outvars[0])))) if ins[0] else Axes()
+
+
+_AXES: Mapping[str, Callable[[JaxprEqn, Sequence[Axes]], Axes]] = {
+    **dict.fromkeys(ELEMENTWISE, lambda eqn, ins: Axes().union(*ins)),
+    "iota": lambda eqn, ins: Axes((eqn.params["dimension"],)),
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "tile": _tile,
+    "slice": lambda eqn, ins: ins[0],
+    "reshape": _reshape,
+}
+_TABLE = {name: dataflow.single(axes_of) for name, axes_of in _AXES.items()}
 
 
 def _is_one_number(value: Any) -> bool:
