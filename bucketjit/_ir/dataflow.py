@@ -34,13 +34,11 @@ from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
 from bucketjit._sizes.expressions import Shape
 
 V = TypeVar("V")
+T = TypeVar("T")
 Atom = Var | Literal
 
 #: From an equation and what is known of its operands to what is known of each of its results.
 Transfer = Callable[[JaxprEqn, Sequence[V]], Sequence[V]]
-
-#: Primitives that choose or repeat programs; calls (`_jax.CALLS`) run one once.
-CONTROL = ("cond", "scan", "while")
 
 _TURNS = 32  # of a loop, after which what still changes is unknown
 
@@ -64,7 +62,9 @@ class Analysis(ABC, Generic[V]):
 
     def join(self, one: V, other: V) -> V:
         """What is known of a value that is one of two, whichever."""
-        raise NotImplementedError(f"{type(self).__name__} neither joins values nor lists {CONTROL}")
+        raise NotImplementedError(
+            f"{type(self).__name__} neither joins nor has a table of branches"
+        )
 
     def default(self, eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[V]:
         """What an equation makes that the table does not know; its programs are followed too."""
@@ -149,6 +149,11 @@ def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
     for body in bodies(eqn):
         results += follow(analysis, body, [analysis.unknown(var) for var in body.invars])
     return results
+
+
+def table(rows: Mapping[str, T]) -> dict[str, T]:
+    """A table of which a row may name several primitives, with spaces in between."""
+    return {name: entry for names, entry in rows.items() for name in names.split()}
 
 
 def single(transfer: Callable[[JaxprEqn, Sequence[V]], V]) -> Transfer[V]:

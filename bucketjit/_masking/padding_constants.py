@@ -1,13 +1,17 @@
 """What the padding of a value is known to hold, so that it need not be filled with the same again.
 
-Arguments arrive padded with zeros, and a zero squared is a zero: the sum of ``x * x`` reads no
-padding that would have to be masked. The interpreter follows such constants from equation to
-equation in its one pass over a program; masking rules know nothing of it, they ask for a fill and
-get the value as it is. Only what is certain is followed: operations on constants whose results need
-no rounding. Where they do, XLA may get others than NumPy: it computes ``a * b + c`` in one step on
-CPU, and takes numbers below the normal ones for zeros. It also makes ``x * (a * b)`` of ``x * a *
-b``, so the constant factors of a value are followed with it: in whatever order they are multiplied,
-that must need no rounding either.
+    x:f32[n]                   arguments are padded with zeros    the padding of x holds 0
+    y:f32[n] = mul x x         table: 0 times 0 is exactly 0      that of y holds 0
+    s:f32[] = reduce_sum y     its rule asks for a fill with 0    y is read as it is
+    z:f32[n] = exp y           not in the table                   nothing is known of z
+
+The interpreter, which walks a program anyway, follows such constants from equation to equation; it
+stages branches and loops, so there is nothing to join. Masking rules know nothing of it: they ask
+for a fill, and get the value as it is. Only results that need no rounding are followed. Where
+rounding is needed, XLA may get another result than NumPy: on CPU it computes ``a * b + c`` in one
+step, and takes numbers below the normal ones for zeros. It also turns ``x * a * b`` into
+``x * (a * b)``, so the constant factors of a value are followed with it: their product must need no
+rounding in any order.
 """
 
 from __future__ import annotations
@@ -21,26 +25,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
+from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
-_SAME = (
-    *("copy", "stop_gradient", "convert_element_type"),
-    *("transpose", "squeeze", "broadcast_in_dim"),
-)
-_OVER_STATIC_AXES = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or")
-# Those that keep 0 do so exactly; at other constants nothing is claimed.
-_KEEP_ZERO = (
-    *("abs", "sign", "square", "sqrt", "cbrt", "floor", "ceil", "round"),
-    *("sin", "tan", "asin", "atan", "sinh", "tanh", "asinh", "atanh", "expm1", "log1p", "erf"),
-    "integer_pow",
-)
 _LARGEST_POWER = 2048  # beyond which no float holds that of another number than 1
 _MANY = 2**64  # an odd part with more digits than any float has
 _POWERS = ("square", "integer_pow")
 _PRODUCTS = ("mul", *_POWERS)
-_KEEP_COMPLEX_ZERO = ("abs", "square", "integer_pow")
 # With what they do to fractions, where that may need rounding.
 _ARITHMETIC: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mul": (np.multiply, operator.mul),
@@ -54,6 +49,9 @@ _CHOICES: Mapping[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
 }
+
+#: From the constants in the padding of an equation's operands to that of its result.
+_Transfer = Callable[[JaxprEqn, Sequence[np.ndarray]], np.ndarray | None]
 
 
 class _Factors(NamedTuple):
@@ -141,23 +139,23 @@ class KnownPadding:
             return False
         return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
 
-    def follow(self, eqn: Any, operands: Sequence[Any], outs: Sequence[Any]) -> None:
+    def follow(self, eqn: JaxprEqn, operands: Sequence[Any], outs: Sequence[Any]) -> None:
         """Note what is known of the padding of an equation's outputs."""
-        if len(outs) != 1 or not hasattr(outs[0], "dtype"):
-            return
         name = name_of(eqn)
-        constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
-        if not constants or any(c is None for c in constants):
+        transfer = _TABLE.get(name)
+        if transfer is None or not hasattr(outs[0], "dtype"):
             return
-        constant = _result(name, eqn, constants)
+        constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
+        if any(c is None for c in constants):
+            return
+        constant = transfer(eqn, constants)
         if constant is None:
             return
         factors = [self._factors(x, c) for x, c in zip(operands, constants, strict=True)]
         if name in _POWERS:
             factors *= min(eqn.params.get("y", 2), _LARGEST_POWER)
         combine = _Factors.times if name in _PRODUCTS else _Factors.beside
-        all_of_them = functools.reduce(combine, factors)
-        self.note(outs[0], eqn.outvars[0].aval.shape, constant, all_of_them)
+        self.note(outs[0], shape_of(eqn.outvars[0]), constant, functools.reduce(combine, factors))
 
     def _constant(self, var: Any, operand: Any) -> Any:
         if isinstance(operand, jax.core.Tracer):
@@ -171,37 +169,40 @@ class KnownPadding:
         return known[3] if known is not None else _factors(constant)
 
 
-def _result(name: str, eqn: Any, constants: Sequence[Any]) -> Any:
-    """The constant in the padding of the output, or None if there may be none."""
-    shape, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    first = constants[0]
-    if name in _SAME:
-        if name == "broadcast_in_dim" and shape:
-            places = eqn.params["broadcast_dimensions"]
-            if any(is_symbolic(d) and i not in places for i, d in enumerate(out)):
-                return None
-            if any(str(d) != str(out[p]) for d, p in zip(shape, places, strict=True)):
-                return None
-        return first
-    if name in _OVER_STATIC_AXES:
-        sizes = [shape[a] for a in eqn.params["axes"]]
-        if any(map(is_symbolic, sizes)):
-            return None
-        if name == "reduce_sum":
-            return first if _is_zero(first) else None
-        return first if all(sizes) else None  # over no elements it is another constant
-    if name in _KEEP_ZERO:
-        if jnp.issubdtype(first.dtype, jnp.complexfloating) and name not in _KEEP_COMPLEX_ZERO:
-            return None  # XLA's arc tangent of 0 is -0j
-        return first if _is_zero(first) and eqn.params.get("y", 1) > 0 else None
-    if name in _ARITHMETIC or name in _CHOICES:
-        if any(v.aval.shape and str(v.aval.shape) != str(out) for v in eqn.invars):
-            return None
-        return of_two(name, *constants)
-    return None
+def _broadcast(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    places = eqn.params["broadcast_dimensions"]
+    is_new = (is_symbolic(d) and i not in places for i, d in enumerate(after))
+    is_spread = (str(d) != str(after[p]) for d, p in zip(before, places, strict=True))
+    return None if before and (any(is_new) or any(is_spread)) else constants[0]
 
 
-def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
+def _reduce(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    sizes = [shape_of(eqn.invars[0])[axis] for axis in eqn.params["axes"]]
+    if any(map(is_symbolic, sizes)):
+        return None
+    if name_of(eqn) == "reduce_sum":
+        return _zero(eqn, constants)
+    return constants[0] if all(sizes) else None  # over no elements it is another constant
+
+
+def _zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    return constants[0] if _is_zero(constants[0]) and eqn.params.get("y", 1) > 0 else None
+
+
+def _real_zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    is_complex = jnp.issubdtype(constants[0].dtype, jnp.complexfloating)
+    return None if is_complex else _zero(eqn, constants)  # XLA's arc tangent of 0 is -0j
+
+
+def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    out = str(shape_of(eqn.outvars[0]))
+    if any(shape and str(shape) != out for shape in map(shape_of, eqn.invars)):
+        return None
+    return _of_two(name_of(eqn), *constants)
+
+
+def _of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
     """What an operation makes of two constants; None if that is not certain."""
     with np.errstate(all="ignore"):
         if name in _CHOICES:
@@ -231,3 +232,17 @@ def _is_below_normal(constant: np.ndarray) -> bool:
 def _is_zero(constant: Any) -> bool:
     """Whether it is the 0 that a sum is filled with, not -0.0."""
     return not constant.tobytes().strip(b"\0")
+
+
+_TABLE: Mapping[str, _Transfer] = dataflow.table(
+    {
+        "copy stop_gradient convert_element_type transpose squeeze": lambda eqn, ins: ins[0],
+        "broadcast_in_dim": _broadcast,
+        "reduce_sum reduce_max reduce_min reduce_and reduce_or": _reduce,
+        # Those that keep 0 do so exactly; at other constants nothing is claimed.
+        "abs square integer_pow": _zero,
+        "sign sqrt cbrt floor ceil round expm1 log1p erf": _real_zero,
+        "sin tan asin atan sinh tanh asinh atanh": _real_zero,
+        " ".join((*_ARITHMETIC, *_CHOICES)): _two,
+    }
+)

@@ -87,8 +87,8 @@ def hidden_signs(jaxpr: Jaxpr) -> Mapping[int, JaxprEqn]:
 class _Signs(dataflow.Analysis[Facts]):
     """Which signs each value is multiplied by.
 
-    Branches and loops are not in the table, and get the default too: a turn of a loop makes
-    vectors of its own, whose signs must not cancel those of another turn.
+    Branches and loops get the default too, so nothing is joined: a turn of a loop makes vectors of
+    its own, whose signs must not cancel those of another turn.
 
     Attributes:
         equations: The factorisations, by their ``id``.
@@ -100,9 +100,7 @@ class _Signs(dataflow.Analysis[Facts]):
         self.shown: set[int] = set()
         self.table = {
             **{name: functools.partial(self._step, step) for name, step in _STEPS.items()},
-            **dict.fromkeys(dataflow.CONTROL, self.default),
-            "eigh": self._factorised,
-            "svd": self._factorised,
+            **dataflow.table({"eigh svd": self._factorised, "cond scan while": self.default}),
         }
         self._of: list[int] = []  # the equation of each call of a factorisation
         self._numbers: dict[Hashable, int] = {}
@@ -320,16 +318,18 @@ def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     return None if found[0] & found[1] else found[0] | found[1]
 
 
-_STEPS: Mapping[str, Step] = {
-    **dict.fromkeys(("neg", "copy", "convert_element_type", "reduce_precision"), _keep),
-    "transpose": _transpose,
-    "broadcast_in_dim": _broadcast,
-    "squeeze": _squeeze,
-    "reshape": _reshape,
-    "reduce_sum": _reduce_sum,
-    "mul": _mul,
-    "div": _div,
-    **dict.fromkeys(("add", "add_any", "sub"), _add),
-    "select_n": _select,
-    "dot_general": _dot_general,
-}
+_STEPS: Mapping[str, Step] = dataflow.table(
+    {
+        "neg copy convert_element_type reduce_precision": _keep,
+        "transpose": _transpose,
+        "broadcast_in_dim": _broadcast,
+        "squeeze": _squeeze,
+        "reshape": _reshape,
+        "reduce_sum": _reduce_sum,
+        "mul": _mul,
+        "div": _div,
+        "add add_any sub": _add,
+        "select_n": _select,
+        "dot_general": _dot_general,
+    }
+)

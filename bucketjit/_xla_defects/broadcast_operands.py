@@ -96,15 +96,17 @@ def _reshape(eqn: JaxprEqn, ins: Sequence[Axes]) -> Axes:
     return Axes(range(len(shape_of(eqn.outvars[0])))) if ins[0] else Axes()
 
 
-_AXES: Mapping[str, Callable[[JaxprEqn, Sequence[Axes]], Axes]] = {
-    **dict.fromkeys(ELEMENTWISE, lambda eqn, ins: Axes().union(*ins)),
-    "iota": lambda eqn, ins: Axes((eqn.params["dimension"],)),
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
-    "tile": _tile,
-    "slice": lambda eqn, ins: ins[0],
-    "reshape": _reshape,
-}
+_AXES: Mapping[str, Callable[[JaxprEqn, Sequence[Axes]], Axes]] = dataflow.table(
+    {
+        " ".join(ELEMENTWISE): lambda eqn, ins: Axes().union(*ins),
+        "iota": lambda eqn, ins: Axes((eqn.params["dimension"],)),
+        "broadcast_in_dim": _broadcast,
+        "transpose": _transpose,
+        "tile": _tile,
+        "slice": lambda eqn, ins: ins[0],
+        "reshape": _reshape,
+    }
+)
 _TABLE = {name: dataflow.single(axes_of) for name, axes_of in _AXES.items()}
 
 
