@@ -67,7 +67,7 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
         signed = engine.signer.sign(call, {})
         resolved = engine.resolve(signed)
         bucket = engine.buckets.of(resolved.program, resolved)
-        engine.supply.prepare(engine.orders.masked(signed, resolved, bucket), first_run=False)
+        engine.provider.prepare(engine.requests.masked(signed, resolved, bucket), first_run=False)
     start, stolen = time.perf_counter() - began, host.stolen()
     for call in calls:
         jax.block_until_ready(executor(*call))

@@ -77,7 +77,7 @@ _LEVELS = {
 }
 
 
-def tell(event: Event, listeners: Sequence[Listener]) -> None:
+def emit(event: Event, listeners: Sequence[Listener]) -> None:
     """Log an event, and hand it to the listeners.
 
     A listener that raises is logged and the call goes on: who watches must not break what it

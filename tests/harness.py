@@ -223,7 +223,7 @@ class Masked:
 
     def program(self, sizes: Mapping[str, int]) -> Any:
         for program in self._programs:
-            if program.leaks(sizes) is not None:
+            if program.size_constants(sizes) is not None:
                 return program
         leaves = []
         for i, arg in enumerate(self.case.arguments):
@@ -254,19 +254,19 @@ class Masked:
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int], poison: str) -> Any:
         program = self.program(sizes)
-        leaks = program.leaks(sizes)
-        assert leaks is not None, "traced twice, two different programs"
+        size_constants = program.size_constants(sizes)
+        assert size_constants is not None, "traced twice, two different programs"
         bucket = self.bucket
         if not program.admits(bucket):
             bucket = dict(sizes)
-        there = program.found_sizes(bucket) or {}
-        for name, size in zip(program.found, leaks.sizes, strict=True):
+        there = program.unfitted_sizes(bucket) or {}
+        for name, size in zip(program.unfitted, size_constants.sizes, strict=True):
             bucket[name] = max(size, there.get(name, 0))
         key = (id(program), tuple(bucket.items()))
         if key not in self._compiled:
 
-            def run(values: Any, leaked: Any, which: Any, *padded: Any) -> Any:
-                at = BucketSizes(bucket, program.lower, values, leaked)
+            def run(values: Any, constants: Any, which: Any, *padded: Any) -> Any:
+                at = BucketSizes(bucket, program.lower, values, constants)
                 return interpret(
                     program.jaxpr,
                     program.consts,
@@ -291,11 +291,15 @@ class Masked:
                 for i, t in enumerate(arg.sizes)
             ]
             padded.append(poison_padding(x, tuple(dims), poison))
-        known = {**sizes, **dict(zip(program.found, leaks.sizes, strict=True))}
+        known = {**sizes, **dict(zip(program.unfitted, size_constants.sizes, strict=True))}
         values = {v: np.int32(known[v]) for v in bucket}
-        shapes = map(BucketSizes(bucket, program.lower, {}).padded_shape, program.leak_shapes)
-        leaked = [poison_padding(x, s, poison) for x, s in zip(leaks.values, shapes, strict=True)]
-        outs = self._compiled[key](values, leaked, POISONS.index(poison), *padded)
+        shapes = map(
+            BucketSizes(bucket, program.lower, {}).padded_shape, program.size_constant_shapes
+        )
+        constants = [
+            poison_padding(x, s, poison) for x, s in zip(size_constants.values, shapes, strict=True)
+        ]
+        outs = self._compiled[key](values, constants, POISONS.index(poison), *padded)
         cut = []
         for out, shape in zip(outs, program.out_shapes, strict=True):
             dims = tuple(evaluate(d, known) for d in shape)

@@ -222,7 +222,7 @@ def test_a_cleared_cache_ends_the_plan(
     executor: BucketedExec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = executor.with_buckets(range(1, 9), "b").with_buckets([9], "s")
-    prepare, cleared = provider.Supply.prepare, threading.Event()
+    prepare, cleared = provider.ExecutableProvider.prepare, threading.Event()
 
     def clearing(self: Any, order: Any, **how: Any) -> Any:
         done = prepare(self, order, **how)
@@ -231,7 +231,7 @@ def test_a_cleared_cache_ends_the_plan(
             executor.cache_clear()
         return done
 
-    monkeypatch.setattr(provider.Supply, "prepare", clearing)
+    monkeypatch.setattr(provider.ExecutableProvider, "prepare", clearing)
     executor(floats(2, 4))
     monkeypatch.undo()
     assert executor.cache_size() <= 1
@@ -380,7 +380,7 @@ def test_an_interrupt_ends_the_call_and_not_the_executor(
     def interrupted(*_: Any, **__: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(provider.Supply, "prepare", interrupted)
+    monkeypatch.setattr(provider.ExecutableProvider, "prepare", interrupted)
     with pytest.raises(KeyboardInterrupt):
         executor(floats(1, 4))
     monkeypatch.undo()
@@ -394,7 +394,7 @@ def test_other_threads_do_not_wait_for_the_plan(
 ) -> None:
     executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
     held, begun = threading.Event(), threading.Event()
-    prepare = provider.Supply.prepare
+    prepare = provider.ExecutableProvider.prepare
 
     def slow(self: Any, order: Any, **how: Any) -> bool:
         begun.set()
@@ -402,7 +402,7 @@ def test_other_threads_do_not_wait_for_the_plan(
             held.wait(60)
         return prepare(self, order, **how)
 
-    monkeypatch.setattr(provider.Supply, "prepare", slow)
+    monkeypatch.setattr(provider.ExecutableProvider, "prepare", slow)
     first = threading.Thread(target=executor, args=(floats(8, 4),))
     first.start()
     assert begun.wait(60)

@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
-from bucketjit._xla_defects.recomputed_values import compared
+from bucketjit._xla_defects.recomputed_values import recomputed_values
 
 Function = Callable[[Any], Any]
 
@@ -224,7 +224,7 @@ OTHERS: dict[str, Function] = {
 def kept(fn: Function, *args: Any) -> int:
     """Number of variables that are kept."""
     closed = without_hi_primitives(jax.make_jaxpr(fn)(*args))
-    return len(compared(without_dead_code(open_jaxpr(closed)[0])))
+    return len(recomputed_values(without_dead_code(open_jaxpr(closed)[0])))
 
 
 @pytest.mark.parametrize("name", [*CHOSEN, *OTHERS])
@@ -306,7 +306,7 @@ def test_what_looks_alike_is_not_taken_for_the_same(pair: Callable[[Any], Any]) 
         return (y >= y.max(0)).sum(0), (z >= z.max(0)).sum(0), one, other
 
     jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(np.ones(8, np.float32)))
-    found = compared(jaxpr)
+    found = recomputed_values(jaxpr)
     assert len(found) == 2
     assert len(set(found.values())) == 2
 
@@ -320,7 +320,7 @@ def test_long_constants_in_a_program_are_told_apart() -> None:
 
     with _config.use_simplified_jaxpr_constants(True):
         jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(np.ones(2000, np.float32)))
-    assert len(set(compared(jaxpr).values())) == 2
+    assert len(set(recomputed_values(jaxpr).values())) == 2
 
 
 @pytest.mark.parametrize("name", [*CHOSEN, *LIMITED])

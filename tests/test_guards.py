@@ -522,7 +522,7 @@ def _resolved(executor: BucketedExec, argument: Any) -> bool:
     engine = executor._engine
     signed = engine.signer.sign((argument,), {})
     call = engine.resolve(signed)
-    signed.family.remember_refusal(call, signed.shapes)
+    signed.signature.remember_refusal(call, signed.shapes)
     return call.program is not None
 
 

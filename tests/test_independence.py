@@ -21,7 +21,7 @@ from bucketjit._tracing.program import Program
 def program_of(fn: Callable[..., Any], axes: Any, *args: Any) -> Program:
     executor = BucketedExec(fn, dynamic_axes=axes).with_pow2()
     signed = executor._engine.signer.sign(args, {})
-    program = signed.family.resolve(signed.shapes).program
+    program = signed.signature.resolve(signed.shapes).program
     assert program is not None
     return program
 

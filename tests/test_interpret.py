@@ -278,15 +278,15 @@ def test_the_context_of_a_rule() -> None:
     ("dtype", "value"),
     [("float32", -np.inf), ("int8", -128), ("bool", True), ("bfloat16", 1), ("complex64", 2j)],
 )
-@pytest.mark.parametrize("apart", [False, True])
-def test_fill_writes_into_padding_only(dtype: str, value: Any, apart: bool) -> None:
+@pytest.mark.parametrize("unfused", [False, True])
+def test_fill_writes_into_padding_only(dtype: str, value: Any, unfused: bool) -> None:
     """A select: what was there, NaN included, is gone; what is real, NaN included, stays."""
     filled: list[Any] = []
 
     def rule(ctx: RuleContext, x: Any) -> Any:
-        filled.append(ctx.fill(x, value=value, apart=apart))
-        filled.append(ctx.fill(x, axes=(-1,), value=value, apart=apart))
-        filled.append(ctx.fill(x, axes=(1,), value=value, apart=apart))
+        filled.append(ctx.fill(x, value=value, unfused=unfused))
+        filled.append(ctx.fill(x, axes=(-1,), value=value, unfused=unfused))
+        filled.append(ctx.fill(x, axes=(1,), value=value, unfused=unfused))
         return ctx.bind(x)
 
     leaf = Leaf("x", ("b", 2, "s"), jnp.dtype(dtype))
@@ -321,7 +321,7 @@ def test_a_fill_apart_is_a_branch_on_the_cpu_that_vmap_keeps() -> None:
     """So that XLA does not fuse it; a whole array takes the other branch, as it is."""
 
     def rule(ctx: RuleContext, x: Any) -> Any:
-        return ctx.bind(ctx.fill(x, axes=(0, 1), value=0, apart=True))
+        return ctx.bind(ctx.fill(x, axes=(0, 1), value=0, unfused=True))
 
     program = program_of(lambda x: x.sum(), "b, s", sizes={"b": 2, "s": 3})
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._xla_defects.compiled_reductions import has_wrong_folds
+from bucketjit._xla_defects.compiled_reductions import has_wrong_reductions
 from tests.comparison import ramp
 
 Function = Callable[[Any], Any]
@@ -90,9 +90,9 @@ def test_what_is_wrong_is_compiled_without_the_library(name: str) -> None:
         want = jax.jit(fn)(x)
         np.testing.assert_allclose(executor(x), want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
     assert executor.stats().compiles == 1
-    assert not has_wrong_folds(made(executor))
+    assert not has_wrong_reductions(made(executor))
     x = ramp(16, WIDTH)
-    assert has_wrong_folds(jax.jit(fn).lower(x).compile().as_text())
+    assert has_wrong_reductions(jax.jit(fn).lower(x).compile().as_text())
 
 
 @on_cpu
@@ -123,7 +123,7 @@ def test_who_asks_for_the_library_gets_it() -> None:
         WRONG["made by another jit"], dynamic_axes="b, _", compiler_options=options
     ).with_pow2(min=16)
     executor(ramp(10, WIDTH))
-    assert has_wrong_folds(made(executor))
+    assert has_wrong_reductions(made(executor))
 
 
 @on_cpu
@@ -152,4 +152,6 @@ def test_what_comes_from_a_file_has_been_looked_at(tmp_path: Any) -> None:
 
 
 def test_nothing_is_read_into_other_programs() -> None:
-    assert not has_wrong_folds("") and not has_wrong_folds("HloModule m\nENTRY %main () {\n}\n")
+    assert not has_wrong_reductions("") and not has_wrong_reductions(
+        "HloModule m\nENTRY %main () {\n}\n"
+    )

@@ -466,7 +466,7 @@ def test_numbers_made_of_sizes() -> None:
         assert_like_jit(executor, scaled, ramp(*shape))
     for fn, message in (
         (lambda x: x * math.sqrt(x.shape[0]), "a number that the function computes of sizes"),
-        (lambda x: x.T + np.arange(x.shape[0]), "leaked: a constant .* has b along an axis"),
+        (lambda x: x.T + np.arange(x.shape[0]), "size_constant: a constant .* has b along an axis"),
     ):
         executor = BucketedExec(fn, dynamic_axes="b, s").with_pow2(max=4, overflow="split")
         assert_like_jit(executor, fn, ramp(4, 3))

@@ -17,7 +17,7 @@ from jax import lax
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
 from bucketjit._tracing.concrete import Tracer, pair
 from bucketjit._tracing.program import Leaf, TraceRefused
-from bucketjit._tracing.skeleton import take_apart
+from bucketjit._tracing.skeleton import decompose
 from tests.comparison import assert_like_jit, assert_same, ramp
 
 SIZES = (5, 7, 3, 8, 6, 4, 5, 9, 16)
@@ -316,7 +316,7 @@ def test_several_threads() -> None:
 def test_skeletons_tell_axes_from_sizes() -> None:
     def skeleton(fn: Callable[..., Any], *shape: int) -> Any:
         closed = jax.make_jaxpr(fn)(jnp.zeros(shape))
-        return take_apart(closed.jaxpr, closed.consts)
+        return decompose(closed.jaxpr, closed.consts)
 
     total = lambda axis: lambda x: x.sum(axis)  # noqa: E731
     assert skeleton(total(0), 3, 3).difference(skeleton(total(0), 5, 5)) is None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, MaskingError, SplitError
-from bucketjit._ir.size_constant import leaked_p
+from bucketjit._ir.size_constant import size_constant_p
 from tests.comparison import assert_same
 from tests.test_overflow import floats
 
@@ -128,7 +128,7 @@ def refuses(ctx: Any) -> Any:
 @pytest.mark.parametrize("policy", [Fallback.EXACT, Fallback.ERROR])
 def test_what_cannot_be_masked_is_not_run_in_parts(policy: Fallback) -> None:
     fn = otherwise_at(lambda b: int(b) == 1)
-    executor = in_chunks(fn, 1, "b, s", fallback=policy).with_rules({leaked_p: refuses})
+    executor = in_chunks(fn, 1, "b, s", fallback=policy).with_rules({size_constant_p: refuses})
     for b in (3, 5, 3):
         if policy is Fallback.ERROR:
             with pytest.raises(FallbackError, match="not today"):
@@ -138,7 +138,7 @@ def test_what_cannot_be_masked_is_not_run_in_parts(policy: Fallback) -> None:
             warnings.simplefilter("ignore")
             assert_same(executor(floats(b, 3)), jax.jit(fn)(floats(b, 3)), rtol=1e-6)
     if policy is Fallback.EXACT:
-        assert list(executor.stats().fallback_reasons) == ["leaked: not today"]
+        assert list(executor.stats().fallback_reasons) == ["size_constant: not today"]
 
 
 def test_explained() -> None:

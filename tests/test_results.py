@@ -15,7 +15,7 @@ from jax import lax
 import bucketjit
 from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning, Padded, SpecError
 from bucketjit._arrays.padding import pad, padder, plain
-from bucketjit._runtime.fast_path.route import _MAX_ROUTES
+from bucketjit._runtime.fast_path.dispatch import _MAX_ROUTES
 from tests.comparison import assert_same, ramp, unrolled
 
 SIZES = (3, 5, 4, 8, 1, 3, 5)
@@ -433,11 +433,11 @@ def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
 
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are forgotten at once; calls are counted all the same."""
-    monkeypatch.setattr("bucketjit._runtime.fast_path.route._MEMO_LIMIT", 4)
+    monkeypatch.setattr("bucketjit._runtime.fast_path.dispatch._MEMO_LIMIT", 4)
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     for n in (*range(1, 17), *range(1, 17)):
         np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
-        [route] = executor._engine.memory.routes
+        [route] = executor._engine.memory.fast_path
         assert len(route.plans) <= 4
     stats = executor.stats()
     assert (stats.calls, stats.compiles) == (32, 5)
@@ -454,8 +454,8 @@ def test_more_layouts_of_arguments_than_are_kept() -> None:
     executor = BucketedExec(scaled, dynamic_axes={"x": "n"}).with_pow2().with_maxsize(None)
     for name in names * 2:
         np.testing.assert_array_equal(executor(ramp(3), **{name: 2.0}), 2 * ramp(3))
-    routes = list(executor._engine.memory.routes)
-    assert [route.layout.names for route in routes] == [
+    fast_path = list(executor._engine.memory.fast_path)
+    assert [route.layout.names for route in fast_path] == [
         (n,) for n in names[: -_MAX_ROUTES - 1 : -1]
     ]
     assert executor.stats().compiles == len(names)
@@ -477,7 +477,7 @@ def test_typed_keys_take_the_short_way(out: str) -> None:
                     assert (got.dtype, got.shape) == (want.dtype, want.shape)
                     words = map(jax.random.key_data, (got, want))
                     np.testing.assert_array_equal(*words)
-    assert len({key[1] for route in executor._engine.memory.routes for key in route.plans}) == 2
+    assert len({key[1] for route in executor._engine.memory.fast_path for key in route.plans}) == 2
     assert executor.stats().compiles == 4
 
 

@@ -191,7 +191,7 @@ def test_a_plan_is_dropped_if_its_chunks_are_not_counted_any_more(
 
     monkeypatch.setattr(executor._engine.splitter, "run", cleared)
     executor(floats(9, 3))
-    assert executor._engine.memory.routes.latest is None
+    assert executor._engine.memory.fast_path.latest is None
     monkeypatch.undo()
     for _ in range(5):
         executor(floats(9, 3))
@@ -253,14 +253,14 @@ def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     x = floats(12, 3)
     executor(x), executor(x)
     meet, threads = threading.Barrier(3), set()
-    serve = plan.SplitPlan._serve
+    serve = plan.ChunkedHandler._serve
 
     def met(*args: Any, **kwargs: Any) -> Any:
         meet.wait(timeout=30)
         threads.add(threading.get_ident())
         return serve(*args, **kwargs)
 
-    monkeypatch.setattr(plan.SplitPlan, "_serve", met)
+    monkeypatch.setattr(plan.ChunkedHandler, "_serve", met)
     assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
     assert len(threads) == 3
 

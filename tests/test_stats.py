@@ -19,7 +19,7 @@ import pytest
 
 from bucketjit import BucketedExec, Check, FallbackWarning, MaskingError, strategies
 from bucketjit._runtime import statistics
-from bucketjit._runtime.counters import Counters, Line
+from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.statistics import REASONS_KEPT
 from bucketjit._runtime.timeline import MOMENTS
 
@@ -209,14 +209,14 @@ def test_calls_that_fail_while_they_run_are_counted(check: Check, strategy: Any)
 
 def test_a_call_under_way_is_counted_though_its_plan_gave_way() -> None:
     counters = Counters()
-    line = Line({"b": 3}, {"b": 4}, 3, 4)
+    line = CallCounter({"b": 3}, {"b": 4}, 3, 4)
     counters.open(line)
     line.calls.add()
     counters.close(line)
     line.calls.add()  # another thread had the plan in its hands
     assert counters.snapshot(0, 0, 0, []).calls == 2
     for _ in range(1000):
-        other = Line({"b": 3})
+        other = CallCounter({"b": 3})
         counters.open(other)
         other.calls.add()
         counters.close(other)
@@ -262,7 +262,7 @@ def test_history_is_bounded_and_spans_the_run(monkeypatch: pytest.MonkeyPatch) -
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     counters = Counters()
-    line = Line({"b": 3}, {"b": 4}, 3, 4)
+    line = CallCounter({"b": 3}, {"b": 4}, 3, 4)
     for _ in range(20_000):
         now[0] += 0.5
         counters.call(line)
@@ -288,7 +288,7 @@ def test_history_tells_hits_and_compiles(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_sizes_are_bounded() -> None:
     counters = Counters()
     for n in range(1, 20_001):
-        counters.call(Line({"s": n}))
+        counters.call(CallCounter({"s": n}))
     counts = counters.snapshot(0, 0, 0, []).size_counts["s"]
     assert len(counts) <= 4096 and sum(counts.values()) == 20_000
     assert max(counts) == 20_000 and all(size % 8 == 0 for size in counts)
@@ -297,7 +297,7 @@ def test_sizes_are_bounded() -> None:
 def test_reasons_are_bounded_in_number() -> None:
     """The first ones stay, whatever is counted in which way, and the counts add up."""
     counters = Counters()
-    lines = [Line({"b": 3}, reason=f"reason {i}") for i in range(100)]
+    lines = [CallCounter({"b": 3}, reason=f"reason {i}") for i in range(100)]
     for i, line in enumerate(lines):
         counters.call(line)
         assert counters.fallback(f"reason {i}") == (i <= REASONS_KEPT)  # the rest is one reason
@@ -330,7 +330,7 @@ def test_reasons_are_bounded_in_length(text: str) -> None:
     """The start and the end of a reason stay."""
     counters = Counters()
     for _ in range(3):
-        counters.call(Line({}, reason=f"dot_general: {text} [f.py:3]"))
+        counters.call(CallCounter({}, reason=f"dot_general: {text} [f.py:3]"))
     counters.fallback(f"dot_general: {text} [f.py:3]", counted=False)
     ((reason, calls),) = counters.snapshot(0, 0, 0, ()).fallback_reasons.items()
     assert calls == 4 and len(reason) <= 500 and reason.isprintable()

@@ -42,7 +42,7 @@ from bucketjit import (
     StrategyContractError,
     strategies,
 )
-from bucketjit._compile.provider import Supply
+from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._precompile import requested_sizes, warmup
 from tests.comparison import (
     assert_goes_with_its_last_reference,
@@ -582,13 +582,13 @@ def test_warm_up_of_what_cannot_be_masked() -> None:
 def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "_LOOKED_UP_AT_LEAST", 60)
     executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
-    prepare = Supply.prepare
+    prepare = ExecutableProvider.prepare
 
     def late(self: Any, order: Any, **how: Any) -> bool:
         time.sleep(0.3)
         return prepare(self, order, **how)
 
-    monkeypatch.setattr(Supply, "prepare", late)
+    monkeypatch.setattr(ExecutableProvider, "prepare", late)
     ask = {"sizes": {"n": [3, 9, 20]}, "workers": 1, "progress": False}
     report = executor.warmup(ramp(3, 3), time_budget=0.2, **ask)  # enough to find out
     assert len(report.exact) == 3 and not report.compiled and not report.failed
@@ -1091,7 +1091,7 @@ def test_threads_end_with_the_executor(live_executables: Callable[[], int]) -> N
     executor(ramp(9))
     executor(ramp(3))
     assert executor.wait_for_compiles(60)
-    workers = executor._engine.supply.workers
+    workers = executor._engine.provider.workers
     assert workers is not None
     threads = list(workers._threads)
     del executor, workers
@@ -1379,17 +1379,17 @@ def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
     engine = executor._engine
     signed = engine.signer.sign((ramp(3),), {})
     call = engine.resolve(signed)
-    order = engine.orders.masked(signed, call, {"batch": 4})
+    order = engine.requests.masked(signed, call, {"batch": 4})
     go, begun = threading.Event(), threading.Event()
 
     def load(self: Any, order: Any) -> None:
         begun.set()
         assert go.wait(60)
 
-    monkeypatch.setattr(Supply, "_load", load)
+    monkeypatch.setattr(ExecutableProvider, "_load", load)
     beside = {"first_run": False, "is_asked_for": False, "may_compile": False}
     with ThreadPoolExecutor(2) as pool:
-        background = pool.submit(engine.supply.prepare, order, **beside)
+        background = pool.submit(engine.provider.prepare, order, **beside)
         assert begun.wait(60)
         result = pool.submit(executor, ramp(3))
         time.sleep(0.2)  # it waits for the other one by now, or comes later

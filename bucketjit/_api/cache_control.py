@@ -101,7 +101,7 @@ class CacheControl:
                 ...
             bucketjit._errors.CompileBudgetError: <lambda>: a call with batch=5 needs the bucket ...
         """
-        return CompileGuard(self._engine.supply.allowance)
+        return CompileGuard(self._engine.provider.allowance)
 
     def wait_for_compiles(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to compile in the background.
@@ -118,10 +118,10 @@ class CacheControl:
         check_seconds("wait_for_compiles: timeout", timeout)
         engine = self._engine
         deadline = None if timeout is None else time.monotonic() + timeout
-        watchers = [other.watcher for other in engine.shared.engines]
+        observers = [other.observer for other in engine.shared.engines]
         for workers in (
-            *(watcher.workers for watcher in watchers if isinstance(watcher, Adapting)),
-            engine.supply.workers,
+            *(observer.workers for observer in observers if isinstance(observer, Adapting)),
+            engine.provider.workers,
         ):
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             if workers is not None and not workers.wait(left):

@@ -26,8 +26,8 @@ from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE, only_differen
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
 from bucketjit._runtime.fast_path.handler import Evicted
-from bucketjit._runtime.fast_path.route import Given, Routes
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
@@ -157,8 +157,8 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
         self._config = config
         self._engine = Engine(config, shared)
-        self._routes = self._engine.memory.routes
-        self._engine.watcher = adaptive(self._engine)
+        self._fast_path = self._engine.memory.fast_path
+        self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
@@ -166,11 +166,11 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         functools.update_wrapper(self, config.fn, updated=())
         self._of_copies: BucketedExec | None = None
         if config.copy_inputs:
-            # It serves the calls, of copies. This one has no routes, so it comes to where they are
-            # made, and an executor that makes none does not ask on its warm path.
+            # It serves the calls, of copies. This one has no fast_path, so it comes to where they
+            # are made, and an executor that makes none does not ask on its warm path.
             twin = object.__new__(type(self))
             vars(twin).update(vars(self))
-            self._of_copies, self._routes = twin, Routes()
+            self._of_copies, self._fast_path = twin, FastPath()
 
     def _with(self, **changes: Any) -> Self:
         new = object.__new__(type(self))
@@ -205,17 +205,17 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         """Run the function; see the class."""
         if _THREAD_TRACE.value not in _NO_TRACE:
             return self._inside(args, kwargs)
-        route = self._routes.latest
-        while route is not None:
+        table = self._fast_path.latest
+        while table is not None:
             try:
-                plan = route.plans.get(route.key(args, kwargs))
+                plan = table.plans.get(table.key(args, kwargs))
             except TypeError:  # a static argument that cannot be hashed
                 break
             while plan is not None:
                 try:
                     return plan.serve(args, kwargs)
                 except (SignatureChanged, NotPlaced):
-                    plan = plan.following
+                    plan = plan.next
                 except Evicted:
                     plan = None
                 except Exception:
@@ -224,14 +224,14 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
                     if any(isinstance(x, Padded) for x in signed.leaves):
                         return engine.serve(signed)
                     raise
-            route = route.following
+            table = table.next
         if jit_disabled():
             return self._inside(args, kwargs)
         if self._of_copies is not None:
             args, kwargs = self._engine.signer.with_copies(args, kwargs)
             return self._of_copies(*args, **kwargs)
         signed = self._engine.signer.sign(args, kwargs)
-        return self._engine.serve(signed, Given(args, kwargs, self._routes))
+        return self._engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""

@@ -92,7 +92,7 @@ class Warming:
                 )
             return self._warmup_as_in(args[0], time_budget, **how)
         engine = self._engine
-        epoch = engine.supply.epoch
+        epoch = engine.provider.epoch
         try:
             signed = sign_like(engine.signer, args, kwargs)
         except ArgumentError as error:
@@ -110,13 +110,13 @@ class Warming:
     ) -> WarmupReport:
         """Warm up what a manifest names; a signature that fails does not lose the others."""
         engine, began = self._engine, time.monotonic()
-        epoch = engine.supply.epoch
+        epoch = engine.provider.epoch
         stale = manifest.changes()
         if manifest.function != engine.name:
             stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
         warmed = []
         for entry in manifest.entries():
-            if engine.supply.epoch is not epoch:
+            if engine.provider.epoch is not epoch:
                 warmed.append(none_begun(entry.sizes))
                 continue
             left = None if time_budget is None else time_budget - (time.monotonic() - began)
@@ -135,7 +135,7 @@ class Warming:
                 warmed.append(none_warmed(entry.sizes, error))
         report = report_of(warmed, engine, epoch, stale, manifest.left_out)
         for why in report.stale:
-            engine.tell(Event("stale", engine.name, detail=f"the manifest: {why}"))
+            engine.emit(Event("stale", engine.name, detail=f"the manifest: {why}"))
         return report
 
     def manifest(self) -> Manifest:

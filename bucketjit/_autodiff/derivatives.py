@@ -17,8 +17,8 @@ from bucketjit._errors import MaskingError
 from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._sizes.expressions import is_symbolic, variables_of
 from bucketjit._tracing.program import Program
@@ -69,7 +69,7 @@ class Derivatives:
                 if (engine := self._engines.get(made.execute)) is not None:
                     yield Derived(engine, path, origin)
 
-    def engine_at(self, signed: Signed, path: equations.Path) -> Engine:
+    def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
         """What serves the calls of a derivative.
 
         Args:
@@ -106,27 +106,31 @@ class Derivatives:
         tree, fn = call.out_tree, self._function(signed, call, program)
         return lambda: tree.unflatten(equations.call(fn, signed.leaves))
 
-    def _refusal(self, signed: Signed, call: Call) -> MaskingError | None:
+    def _refusal(self, signed: SignedCall, call: ResolvedCall) -> MaskingError | None:
         if call.program is None:
             return call.refusal
         return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
 
-    def _function(self, signed: Signed, call: Call, program: Program) -> equations.Bucketed:
+    def _function(
+        self, signed: SignedCall, call: ResolvedCall, program: Program
+    ) -> equations.Bucketed:
         with self._engine.lock:
-            key = (signed.family, call.tokens, program)
+            key = (signed.signature, call.tokens, program)
             found = self._functions.get(key)
             if found is None:
                 made = self._differentiable(signed, call, program)
                 found = self._functions[key] = made, _origin(signed, call)
         return found[0]
 
-    def _differentiable(self, signed: Signed, call: Call, program: Program) -> equations.Bucketed:
+    def _differentiable(
+        self, signed: SignedCall, call: ResolvedCall, program: Program
+    ) -> equations.Bucketed:
         signed = dataclasses.replace(signed, leaves=[])  # kept, and the arguments need not be
-        engine, family = self._engine, signed.family
+        engine, signature = self._engine, signed.signature
 
         def flat(*leaves: Any) -> list[Any]:
             args, kwargs = signed.tree.unflatten(leaves)
-            return jax.tree_util.tree_leaves(family.fn(*args, **kwargs))
+            return jax.tree_util.tree_leaves(signature.fn(*args, **kwargs))
 
         def execute(*leaves: Any) -> list[Any]:
             shapes = [np.shape(x) for x in leaves]
@@ -170,10 +174,10 @@ class Derivatives:
         return equations.Bucketed(flat, run, ins, outs, derive, dtypes)
 
 
-def _origin(signed: Signed, call: Call) -> Origin | None:
+def _origin(signed: SignedCall, call: ResolvedCall) -> Origin | None:
     """A call, its arrays replaced by their types."""
     leaves: list[Any] = []
-    for x, shape, kind in zip(signed.leaves, signed.shapes, signed.family.types, strict=True):
+    for x, shape, kind in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True):
         if kind.dtype is None:
             leaves.append(x)
             continue
@@ -183,9 +187,9 @@ def _origin(signed: Signed, call: Call) -> Origin | None:
     return Origin(dataclasses.replace(signed, leaves=leaves), call.tokens, call.sizes)
 
 
-def _refused(signed: Signed, program: Program) -> MaskingError | None:
+def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
     """Why derivatives of a program are not bucketed, if they are not."""
-    if any(t.dtype is None for t in signed.family.types):
+    if any(t.dtype is None for t in signed.signature.types):
         return MaskingError(
             "a function of a size argument is not differentiated in buckets",
             "open an axis of an array in its place, or make an executor of its gradient",

@@ -16,9 +16,9 @@ from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import shown
 from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signature import Family
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signature import Signature
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
@@ -27,7 +27,10 @@ _TOO_LARGE = 2**63  # bytes of an array
 
 
 def padded_leaf_shapes(
-    call: Call, family: Family, bucket: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
+    call: ResolvedCall,
+    signature: Signature,
+    bucket: Mapping[str, int],
+    shapes: Sequence[tuple[int, ...]],
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Position and padded shape of each leaf that has open axes.
 
@@ -37,7 +40,7 @@ def padded_leaf_shapes(
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
     found = []
-    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, family.types, strict=True)):
+    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, signature.types, strict=True)):
         if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
             padded = tuple(
                 n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
@@ -57,7 +60,7 @@ def can_be(shape: Sequence[int], dtype: Any) -> bool:
     return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
 
 
-def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed:
+def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> SignedCall:
     """The same call at other sizes; its leaves say type and placement only.
 
     Raises:
@@ -65,7 +68,7 @@ def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed
     """
     shapes: list[tuple[int, ...]] = []
     leaves: list[Any] = []
-    rows = zip(tokens, signed.shapes, signed.leaves, signed.family.types, strict=True)
+    rows = zip(tokens, signed.shapes, signed.leaves, signed.signature.types, strict=True)
     for row, shape, leaf, kind in rows:
         new = tuple(
             n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
@@ -86,10 +89,10 @@ def at_sizes(signed: Signed, tokens: Tokens, sizes: Mapping[str, int]) -> Signed
     return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
 
 
-def abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
+def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
     """The leaves of a call as ``jit`` lowers for them: types and placement, no contents."""
     leaves: list[Any] = []
-    for i, (x, kind) in enumerate(zip(signed.leaves, signed.family.types, strict=True)):
+    for i, (x, kind) in enumerate(zip(signed.leaves, signed.signature.types, strict=True)):
         if kind.dtype is None or isinstance(x, bool | int | float | complex):
             leaves.append(x)
             continue
@@ -106,7 +109,7 @@ def abstract(signed: Signed, padded: Mapping[int, tuple[int, ...]]) -> list[Any]
     return leaves
 
 
-def without_values(signed: Signed) -> Signed:
+def without_values(signed: SignedCall) -> SignedCall:
     """A call that keeps none of its arrays alive."""
     return dataclasses.replace(signed, leaves=abstract(signed, {}))
 
@@ -158,7 +161,7 @@ class Expected:
 
 
 def to_donate(
-    signed: Signed, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
+    signed: SignedCall, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Which arguments to donate, and which leaves of them have open axes.
 
@@ -177,7 +180,7 @@ def to_donate(
     # Those that are donated whatever the others do have the first choice.
     for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
         wanted = Counter(
-            (pads.get(leaf, signed.shapes[leaf]), signed.family.types[leaf].dtype)
+            (pads.get(leaf, signed.shapes[leaf]), signed.signature.types[leaf].dtype)
             for leaf in leaves_of[i]
         )
         opened = [leaf for leaf in leaves_of[i] if leaf in pads]

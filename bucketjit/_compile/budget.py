@@ -10,7 +10,7 @@ from typing import Any
 
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.requests import Order
+from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import CompileBudget
 from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
 from bucketjit._events import LONGEST, Event, printable, shown
@@ -80,12 +80,12 @@ class Allowance:
             or (budget.seconds is not None and spent.seconds >= budget.seconds)
         )
 
-    def spend(self, order: Order, is_asked_for: bool) -> Spending:
+    def spend(self, request: CompileRequest, is_asked_for: bool) -> Spending:
         """Count a compile that is about to begin.
 
         Args:
-            order: What is compiled.
-            is_asked_for: See `Supply.prepare`.
+            request: What is compiled.
+            is_asked_for: See `ExecutableProvider.prepare`.
 
         Returns:
             Where it is counted.
@@ -98,10 +98,10 @@ class Allowance:
             if self._allows(spent):
                 spent.compiles += 1
                 return spent
-        message = self.refusal(order)
+        message = self.refusal(request)
         if not is_asked_for:
             raise CompileBudgetError(message)
-        self.tell_refusal(order, message)
+        self.tell_refusal(request, message)
         if self._forbidden or self._budget.action == "error":
             raise CompileBudgetError(message)
         warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
@@ -109,17 +109,17 @@ class Allowance:
             spent.compiles += 1
         return spent
 
-    def tell_refusal(self, order: Order, message: str) -> None:
+    def tell_refusal(self, request: CompileRequest, message: str) -> None:
         """Tell of a compile that is not allowed, and why."""
-        self._tell(Event("budget", self._name, order.sizes, detail=message.split(": ", 1)[1]))
+        self._tell(Event("budget", self._name, request.sizes, detail=message.split(": ", 1)[1]))
 
-    def refusal(self, order: Order) -> str:
+    def refusal(self, request: CompileRequest) -> str:
         """Why an executable may not be compiled, and which one is nearest, in words."""
-        sizes = shown(order.logical) or "these arguments"
-        wanted = f"{_kind(order.program is None)} {shown(order.sizes) or '()'}"
+        sizes = shown(request.logical) or "these arguments"
+        wanted = f"{_kind(request.program is None)} {shown(request.sizes) or '()'}"
         return (
             f"{self._name}: a call with {sizes} needs the {wanted}, "
-            f"which is not compiled, and {self._limit}. {self._nearest(order)}"
+            f"which is not compiled, and {self._limit}. {self._nearest(request)}"
         )
 
     @property
@@ -135,25 +135,25 @@ class Allowance:
         ]
         return f"the compile budget of {' and '.join(limits)} is spent"
 
-    def _nearest(self, order: Order) -> str:
+    def _nearest(self, request: CompileRequest) -> str:
         """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
-        exact = order.program is None
+        exact = request.program is None
         advice = _ADVICE_EXACT if exact else _ADVICE
-        stored = [e for _, e in self._cache.items() if e.sizes.keys() == order.sizes.keys()]
+        stored = [e for _, e in self._cache.items() if e.sizes.keys() == request.sizes.keys()]
         if not stored:
             return f"No bucket is compiled. {advice}"
 
         def distance(entry: Executable) -> float:
-            return sum(abs(entry.sizes[v] - n) / n for v, n in order.sizes.items() if n)
+            return sum(abs(entry.sizes[v] - n) / n for v, n in request.sizes.items() if n)
 
         nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
-        if nearest.sizes == order.sizes and nearest.exact == exact:
+        if nearest.sizes == request.sizes and nearest.exact == exact:
             return (
                 "That one is compiled for arguments of other types or shapes, for what this call "
                 "is a derivative of, or for sizes at which the function does something else. Make "
                 "such a call before, or warm up these very sizes."
             )
-        beyond = [v for v, n in order.logical.items() if nearest.sizes.get(v, n) < n]
+        beyond = [v for v, n in request.logical.items() if nearest.sizes.get(v, n) < n]
         which = f" (too small in {', '.join(beyond)})" if beyond else ""
         told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
         return f"The nearest compiled {told}. {advice}"

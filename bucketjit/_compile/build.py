@@ -26,8 +26,8 @@ from bucketjit._masking.array_ops import select
 from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic, shape_function
 from bucketjit._tracing.program import Program
@@ -46,7 +46,8 @@ class Masked(NamedTuple):
         at: The padded sizes.
         call: The call that asks for it.
         origin: The same call, to be remembered.
-        bucket, pads, leak_shapes, donated, donated_leaves: See `Executable` and `masked_function`.
+        bucket, pads, size_constant_shapes, donated, donated_leaves: See `Executable` and
+            `masked_function`.
         options: Options of XLA.
         device: Where it runs if that is none of JAX's own devices; see `bucketjit._cores`.
     """
@@ -57,11 +58,11 @@ class Masked(NamedTuple):
     kwargs: Any
     expected: Expected
     at: BucketSizes
-    call: Call
+    call: ResolvedCall
     origin: Origin
     bucket: Mapping[str, int]
     pads: tuple[tuple[int, tuple[int, ...]], ...]
-    leak_shapes: tuple[tuple[int, ...], ...]
+    size_constant_shapes: tuple[tuple[int, ...], ...]
     donated: frozenset[int]
     donated_leaves: frozenset[int]
     options: Mapping[str, Any]
@@ -69,8 +70,8 @@ class Masked(NamedTuple):
 
 
 def masked_function(
-    signed: Signed,
-    call: Call,
+    signed: SignedCall,
+    call: ResolvedCall,
     bucket: Mapping[str, int],
     pads: tuple[tuple[int, tuple[int, ...]], ...],
     rules: Callable[[], RuleTable],
@@ -95,30 +96,30 @@ def masked_function(
             calls.
         after: Makes the hooks of `interpret` that the program needs.
     """
-    program, family = call.program, signed.family
+    program, signature = call.program, signed.signature
     assert program is not None
     variables = call.variables
     poisoned = check is Check.POISON
     expected = Expected({i for i, _ in pads})
-    is_size = [t.dtype is None for t in family.types]
+    is_size = [t.dtype is None for t in signature.types]
 
     def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = expected.check(args, kwargs)
         arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
-        vector, leaks = sizes if isinstance(sizes, tuple) else (sizes, ())
+        vector, size_constants = sizes if isinstance(sizes, tuple) else (sizes, ())
         values = {v: vector[i] for i, v in enumerate(variables)}
-        at = BucketSizes(bucket, program.lower, values, leaks)
+        at = BucketSizes(bucket, program.lower, values, size_constants)
         poison = poison_equations(vector[len(variables)]) if poisoned else None
         return _evaluated(program, arrays, at, rules(), hooks(poison, after), poisoned)
 
-    masked.__name__ = getattr(family.fn, "__name__", "masked")
+    masked.__name__ = getattr(signature.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
     static = BucketSizes(bucket, program.lower, {})
     donated, donated_leaves = frozenset[int](), frozenset[int]()
     if check is Check.OFF:
         donated, donated_leaves = _donated(signed, dict(pads), program, static)
-    leak_shapes = tuple(map(static.padded_shape, program.leak_shapes))
-    sizes: Any = sizes_argument(call, leak_shapes, 0 if poisoned else None)
+    size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
+    sizes: Any = sizes_argument(call, size_constant_shapes, 0 if poisoned else None)
     device = None
     if not signed.donate:
         tree: Any
@@ -142,7 +143,7 @@ def masked_function(
         origin=Origin(signed, call.tokens, call.whole or call.sizes),
         bucket=bucket,
         pads=pads,
-        leak_shapes=leak_shapes,
+        size_constant_shapes=size_constant_shapes,
         donated=donated,
         donated_leaves=donated_leaves,
         options=options,
@@ -151,7 +152,7 @@ def masked_function(
 
 
 def _donated(
-    signed: Signed, pads: Mapping[int, tuple[int, ...]], program: Program, at: BucketSizes
+    signed: SignedCall, pads: Mapping[int, tuple[int, ...]], program: Program, at: BucketSizes
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The arguments whose padded copies are donated, and the leaves of those; see `to_donate`."""
     if not signed.donate:
@@ -274,7 +275,7 @@ def masked_executable(
         out_tree=program.out_tree,
         pads=made.pads,
         outs=outs,
-        leak_shapes=made.leak_shapes,
+        size_constant_shapes=made.size_constant_shapes,
         donated_leaves=made.donated_leaves,
         constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
         compiles=made.function,

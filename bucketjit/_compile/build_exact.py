@@ -15,7 +15,7 @@ from bucketjit._compile.build import Compile
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._config import Check
 from bucketjit._ir.jax_patches import forgetful_jax
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 
 
 class Exact(NamedTuple):
@@ -37,15 +37,15 @@ class Exact(NamedTuple):
     options: Mapping[str, Any]
 
 
-def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> Exact:
+def exact_function(signed: SignedCall, check: Check, options: Mapping[str, Any]) -> Exact:
     """The function that `build_exact` compiles. Traces nothing.
 
     Checked calls donate nothing: they run twice.
     """
-    fn = signed.family.fn
+    fn = signed.signature.fn
     static = {
         i: shape[0]
-        for i, (shape, t) in enumerate(zip(signed.shapes, signed.family.types, strict=True))
+        for i, (shape, t) in enumerate(zip(signed.shapes, signed.signature.types, strict=True))
         if t.dtype is None
     }
 
@@ -66,7 +66,7 @@ def exact_function(signed: Signed, check: Check, options: Mapping[str, Any]) -> 
     return Exact(function, args, kwargs, expected, donated, options)
 
 
-def result_types(signed: Signed) -> Any:
+def result_types(signed: SignedCall) -> Any:
     """The results of the function itself, as types: it is traced, and not compiled.
 
     Raises:
@@ -76,7 +76,7 @@ def result_types(signed: Signed) -> Any:
     return made.function.eval_shape(*made.args, **made.kwargs)
 
 
-def one_by_one(signed: Signed) -> Any:
+def one_by_one(signed: SignedCall) -> Any:
     """The results of the function itself, each operation run by itself.
 
     XLA may round a value otherwise wherever it is read, and be wrong about what is decided by it;
@@ -87,14 +87,14 @@ def one_by_one(signed: Signed) -> Any:
     """
     args, kwargs = signed.tree.unflatten(
         shape[0] if t.dtype is None else jnp.asarray(plain(x))
-        for x, shape, t in zip(signed.leaves, signed.shapes, signed.family.types, strict=True)
+        for x, shape, t in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True)
     )
     with jax.disable_jit():
-        return jax.tree_util.tree_map(jnp.asarray, signed.family.fn(*args, **kwargs))
+        return jax.tree_util.tree_map(jnp.asarray, signed.signature.fn(*args, **kwargs))
 
 
 def build_exact(
-    signed: Signed, sizes: Mapping[str, int], made: Exact, compile: Compile
+    signed: SignedCall, sizes: Mapping[str, int], made: Exact, compile: Compile
 ) -> Executable:
     """Compile the function itself for one exact shape.
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 
-class Tally:
+class AtomicCount:
     """A count that threads add to without a lock: ``add`` is one C call, which is atomic."""
 
     __slots__ = ("_lock", "_reads", "add")
@@ -46,7 +46,7 @@ class Slot(Generic[V]):
 
     def __init__(self, entry: V, weight: int = 0) -> None:
         self.entry: V | None = entry
-        self.uses = Tally()
+        self.uses = AtomicCount()
         self.last_used = time.monotonic()
         self.weight = weight
         self.pinned = False

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from cachetools import Cache
 
-from bucketjit._compile.cache_slot import Slot, Tally
+from bucketjit._compile.cache_slot import AtomicCount, Slot
 
 V = TypeVar("V")
 
@@ -91,7 +91,7 @@ class CacheStore(Generic[K, V]):
         self._on_evict = on_evict
         self._lock = threading.Lock()
         self._slots: _Store[K, V] = _Store(math.inf, policy)
-        self._retired: deque[Tally] = deque()
+        self._retired: deque[AtomicCount] = deque()
         self._hits = 0
         self._hits_before = 0
         self._misses = 0

@@ -17,8 +17,8 @@ from bucketjit._arrays.results import Change, finisher
 from bucketjit._config import Out
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 
 
@@ -44,7 +44,7 @@ class Executable:
         compiles: The jitted function behind it, which compiles for what ``function`` does not know.
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: The outputs with open axes.
-        leak_shapes: Padded shape of each constant that depends on the logical sizes.
+        size_constant_shapes: Padded shape of each constant that depends on the logical sizes.
         donated_leaves: Positions of the leaves with open axes whose padded copy is donated.
         constant_bytes: Memory of the arrays that the program closes over.
         on_compile: Told of each compile after the first: like any jitted function, it is compiled
@@ -70,7 +70,7 @@ class Executable:
     compiles: Callable[..., Any]
     pads: tuple[tuple[int, tuple[int, ...]], ...] = ()
     outs: tuple[OpenOut, ...] = ()
-    leak_shapes: tuple[tuple[int, ...], ...] = ()
+    size_constant_shapes: tuple[tuple[int, ...], ...] = ()
     donated_leaves: frozenset[int] = frozenset()
     constant_bytes: int = 0
     on_compile: Callable[[Executable], None] | None = None
@@ -146,7 +146,7 @@ class Executable:
             self.note_compiles(args, kwargs)
         return result
 
-    def finisher(self, call: Call, out: Out) -> Change | None:
+    def finisher(self, call: ResolvedCall, out: Out) -> Change | None:
         """What cuts its results to their logical sizes; None where nothing needs to be done.
 
         Args:
@@ -157,7 +157,7 @@ class Executable:
         padded = {o.position: o.padded for o in self.outs}
         weak = {o.position: o.weak_type for o in self.outs}
         finish = finisher(self.out_tree, logical, padded, weak, out)
-        nested = call.leaks.out_tree
+        nested = call.size_constants.out_tree
         if nested is None:
             return finish
         return lambda result: nested.unflatten(result if finish is None else finish(result))
@@ -187,10 +187,10 @@ class Origin(NamedTuple):
     Attributes:
         signed: The call, its arrays replaced by their types.
         tokens: A token per axis of each leaf; None where no axes are open.
-        sizes: Its logical sizes, or those of the call that it is a part of (`Call.whole`).
+        sizes: Its logical sizes, or those of the call that it is a part of (`ResolvedCall.whole`).
     """
 
-    signed: Signed
+    signed: SignedCall
     tokens: Tokens | None
     sizes: Mapping[str, int]
 
@@ -212,7 +212,7 @@ class OpenOut(NamedTuple):
 
 
 def sizes_argument(
-    call: Call, leak_shapes: Sequence[tuple[int, ...]], poison: int | None = None
+    call: ResolvedCall, size_constant_shapes: Sequence[tuple[int, ...]], poison: int | None = None
 ) -> Any:
     """What an executable takes before the arguments of the call.
 
@@ -220,28 +220,30 @@ def sizes_argument(
     constants that depend on the logical sizes, if the program has any.
     """
     vector = np.array([*call.ordered, *(() if poison is None else (poison,))], np.int32)
-    if not leak_shapes:
+    if not size_constant_shapes:
         return vector
-    return vector, tuple(map(pad, call.leaks.values, leak_shapes))
+    return vector, tuple(map(pad, call.size_constants.values, size_constant_shapes))
 
 
-def arguments_with(entry: Executable, signed: Signed, kind: str | None) -> list[Any]:
+def arguments_with(entry: Executable, signed: SignedCall, kind: str | None) -> list[Any]:
     """The arrays of a call padded with a poison, or as they came for None; sizes left out."""
     leaves = list(signed.leaves)
     if kind is not None:
         for i, shape in entry.pads:
             leaves[i] = pad_poisoned(leaves[i], shape, kind)
-    types = signed.family.types
+    types = signed.signature.types
     return [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
 
 
-def run_poisoned(entry: Executable, signed: Signed, call: Call, which: int, out: Out) -> Any:
+def run_poisoned(
+    entry: Executable, signed: SignedCall, call: ResolvedCall, which: int, out: Out
+) -> Any:
     """Run an executable built with poison, on arguments padded with the poison ``which``."""
     leaves = list(signed.leaves)
     for i, shape in entry.pads:
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])
     args, kwargs = signed.tree.unflatten(leaves)
-    sizes = sizes_argument(call, entry.leak_shapes, which)
+    sizes = sizes_argument(call, entry.size_constant_shapes, which)
     result = entry.run(sizes, args, kwargs)
     finish = entry.finisher(call, out)
     return result if finish is None else finish(result)

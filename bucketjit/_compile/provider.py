@@ -24,7 +24,7 @@ from bucketjit._compile.cache_store import CLEARED
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.first_run import run_first
 from bucketjit._compile.process.pool import Ended, can_start, pool
-from bucketjit._compile.requests import Order, Source, key_without_owner
+from bucketjit._compile.requests import CompileRequest, Source, key_without_owner
 from bucketjit._config import Background, CompileBudget
 from bucketjit._errors import CompileBudgetError
 from bucketjit._events import Event, shown
@@ -39,7 +39,7 @@ _TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
 _PATIENCE, _PATIENT = 30.0, 10.0
 
 
-class Supplied(NamedTuple):
+class Provided(NamedTuple):
     """An executable, where this call has it from, and whether it is a stand-in."""
 
     entry: Executable
@@ -55,7 +55,7 @@ class _Ghost:
     asked: int = 0
 
 
-class Supply:
+class ExecutableProvider:
     """Gets executables for an engine.
 
     Args:
@@ -97,12 +97,12 @@ class Supply:
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
 
-    def get(self, key: Hashable, order: Callable[[], Order]) -> Supplied:
+    def get(self, key: Hashable, request: Callable[[], CompileRequest]) -> Provided:
         """The executable of a key, or a stand-in.
 
         Args:
             key: The key of the executable.
-            order: What to ask for if it is not stored.
+            request: What to ask for if it is not stored.
 
         Raises:
             CompileBudgetError: It would have to be compiled, which is not allowed.
@@ -110,15 +110,15 @@ class Supply:
         """
         entry = self._cache.get(key)
         if entry is not None:
-            return Supplied(entry)
-        wanted = order()
+            return Provided(entry)
+        wanted = request()
         if (stand_in := self._stand_in(wanted)) is not None:
-            return Supplied(stand_in, stands_in=True)
+            return Provided(stand_in, stands_in=True)
         return self._obtain(wanted)
 
     def prepare(
         self,
-        order: Order,
+        request: CompileRequest,
         first_run: bool,
         *,
         beside_calls: bool = False,
@@ -129,7 +129,7 @@ class Supply:
         """Compile what an order asks for, if it is not stored.
 
         Args:
-            order: What is wanted.
+            request: What is wanted.
             first_run: Whether to run it once before anybody gets it; see `run_first`.
             beside_calls: Whether to compile it as in the background, where it stands back.
             is_asked_for: Whether somebody waits for it, who is told of a budget that is spent;
@@ -147,24 +147,24 @@ class Supply:
         """
         if epoch is not None and epoch is not self.epoch:
             raise Cleared
-        if order.key in self._cache:
+        if request.key in self._cache:
             return "cache"
         compile = compile_here
         if beside_calls and self._asks:
-            compile = functools.partial(self._compile_apart, order)
+            compile = functools.partial(self._compile_apart, request)
         return self._obtain(
-            order, first_run, compile, is_asked_for, may_compile, is_call=False
+            request, first_run, compile, is_asked_for, may_compile, is_call=False
         ).source
 
     def _obtain(
         self,
-        order: Order,
+        request: CompileRequest,
         first_run: bool = False,
         compile: Compile = compile_here,
         is_asked_for: bool = True,
         may_compile: bool = True,
         is_call: bool = True,
-    ) -> Supplied:
+    ) -> Provided:
         """The executable of an order: from a file, or compiled; another thread may be first."""
         source: Source = "cache"
         began = False
@@ -177,27 +177,29 @@ class Supply:
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry = self._load(order)
+            entry = self._load(request)
             source = "file"
             if entry is not None:
-                told.append(_event("load", self._name, order, entry))
+                told.append(_event("load", self._name, request, entry))
             else:
                 if not may_compile:
-                    raise CompileBudgetError(self.allowance.refusal(order))
-                entry = self._build(order, self.allowance.spend(order, is_asked_for), compile, told)
+                    raise CompileBudgetError(self.allowance.refusal(request))
+                entry = self._build(
+                    request, self.allowance.spend(request, is_asked_for), compile, told
+                )
                 source = "compile"
-            if first_run and order.program is not None:
-                run_first(entry, order.program)
+            if first_run and request.program is not None:
+                run_first(entry, request.program)
             with self._lock:
-                self._stand_ins.pop(order.mark, None)
+                self._stand_ins.pop(request.mark, None)
             if self.workers is not None:
-                self.workers.succeeded(order.mark)
+                self.workers.succeeded(request.mark)
             return entry
 
         while True:
             try:
-                entry = self._cache.get_or_compile(order.key, build, tell, is_call)
-                return Supplied(entry, source)
+                entry = self._cache.get_or_compile(request.key, build, tell, is_call)
+                return Provided(entry, source)
             except CompileBudgetError:
                 if began or not is_asked_for:
                     raise
@@ -233,9 +235,9 @@ class Supply:
         if self.workers is not None:
             self.workers.drop()
 
-    def _load(self, order: Order) -> Executable | None:
+    def _load(self, request: CompileRequest) -> Executable | None:
         """The executable from a file, which is no compile and needs no budget."""
-        loaded = None if order.kept is None else order.kept.load()
+        loaded = None if request.kept is None else request.kept.load()
         if loaded is not None:
             self._compiled(loaded)
         return loaded
@@ -245,24 +247,24 @@ class Supply:
         """Whether another process compiles what compiles in the background."""
         return self._may_ask and can_start() and only_on_cpu()
 
-    def _compile_apart(self, order: Order, lowered: Any) -> Any:
+    def _compile_apart(self, request: CompileRequest, lowered: Any) -> Any:
         """Have another process compile; it may take long where all cores are wanted."""
         ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
         try:
             return compile_elsewhere(ask, lowered)
         except NotElsewhere as error:
             why = f"it compiles in this process: {error}"
-            self._tell(Event("process", self._name, order.sizes, detail=why))
+            self._tell(Event("process", self._name, request.sizes, detail=why))
         return compile_here(lowered)
 
     def _build(
-        self, order: Order, spent: Spending, compile: Compile, told: list[Event]
+        self, request: CompileRequest, spent: Spending, compile: Compile, told: list[Event]
     ) -> Executable:
         if compile is compile_here and self._asks:
             pool().start()  # what compiles here can stand in for others, which come next
         began = time.perf_counter()
         try:
-            built = order.build(compile)
+            built = request.build(compile)
         except BaseException:
             with spent.lock:
                 spent.compiles -= 1  # nothing came of it; its time is not given back
@@ -274,40 +276,40 @@ class Supply:
             self._longest = max(self._longest, built.compile_seconds)
         try:
             self._compiled(built)
-            told.append(_event("compile", self._name, order, built))
-            if order.kept is not None:
-                order.kept.save(built)
+            told.append(_event("compile", self._name, request, built))
+            if request.kept is not None:
+                request.kept.save(built)
         finally:
             forget_bytes(built.compiled)
         return built
 
     # --- stand-ins ---
 
-    def _stand_in(self, order: Order) -> Executable | None:
+    def _stand_in(self, request: CompileRequest) -> Executable | None:
         """A stored executable to serve the call by, if that is better than to compile now."""
-        kept_out = self._keeps_out(order.mark)
-        if not kept_out and (self.workers is None or self.workers.failed(order.mark)):
+        kept_out = self._keeps_out(request.mark)
+        if not kept_out and (self.workers is None or self.workers.failed(request.mark)):
             return None  # after a failure, whoever compiles it now gets the error
-        key = order.stand_in()
+        key = request.stand_in()
         entry = None if key is None else self._cache.get(key)
         if entry is None:
             return None
         if self.workers is not None and not kept_out:
-            self._compile_later(order)
-        self._tell_stand_in(order, entry)
+            self._compile_later(request)
+        self._tell_stand_in(request, entry)
         return entry
 
-    def _tell_stand_in(self, order: Order, entry: Executable) -> None:
+    def _tell_stand_in(self, request: CompileRequest, entry: Executable) -> None:
         """Tell what serves a bucket in its place, once for as long as it does."""
         with self._lock:
-            is_known = self._stand_ins.get(order.mark) == entry.sizes
-            self._stand_ins[order.mark] = entry.sizes
+            is_known = self._stand_ins.get(request.mark) == entry.sizes
+            self._stand_ins[request.mark] = entry.sizes
             if len(self._stand_ins) > _TOLD:
                 self._stand_ins.popitem(last=False)
         if is_known:
             return
         detail = f"served by {shown(entry.sizes)}"
-        self._tell(Event("stand-in", self._name, order.sizes, detail=detail))
+        self._tell(Event("stand-in", self._name, request.sizes, detail=detail))
 
     def _keeps_out(self, mark: Hashable) -> bool:
         """Whether an executable that was evicted is not worth another one's place yet."""
@@ -321,46 +323,48 @@ class Supply:
             ghost.asked += 1
             return ghost.asked <= ghost.wanted or not obtainable
 
-    def _compile_later(self, order: Order) -> None:
+    def _compile_later(self, request: CompileRequest) -> None:
         """Compile it in the background, or load it, which needs no budget."""
         assert self.workers is not None
         affordable = self.allowance.affordable()
         with self._lock:
             if affordable:
-                self._beyond_budget.discard(order.mark)
-            elif order.mark in self._beyond_budget:
+                self._beyond_budget.discard(request.mark)
+            elif request.mark in self._beyond_budget:
                 return
 
         epoch, alive = self.epoch, weakref.ref(self)
 
         def work() -> None:
-            supply = alive()
-            if supply is not None:  # else nobody asks for it any more
-                supply._prepare_later(order, epoch)
+            provider = alive()
+            if provider is not None:  # else nobody asks for it any more
+                provider._prepare_later(request, epoch)
 
-        self.workers.submit(order.mark, work)
+        self.workers.submit(request.mark, work)
 
-    def _prepare_later(self, order: Order, epoch: object) -> None:
+    def _prepare_later(self, request: CompileRequest, epoch: object) -> None:
         """See `_compile_later`."""
         try:
-            self.prepare(order, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch)
+            self.prepare(
+                request, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch
+            )
         except Cleared:
             pass
         except CompileBudgetError as error:  # no failure: what stands in goes on
-            self.allowance.tell_refusal(order, str(error))
+            self.allowance.tell_refusal(request, str(error))
             with self._lock:
-                self._beyond_budget.add(order.mark)
+                self._beyond_budget.add(request.mark)
         except Ended:  # at exit
             raise
         except BaseException as error:
-            self._tell(Event("error", self._name, order.sizes, detail=repr(error)))
+            self._tell(Event("error", self._name, request.sizes, detail=repr(error)))
             raise
 
 
 class Cleared(Exception):
-    """What was asked for is not wanted any more: `Supply.clear` came before it."""
+    """What was asked for is not wanted any more: `ExecutableProvider.clear` came before it."""
 
 
-def _event(kind: str, name: str, order: Order, entry: Executable) -> Event:
-    detail = "an exact shape" if order.program is None else ""
+def _event(kind: str, name: str, request: CompileRequest, entry: Executable) -> Event:
+    detail = "an exact shape" if request.program is None else ""
     return Event(kind, name, entry.sizes, entry.compile_seconds, detail)

@@ -16,19 +16,19 @@ from bucketjit._compile.build_exact import Exact, build_exact, exact_function
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.files.stored import Shelf, StoredExact, StoredMasked
+from bucketjit._compile.files.stored import ExecutableFiles, StoredExact, StoredMasked
 from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
 from bucketjit._errors import (
     SpecError,
     first_line,
 )
-from bucketjit._events import tell
+from bucketjit._events import emit
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import (
     OPTIONS,
@@ -42,7 +42,7 @@ from bucketjit._xla_defects.workarounds import (
 _MOST_UNNAMED = 8
 
 
-class Orders:
+class RequestFactory:
     """Makes the orders of one engine.
 
     Args:
@@ -67,8 +67,8 @@ class Orders:
         self._cache = cache
         # Neither holds `self`: without a cycle, what an executor holds goes when it does.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
-        told = functools.partial(tell, listeners=config.listeners)
-        self.shelf = Shelf(config.persistence, config.rules, name, told, preloading)
+        told = functools.partial(emit, listeners=config.listeners)
+        self.files = ExecutableFiles(config.persistence, config.rules, name, told, preloading)
         self._takes_options = True  # those of ours, as far as is known; see `_built`
         self._workarounds: weakref.WeakKeyDictionary[Program, Workarounds]
         self._workarounds = weakref.WeakKeyDictionary()
@@ -79,21 +79,23 @@ class Orders:
         return program, tuple(bucket.values())
 
     @staticmethod
-    def exact_key(signed: Signed) -> Any:
+    def exact_key(signed: SignedCall) -> Any:
         """The key of the executable of an exact shape."""
-        return signed.family, tuple(signed.shapes)
+        return signed.signature, tuple(signed.shapes)
 
-    def expect(self, signed: Signed) -> None:
+    def expect(self, signed: SignedCall) -> None:
         """Begin to load what calls of a signature may ask for, which is about to be traced."""
         device_of_chunks(self._config.chunks)  # its threads are to start before many others
         if self._config.check is Check.OFF:
-            self.shelf.expect(signed, self._config.chunks)
+            self.files.expect(signed, self._config.chunks)
 
-    def masked(self, signed: Signed, call: Call, bucket: Mapping[str, int]) -> Order:
+    def masked(
+        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+    ) -> CompileRequest:
         """What to ask for to serve a call in a bucket."""
         program, check = call.program, self._config.check
         assert program is not None
-        pads = padded_leaf_shapes(call, signed.family, bucket, signed.shapes)
+        pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
         known = without_values(signed)
 
         def made() -> Masked:
@@ -120,11 +122,11 @@ class Orders:
 
         kept = None
         if check is Check.OFF:
-            kept = self.shelf.place(StoredMasked, known, bucket, made)
+            kept = self.files.place(StoredMasked, known, bucket, made)
         key = self.masked_key(program, bucket)
-        return Order(key, bucket, call.sizes, build, stand_in, kept, program)
+        return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
 
-    def exact(self, signed: Signed, sizes: Mapping[str, int]) -> Order:
+    def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
         """What to ask for to run a call at its exact shape."""
         shown = sizes or _unnamed_sizes(signed)
         known = without_values(signed)
@@ -141,10 +143,10 @@ class Orders:
 
         kept = None
         if check is Check.OFF:
-            kept = self.shelf.place(StoredExact, known, shown, made)
-        return Order(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
+            kept = self.files.place(StoredExact, known, shown, made)
+        return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
-    def _smallest_stored(self, program: Program, call: Call) -> Any:
+    def _smallest_stored(self, program: Program, call: ResolvedCall) -> Any:
         """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
         wanted = dict(zip(call.variables, call.ordered, strict=True))
         fitting = [
@@ -197,7 +199,7 @@ class Orders:
         return build()
 
 
-def _unnamed_sizes(signed: Signed) -> dict[str, int]:
+def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:
     """Sizes of some axes by which to tell an exact shape where none has a name.
 
     Those of arrays that are arguments by themselves, or else of the last leaves: what differs
@@ -208,7 +210,7 @@ def _unnamed_sizes(signed: Signed) -> dict[str, int]:
     )
     axes = [
         (leaf, f"{path}[{i}]", size)
-        for leaf, path in enumerate(signed.family.paths)
+        for leaf, path in enumerate(signed.signature.paths)
         for i, size in enumerate(signed.shapes[leaf])
     ]
     bare = {leaf for path, leaf in paths if len(path) == 2}  # args or kwargs, and which of them
@@ -223,7 +225,7 @@ def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
 Source = Literal["cache", "file", "compile"]
 
 
-class Kept(Protocol):
+class StoredPlace(Protocol):
     """The place of an executable among files; see `bucketjit._compile.files.stored`."""
 
     def load(self) -> Executable | None:
@@ -233,7 +235,7 @@ class Kept(Protocol):
         """Put it there."""
 
 
-class Order(NamedTuple):
+class CompileRequest(NamedTuple):
     """An executable that is wanted.
 
     Attributes:
@@ -251,7 +253,7 @@ class Order(NamedTuple):
     logical: Mapping[str, int]
     build: Callable[[Compile], Executable]
     stand_in: Callable[[], Hashable | None]
-    kept: Kept | None = None
+    kept: StoredPlace | None = None
     program: Program | None = None
 
     @property

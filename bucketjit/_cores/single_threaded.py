@@ -22,7 +22,7 @@ import numpy as np
 
 from bucketjit._arrays.padding import pad, plain
 from bucketjit._jax import cpu_client
-from bucketjit._jax.cpu_client import can_lend, given_back, placed_on
+from bucketjit._jax.cpu_client import can_lend, placed_on, returned
 from bucketjit._jax.devices import sole_device
 
 _SCALARS = bool | int | float | complex
@@ -78,7 +78,7 @@ class _Given(NamedTuple):
     committed: bool
 
 
-class _Books:
+class _BorrowedArrays:
     """What was lent, by identity: an array of JAX's has no hash.
 
     A model's parameters are lent once, and not at every call. No lock is needed: the interpreter
@@ -91,14 +91,14 @@ class _Books:
 
     def __init__(self) -> None:
         self._lent: dict[int, _Lent] = {}
-        self.page: WeakKeyDictionary[SingleThreaded, _Given] = WeakKeyDictionary()
+        self.last_arguments: WeakKeyDictionary[SingleThreaded, _Given] = WeakKeyDictionary()
 
     def lend(self, value: Any, device: Any) -> jax.Array:
         """An array on the device; for one of NumPy's a new one each time."""
         found = self._lent.get(id(value))
         if found is not None and found.owner() is value and not value.is_deleted():
             return found.array
-        lent = cpu_client.lent(value, device)
+        lent = cpu_client.borrowed(value, device)
         if isinstance(value, jax.Array):
             place = id(value)
             ends = sys.is_finalizing  # when modules may have lost what `_forget` needs
@@ -115,10 +115,10 @@ class _Books:
         found = self._lent.get(place)
         if found is not None and found.owner is gone:  # no other array is in its place by now
             self._lent.pop(place, None)
-        self.page = WeakKeyDictionary()
+        self.last_arguments = WeakKeyDictionary()
 
 
-_books = _Books()
+_books = _BorrowedArrays()
 
 
 class Bound:
@@ -261,7 +261,7 @@ class SingleThreaded:
         return Bound(function, leaves, values, tree, self._device, back)
 
     def _given_back(self, result: Any, committed: bool) -> Any:
-        return jax.tree_util.tree_map(lambda x: given_back(x, self._here, committed), result)
+        return jax.tree_util.tree_map(lambda x: returned(x, self._here, committed), result)
 
     def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
         """The result, and whether JAX would commit it; None if the ordinary function served it."""
@@ -295,8 +295,8 @@ class SingleThreaded:
 
     def _closed(self, leaves: Sequence[Any]) -> _Given | None:
         """Those leaves for the function that are not padded: mostly the same as the last time."""
-        page = _books.page
-        known = page.get(self)
+        last_arguments = _books.last_arguments
+        known = last_arguments.get(self)
         if known is not None:
             own = known.closed_of(leaves)
             if list(map(id, own)) == known.owners and not any(map(_is_deleted, own)):
@@ -316,7 +316,7 @@ class SingleThreaded:
         own = closed_of(leaves)
         made = _Given(closed_of, list(map(id, own)), given, committed)
         if all(isinstance(x, jax.Array) for x in own):
-            page[self] = made
+            last_arguments[self] = made
         return made
 
 

@@ -27,8 +27,8 @@ from bucketjit._runtime.chunks.splitter import chunk, pieces
 from bucketjit._runtime.decisions import NO_STRATEGY, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.program import Program
@@ -117,10 +117,10 @@ def describe(program: Program) -> str:
     if program.pairing is None:
         return "traced once, with symbolic sizes"
     samples = "; ".join(map(shown, program.pairing.samples))
-    leaked = program.pairing.leaked
+    constants = program.pairing.num_size_constants
     trees = ", and so does the tree of the results" if program.pairing.nests_by_size else ""
     why = f"; {program.pairing.why}" if program.pairing.why else ""
-    return f"concrete traces, at {samples}; {leaked} constants depend on the sizes{trees}{why}"
+    return f"concrete traces, at {samples}; {constants} constants depend on the sizes{trees}{why}"
 
 
 def masked_equations(
@@ -140,19 +140,19 @@ def masked_equations(
     watched = {key: _watched(rule, found) for key, rule in rules.items()}
     static = BucketSizes(bucket, program.lower, {})
 
-    def run(values: Any, leaks: Any, arrays: Any) -> Any:
-        at = BucketSizes(bucket, program.lower, values, leaks)
+    def run(values: Any, size_constants: Any, arrays: Any) -> Any:
+        at = BucketSizes(bucket, program.lower, values, size_constants)
         return interpret(program.jaxpr, program.consts, arrays, at, watched, padding=0)
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
-    leaks = [
+    size_constants = [
         jax.ShapeDtypeStruct(static.padded_shape(shape), jnp.float32)
-        for shape in program.leak_shapes
+        for shape in program.size_constant_shapes
     ]
     avals = [v.aval for v in program.jaxpr.invars]
     arrays = [struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
     with forgetful_jax():  # it may fail
-        jax.eval_shape(run, dict.fromkeys(bucket, scalar), leaks, arrays)
+        jax.eval_shape(run, dict.fromkeys(bucket, scalar), size_constants, arrays)
     return tuple(equation for _, equation in found.values())
 
 
@@ -214,17 +214,17 @@ def _shown(value: Any) -> str:
     return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
 
 
-def explain(engine: Engine, signed: Signed) -> Explanation:
+def explain(engine: Engine, signed: SignedCall) -> Explanation:
     """What a call would do; see `BucketedExec.explain`."""
     if engine.config.always_exact:
-        sizes = FrozenDict(signed.family.declared_sizes(signed.shapes))
+        sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
         return _explained_exact(engine, signed, sizes, NO_STRATEGY)
-    with engine.lock, signed.family.unlearning():
-        call = signed.family.resolve(signed.shapes)
+    with engine.lock, signed.signature.restoring_axes():
+        call = signed.signature.resolve(signed.shapes)
     return _explained(engine, signed, call)
 
 
-def _explained(engine: Engine, signed: Signed, call: Call) -> Explanation:
+def _explained(engine: Engine, signed: SignedCall, call: ResolvedCall) -> Explanation:
     match engine.decide(signed, call):
         case Masked() as decision:
             return _explained_masked(engine, signed, call, decision)
@@ -240,10 +240,12 @@ def _explained(engine: Engine, signed: Signed, call: Call) -> Explanation:
             raise error
 
 
-def _explained_masked(engine: Engine, signed: Signed, call: Call, decision: Masked) -> Explanation:
+def _explained_masked(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, decision: Masked
+) -> Explanation:
     program = decision.program
     try:
-        masked = masked_equations(program, decision.bucket, engine.orders.rules())
+        masked = masked_equations(program, decision.bucket, engine.requests.rules())
     except MaskingError as error:
         return _explained_exact(engine, signed, call.sizes, error)
     return Explanation(
@@ -259,10 +261,10 @@ def _explained_masked(engine: Engine, signed: Signed, call: Call, decision: Mask
 
 
 def _explained_exact(
-    engine: Engine, signed: Signed, at: Mapping[str, int], why: MaskingError
+    engine: Engine, signed: SignedCall, at: Mapping[str, int], why: MaskingError
 ) -> Explanation:
     sizes = FrozenDict(at)
-    compiled = engine.orders.exact_key(signed) in engine.cache
+    compiled = engine.requests.exact_key(signed) in engine.cache
     return Explanation(
         engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
     )

@@ -111,8 +111,8 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
     for other in engine.shared.engines:
-        for family in other.signer.families():
-            for inputs, program in family.programs():
+        for signature in other.signer.signatures():
+            for inputs, program in signature.programs():
                 refusal = other.refusals.of_program(program)
                 found.append(
                     ProgramStats(

@@ -8,9 +8,9 @@ from jax.extend import core as jex_core
 
 from bucketjit._sizes.expressions import Dim
 
-leaked_p = jex_core.Primitive("leaked")
+size_constant_p = jex_core.Primitive("size_constant")
 
 
-@leaked_p.def_abstract_eval  # type: ignore[untyped-decorator]
+@size_constant_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _abstract_eval(*, index: int, aval: Any, depends_on: Dim) -> Any:
     return aval

@@ -52,5 +52,5 @@ VALUE_PARAMS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("pure_callback", "io_callback", "debug_callback"), frozenset({"callback"})),
     "dim_as_value": frozenset({"dim"}),
     "gather": frozenset({"fill_value"}),
-    "leaked": frozenset({"depends_on"}),
+    "size_constant": frozenset({"depends_on"}),
 }

@@ -90,7 +90,7 @@ def can_lend(value: Any, device: Any) -> bool:
     )
 
 
-def lent(value: Any, device: Any) -> jax.Array:
+def borrowed(value: Any, device: Any) -> jax.Array:
     """The contents of an array for programs of `single_threaded_device`, without a copy.
 
     Args:
@@ -110,7 +110,7 @@ def lent(value: Any, device: Any) -> jax.Array:
     return _placed(np.asarray(value, kind.dtype), kind.weak_type, device, True)
 
 
-def given_back(array: jax.Array, device: Any, committed: bool) -> jax.Array:
+def returned(array: jax.Array, device: Any, committed: bool) -> jax.Array:
     """A result of `single_threaded_device` on a CPU of JAX's own, without a copy."""
     return _placed(np.asarray(array), array.weak_type, device, committed)
 

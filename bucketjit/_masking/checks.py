@@ -149,7 +149,7 @@ def blame(
     rules: RuleTable,
     sizes: Mapping[str, int],
     bucket: Mapping[str, int],
-    leaks: Sequence[Any],
+    size_constants: Sequence[Any],
     arguments: Callable[[str | None], Sequence[Any]],
     exact: bool,
 ) -> str:
@@ -160,18 +160,22 @@ def blame(
         rules: The rule table.
         sizes: Logical sizes of the call.
         bucket: Its padded sizes.
-        leaks: Its constants that depend on the logical sizes.
+        size_constants: Its constants that depend on the logical sizes.
         arguments: The flat arguments padded with a poison, or unpadded for None.
         exact: Compare with the unpadded run; else with a second poison.
 
     Returns:
         A sentence, or an empty string if no single equation differs when run one by one.
     """
-    first = _record(program, rules, sizes, bucket, leaks, arguments(POISONS[0]), POISONS[0])
+    first = _record(
+        program, rules, sizes, bucket, size_constants, arguments(POISONS[0]), POISONS[0]
+    )
     if exact:
-        second = _record(program, rules, sizes, sizes, leaks, arguments(None), None)
+        second = _record(program, rules, sizes, sizes, size_constants, arguments(None), None)
     else:
-        second = _record(program, rules, sizes, bucket, leaks, arguments(POISONS[1]), POISONS[1])
+        second = _record(
+            program, rules, sizes, bucket, size_constants, arguments(POISONS[1]), POISONS[1]
+        )
     for (eqn, outs), (_, others) in zip(first, second, strict=False):
         for a, b in zip(outs, others, strict=True):
             if _difference(a, b, exactly=not exact):
@@ -187,7 +191,7 @@ def _record(
     rules: RuleTable,
     sizes: Mapping[str, int],
     bucket: Mapping[str, int],
-    leaks: Sequence[Any],
+    size_constants: Sequence[Any],
     arguments: Sequence[Any],
     kind: str | None,
 ) -> list[tuple[Any, list[Any]]]:
@@ -208,8 +212,8 @@ def _record(
     values = {v: np.int32(n) for v, n in sizes.items()}
     smallest = {v: min(n, program.lower.get(v, 1)) for v, n in sizes.items()}
     lower = smallest if kind else dict(sizes)
-    shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.leak_shapes)
-    at = BucketSizes(bucket, lower, values, list(map(pad, map(np.asarray, leaks), shapes)))
+    shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.size_constant_shapes)
+    at = BucketSizes(bucket, lower, values, list(map(pad, map(np.asarray, size_constants), shapes)))
     interpret(program.jaxpr, program.consts, arguments, at, rules, lambda: after)
     return found
 

@@ -19,7 +19,7 @@ from bucketjit._sizes.expressions import Shape
 _READERS = frozenset(ELEMENTWISE)
 
 
-class StandIns:
+class FilledValues:
     """Filled values, by the values that they were made of.
 
     What is padding depends on the logical shape, and one array may stand for two values of

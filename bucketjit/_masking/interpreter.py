@@ -27,7 +27,7 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.constant_folding import folded
-from bucketjit._masking.filled_values import StandIns
+from bucketjit._masking.filled_values import FilledValues
 from bucketjit._masking.loops import has_loop_to_stop, is_inside
 from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._masking.rule_context import RuleContext, RuleTable
@@ -74,7 +74,7 @@ def interpret(
             if any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
-    walk = _Walk(sizes, rules, after, known, StandIns(), hidden)
+    walk = _Walk(sizes, rules, after, known, FilledValues(), hidden)
     return walk.run(jaxpr, consts, args)
 
 
@@ -88,7 +88,7 @@ class _Walk:
         rules: RuleTable,
         after: Callable[[], Hook] | None,
         known: KnownPadding,
-        stand_ins: StandIns,
+        stand_ins: FilledValues,
         hidden: Callable[[], Mapping[int, Any]],
     ) -> None:
         self._hidden = hidden
@@ -114,7 +114,7 @@ class _Walk:
                 self._rules,
                 self._after,
                 self._known,
-                StandIns(),
+                FilledValues(),
                 self._hidden,
             )
             return walk.run(jaxpr, consts, args)

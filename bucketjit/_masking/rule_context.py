@@ -24,7 +24,7 @@ from bucketjit._jax.devices import by_platform
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
-from bucketjit._masking.filled_values import StandIns
+from bucketjit._masking.filled_values import FilledValues
 from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import Dim, Shape, is_symbolic, symbolic_axes
@@ -58,7 +58,7 @@ class RuleContext:
         operands: Sequence[Any],
         ever_read: Set[Any],
         known: KnownPadding,
-        stand_ins: StandIns,
+        stand_ins: FilledValues,
         hidden_signs: Callable[[], Mapping[int, Any]] = dict,
     ) -> None:
         self.eqn = eqn
@@ -114,9 +114,9 @@ class RuleContext:
         """The axes of an operand, given by its position, whose size is symbolic."""
         return symbolic_axes(self.in_shapes[operand])
 
-    def leaked(self, index: int) -> Any:
+    def size_constant(self, index: int) -> Any:
         """A constant of the program that depends on the logical sizes, at padded size."""
-        return self._sizes.leaks[index]
+        return self._sizes.size_constants[index]
 
     # --- filling ---
 
@@ -141,7 +141,7 @@ class RuleContext:
         axes: Iterable[int] | None = None,
         value: Any,
         shape: Shape | None = None,
-        apart: bool = False,
+        unfused: bool = False,
     ) -> Any:
         """Write ``value`` into the padding of ``operand``.
 
@@ -153,7 +153,7 @@ class RuleContext:
             value: A scalar of (or convertible to) the operand's dtype.
             shape: The logical shape of ``operand``; needed unless it is an operand of the
                 equation exactly as the rule received it.
-            apart: Keep XLA's CPU backend from fusing the select into what reads it; for a reader
+            unfused: Keep XLA's CPU backend from fusing the select into what reads it; for a reader
                 that is fast only where it reads a single array.
 
         Returns:
@@ -180,7 +180,7 @@ class RuleContext:
         def filled_in_a_branch(array: Any) -> Any:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
-        if apart:
+        if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
         result = filled(operand)
         if is_operand and not self._known.knows(operand, shape):

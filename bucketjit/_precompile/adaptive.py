@@ -19,8 +19,8 @@ from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_li
 from bucketjit._events import Event
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._tracing.program import Program
 
@@ -45,7 +45,7 @@ class _Kind:
         sizes: Those of all, in the order of those of ``latest``.
     """
 
-    signed: Signed
+    signed: SignedCall
     tokens: Tokens
     latest: Mapping[str, int]
     config: ThreadConfig
@@ -78,7 +78,7 @@ class Adapting:
         self._lock = threading.Lock()
         self.workers = Workers(Background(1, 1))
 
-    def learn(self, signed: Signed, call: Call) -> None:
+    def learn(self, signed: SignedCall, call: ResolvedCall) -> None:
         """Take note of how calls look, to compile for others like it."""
         assert call.program is not None
         if all(self._of(variable) is None for variable in call.sizes):
@@ -116,7 +116,7 @@ class Adapting:
         engine = self._engine()
         if engine is None:
             return False
-        epoch = engine.supply.epoch
+        epoch = engine.provider.epoch
         sizes: Mapping[str, int] = {}
         try:
             # What does not pay with all that is there does not with less; this is found out sooner.
@@ -130,7 +130,7 @@ class Adapting:
             if proposal is None:
                 return True
             may_compile = _affordable(engine, proposal.plan, uses)
-            if not may_compile and engine.orders.shelf.store() is None:
+            if not may_compile and engine.requests.files.store() is None:
                 return True
             if why := _too_many(engine, strategy, proposal.plan, uses):
                 self._tell_failed(engine, sizes, why)
@@ -163,14 +163,14 @@ class Adapting:
             for other in engine.shared.engines:
                 other.memory.forget_all()
             detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
-            engine.tell(Event("plan", engine.name, here, 0, detail))
+            engine.emit(Event("plan", engine.name, here, 0, detail))
         return True
 
     def _tell_failed(self, engine: Engine, sizes: Mapping[str, int], why: str) -> None:
         """Tell of an error, once: the next look for a better plan may well end in the same."""
         if why not in self._failed:
             self._failed.add(why)
-            engine.tell(Event("error", engine.name, sizes, detail=f"the plan stays: {why}"))
+            engine.emit(Event("error", engine.name, sizes, detail=f"the plan stays: {why}"))
 
     def _of(self, variable: str) -> Any:
         if variable in self._planned:
@@ -233,8 +233,8 @@ class _Used(NamedTuple):
 def _programs(engine: Engine, strategy: Any) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
     """Of which programs a strategy chooses buckets, and which variables; derivatives included."""
     for other in engine.shared.engines:
-        if isinstance(other.watcher, Adapting):
-            for program, kind, own in other.watcher.kinds_of(strategy):
+        if isinstance(other.observer, Adapting):
+            for program, kind, own in other.observer.kinds_of(strategy):
                 yield other, program, kind, own
 
 
@@ -296,7 +296,7 @@ def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]
 def _affordable(engine: Engine, plan: Any, uses: Sequence[_Used]) -> bool:
     """Whether all that is new of a plan may be compiled."""
     new = sum(used.new_of(plan) for used in uses)
-    return not new or engine.supply.allowance.affordable(new)
+    return not new or engine.provider.allowance.affordable(new)
 
 
 def _too_many(engine: Engine, strategy: Any, plan: Any, uses: Sequence[_Used]) -> str:
@@ -323,11 +323,11 @@ def _compile(
         return
     with engine.lock:
         chosen = {**engine.buckets.of(wanted.program, wanted), **bucket}
-    key = engine.orders.masked_key(wanted.program, chosen)
+    key = engine.requests.masked_key(wanted.program, chosen)
     if wanted.program.fits(chosen) and not engine.refusals.of(key):
-        order = engine.orders.masked(at, wanted, chosen)
-        engine.supply.prepare(
-            order,
+        request = engine.requests.masked(at, wanted, chosen)
+        engine.provider.prepare(
+            request,
             first_run=True,
             beside_calls=True,
             is_asked_for=False,

@@ -15,8 +15,8 @@ from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
 from bucketjit._events import Event
 from bucketjit._precompile.warmup import compile_all, orders_for, volume
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 
 _MOST = 1024  # buckets of a plan, where the cache has no bound
@@ -37,7 +37,9 @@ class Ahead:
         self._begun: weakref.WeakKeyDictionary[Program, bool] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> None:
+    def prepare(
+        self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Hashable
+    ) -> None:
         """Compile the buckets for calls like this one, if its program serves its first.
 
         Its own bucket comes first, then the largest, which can stand in for all others. Nothing
@@ -53,12 +55,12 @@ class Ahead:
         """
         program = call.program
         assert program is not None
-        affordable = engine.supply.allowance.affordable()
+        affordable = engine.provider.allowance.affordable()
         with self._lock:
             begun = self._begun.get(program)
             if begun or (begun is not None and not affordable):
                 return
-            if not affordable and engine.orders.shelf.store() is None:
+            if not affordable and engine.requests.files.store() is None:
                 return
             self._begun[program] = affordable
         try:
@@ -70,9 +72,11 @@ class Ahead:
                 self._begun.pop(program, None)
             raise
         if problem:
-            engine.tell(Event("ahead", engine.name, call.sizes, detail=problem))
+            engine.emit(Event("ahead", engine.name, call.sizes, detail=problem))
 
-    def _compile(self, engine: Engine, signed: Signed, call: Call, key: Hashable) -> str:
+    def _compile(
+        self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Hashable
+    ) -> str:
         """Compile what is missing. Returns what was not compiled and why, or nothing."""
         listed = listed_buckets(engine.config, call)
         if not listed:
@@ -83,21 +87,21 @@ class Ahead:
         count, bound = math.prod(map(len, listed)), engine.config.maxsize
         if count > (_MOST if bound is None else bound):
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
-        epoch = engine.supply.epoch
+        epoch = engine.provider.epoch
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
         asked = orders_for(engine, signed, call.tokens, call.sizes, sizes)
-        todo = [order for order in asked.orders if order.key not in engine.cache]
+        todo = [request for request in asked.requests if request.key not in engine.cache]
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
-        todo.sort(key=lambda order: (order.key != key, -volume(order.sizes)))
+        todo.sort(key=lambda request: (request.key != key, -volume(request.sizes)))
         before = engine.cache.evictions
         problems = [why for _, why in asked.failed]
-        in_files = engine.orders.shelf.store() is not None
+        in_files = engine.requests.files.store() is not None
         compiling = compile_all(
             engine, todo, self._workers, epoch, first_run=True, is_asked_for=False
         )
         with contextlib.closing(compiling):
-            for order, outcome in compiling:
+            for request, outcome in compiling:
                 if isinstance(outcome, CompileBudgetError):
                     problems.append("the rest is beyond what may be compiled")
                     if in_files:  # another one may be there
@@ -107,7 +111,7 @@ class Ahead:
                     problems.append("the rest would drive executables out of the cache")
                     break
                 if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                    engine.refuse(order, outcome)
+                    engine.refuse(request, outcome)
                 elif isinstance(outcome, Exception):
                     problems.append(in_one_line(outcome))
         if not problems:
@@ -115,7 +119,7 @@ class Ahead:
         return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
 
 
-def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
+def listed_buckets(config: Config, call: ResolvedCall) -> list[list[Choice]]:
     """The buckets that the strategies of a call list.
 
     Args:

@@ -30,7 +30,7 @@ from bucketjit._precompile.written_arguments import (
     written_derivative,
 )
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 
 _FORMAT = 1
 
@@ -173,14 +173,14 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
         engine: The engine.
         derivatives: Those that share the cache with it.
     """
-    owners: dict[int, Derived | None] = dict.fromkeys(map(id, engine.signer.families()))
+    owners: dict[int, Derived | None] = dict.fromkeys(map(id, engine.signer.signatures()))
     for made in derivatives:
-        owners |= dict.fromkeys(map(id, made.engine.signer.families()), made)
+        owners |= dict.fromkeys(map(id, made.engine.signer.signatures()), made)
     groups: dict[Any, list[tuple[Origin, Executable, Any]]] = {}
     left_out: list[str] = []
     for key, entry in engine.cache.items():
         origin = entry.origin
-        if origin is None or id(origin.signed.family) not in owners:
+        if origin is None or id(origin.signed.signature) not in owners:
             left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
             continue
         # Buckets of a program may have been made for calls that are placed otherwise.
@@ -189,7 +189,7 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
         groups.setdefault(group, []).append((origin, entry, key[0]))
     signatures = []
     for members in groups.values():
-        derived = owners[id(members[0][0].signed.family)]
+        derived = owners[id(members[0][0].signed.signature)]
         # Without open axes every shape is a signature.
         parts = [[m] for m in members] if members[0][1].exact else [members]
         for part in parts:
@@ -202,7 +202,9 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
     return Manifest(name, surroundings, tuple(signatures), tuple(dict.fromkeys(left_out)))
 
 
-def changes_of(engine: Engine, signed: Signed, fingerprint: Mapping[str, str] | None) -> list[str]:
+def changes_of(
+    engine: Engine, signed: SignedCall, fingerprint: Mapping[str, str] | None
+) -> list[str]:
     """What of a program is another now than when its fingerprint was taken, in words."""
     if fingerprint is None or engine.config.always_exact:
         return []
@@ -210,7 +212,7 @@ def changes_of(engine: Engine, signed: Signed, fingerprint: Mapping[str, str] | 
     if program is None:
         return ["the call has no program that is masked"]
     try:
-        return part_changes(fingerprint, engine.orders.shelf.digests_of(program))
+        return part_changes(fingerprint, engine.requests.files.digests_of(program))
     except NoDigest as error:
         return [f"its program cannot be compared: {error}"]
 
@@ -222,7 +224,7 @@ def _signature(
     fingerprint = None
     if not entry.exact:
         try:
-            fingerprint = dict(engine.orders.shelf.digests_of(program))
+            fingerprint = dict(engine.requests.files.digests_of(program))
         except NoDigest:
             fingerprint = None
     return {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bucketjit._compile.requests import Order, Source
+from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._errors import MaskingError
 from bucketjit._events import one_line, printable, shown
 
@@ -52,17 +52,17 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
     """
     stream = sys.stderr
     if not wanted or not total or stream is None:  # pythonw and daemons have none
-        yield lambda order, outcome: None
+        yield lambda request, outcome: None
         return
     done, told, name = itertools.count(1), _Unbreakable(stream), one_line(name)
 
-    def line(order: Order, outcome: Source | Exception) -> None:
+    def line(request: CompileRequest, outcome: Source | Exception) -> None:
         what = "compiled"
         if isinstance(outcome, Exception):
             refused = isinstance(outcome, MaskingError) and not outcome.is_defect
             what = "cannot be masked, and runs exact:" if refused else "failed"
         print(
-            f"{name}: {what} {printable(shown(order.sizes)) or 'exact'} ({next(done)}/{total})",
+            f"{name}: {what} {printable(shown(request.sizes)) or 'exact'} ({next(done)}/{total})",
             file=told,
         )
 
@@ -76,8 +76,8 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
         return
     with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket", file=told) as bar:
 
-        def step(order: Order, outcome: Source | Exception) -> None:
-            bar.set_postfix_str(printable(shown(order.sizes)) or "exact", refresh=False)
+        def step(request: CompileRequest, outcome: Source | Exception) -> None:
+            bar.set_postfix_str(printable(shown(request.sizes)) or "exact", refresh=False)
             bar.update()
 
         yield step

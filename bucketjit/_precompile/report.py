@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bucketjit._compile.requests import Order
+from bucketjit._compile.requests import CompileRequest
 from bucketjit._errors import (
     in_one_line,
 )
@@ -76,7 +76,7 @@ class Warmed(NamedTuple):
     """
 
     report: WarmupReport
-    orders: tuple[Order, ...] = ()
+    requests: tuple[CompileRequest, ...] = ()
 
 
 def none_begun(sizes: Sequence[Mapping[str, int]]) -> Warmed:
@@ -108,9 +108,9 @@ def report_of(
         left_out: Likewise.
     """
     reports = [one.report for one in warmed]
-    orders = {o.key: o for one in warmed for o in one.orders}
+    requests = {o.key: o for one in warmed for o in one.requests}
     # Before it is asked whether the cache was cleared: else a clear could pass for a full cache.
-    evicted = tuple(FrozenDict(o.sizes) for key, o in orders.items() if key not in engine.cache)
+    evicted = tuple(FrozenDict(o.sizes) for key, o in requests.items() if key not in engine.cache)
     return WarmupReport(
         compiled=tuple(b for r in reports for b in r.compiled),
         present=tuple(b for r in reports for b in r.present),
@@ -122,5 +122,5 @@ def report_of(
         stale=tuple(dict.fromkeys(stale)),
         loaded=sum(r.loaded for r in reports),
         left_out=left_out,
-        cleared=engine.supply.epoch is not epoch,
+        cleared=engine.provider.epoch is not epoch,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.build_exact import result_types
 from bucketjit._compile.provider import Cleared
-from bucketjit._compile.requests import Order, Source
+from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._config import Fallback, is_positive_int
 from bucketjit._errors import (
     FallbackError,
@@ -34,8 +34,8 @@ from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refuse
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import Call, variables_in
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
@@ -68,7 +68,7 @@ def check_seconds(what: str, given: Any) -> None:
 
 def warm_up(
     engine: Engine,
-    signed: Signed,
+    signed: SignedCall,
     sizes: Any,
     workers: int | None,
     time_budget: float | None,
@@ -86,7 +86,7 @@ def warm_up(
         time_budget: Seconds after which no compile begins.
         progress: Whether to tell how far it is.
         first_run: Whether to run each executable once.
-        epoch: See `compile_all`; nothing is begun after a `Supply.clear`.
+        epoch: See `compile_all`; nothing is begun after a `ExecutableProvider.clear`.
     """
     began = time.monotonic()
     tokens, own, wanted = _asked(engine, signed, sizes)
@@ -148,7 +148,7 @@ class _WarmUp:
     """
 
     engine: Engine
-    signed: Signed
+    signed: SignedCall
     tokens: Tokens
     own: Mapping[str, int]
     workers: int | None
@@ -161,7 +161,7 @@ class _WarmUp:
     @property
     def is_late(self) -> bool:
         """Whether to begin no more."""
-        if self.engine.supply.epoch is not self.epoch:
+        if self.engine.provider.epoch is not self.epoch:
             return True
         return self.deadline is not None and time.monotonic() >= self.deadline
 
@@ -187,8 +187,8 @@ class _WarmUp:
             asked = self._look_up(looked_up, None)
         with self.engine.lock:
             for one in asked.exact.values():  # so that the next warm-up need not trace it
-                if isinstance(self.tried.get(one.order.key), str):
-                    self.signed.family.remember_refusal(one.call, one.shapes)
+                if isinstance(self.tried.get(one.request.key), str):
+                    self.signed.signature.remember_refusal(one.call, one.shapes)
         return asked._replace(left=left)
 
     def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
@@ -211,58 +211,58 @@ class _WarmUp:
             first_run=self.first_run,
         )
         with progress_of(engine.name, len(todo), self.progress) as step:
-            for order, outcome in compiling:
-                tried[order.key] = outcome
+            for request, outcome in compiling:
+                tried[request.key] = outcome
                 if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                    engine.refuse(order, outcome)
+                    engine.refuse(request, outcome)
                     refused = True
-                step(order, outcome)
+                step(request, outcome)
         return refused
 
 
 def compile_all(
     engine: Engine,
-    orders: Sequence[Order],
+    requests: Sequence[CompileRequest],
     workers: int | None,
     epoch: object,
     *,
     deadline: float | None = None,
     first_run: bool,
     is_asked_for: bool = True,
-) -> Generator[tuple[Order, Source | Exception]]:
+) -> Generator[tuple[CompileRequest, Source | Exception]]:
     """Compile several executables at the same time; XLA does so without Python's lock.
 
     Only as many are handed to the threads as they can take, so that an interrupt, the deadline or
-    a `Supply.clear` stops all others.
+    a `ExecutableProvider.clear` stops all others.
 
     Args:
         engine: Serves the calls.
-        orders: What to compile.
+        requests: What to compile.
         workers: Threads that compile; None for as many as there are cores, up to four.
-        epoch: When the orders were made; see `Supply.prepare`.
+        epoch: When the orders were made; see `ExecutableProvider.prepare`.
         deadline: When to begin no more.
         first_run: Whether to run each executable once.
-        is_asked_for: See `Supply.prepare`.
+        is_asked_for: See `ExecutableProvider.prepare`.
 
     Yields:
         Each one that was tried, and where it comes from, or why it does not.
     """
     prepare = functools.partial(
-        engine.supply.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
+        engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
     )
     count = workers or min(4, os.cpu_count() or 1)
-    waiting = iter(orders)
-    running: dict[Future[Source], Order] = {}
+    waiting = iter(requests)
+    running: dict[Future[Source], CompileRequest] = {}
     config = ThreadConfig()  # contexts that are entered here hold there too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
             late = deadline is not None and time.monotonic() >= deadline
             while not late and len(running) < count:
-                order = next(waiting, None)
-                if order is None:
+                request = next(waiting, None)
+                if request is None:
                     break
                 try:
-                    running[pool.submit(config.run, prepare, order)] = order
+                    running[pool.submit(config.run, prepare, request)] = request
                 except RuntimeError as refused:
                     if "shutdown" not in str(refused):  # which is all that tells it
                         raise
@@ -270,13 +270,13 @@ def compile_all(
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                order = running.pop(future)
+                request = running.pop(future)
                 error = future.exception()
                 if isinstance(error, Cleared):
                     return
                 if error is not None and not isinstance(error, Exception):
                     raise error
-                yield order, error or future.result()
+                yield request, error or future.result()
 
 
 class Unmasked(NamedTuple):
@@ -290,8 +290,8 @@ class Unmasked(NamedTuple):
     """
 
     why: str
-    order: Order
-    call: Call
+    request: CompileRequest
+    call: ResolvedCall
     shapes: Sequence[tuple[int, ...]]
 
 
@@ -299,26 +299,26 @@ class Asked(NamedTuple):
     """What serves calls of some sizes.
 
     Attributes:
-        orders: What to compile.
+        requests: What to compile.
         exact: Sizes at which the calls cannot be masked.
         failed: Sizes that no executable was found for, and why.
         left: Sizes that were not looked at.
     """
 
-    orders: list[Order]
+    requests: list[CompileRequest]
     exact: dict[FrozenDict[str, int], Unmasked]
     failed: list[tuple[Mapping[str, int], str]]
     left: list[Mapping[str, int]]
 
     @property
-    def every_order(self) -> list[Order]:
+    def every_order(self) -> list[CompileRequest]:
         """Those of the sizes at which calls cannot be masked included."""
-        return [*self.orders, *(one.order for one in self.exact.values())]
+        return [*self.requests, *(one.request for one in self.exact.values())]
 
 
 def orders_for(
     engine: Engine,
-    signed: Signed,
+    signed: SignedCall,
     tokens: Tokens,
     own: Mapping[str, int],
     wanted: Iterable[Mapping[str, int]],
@@ -334,7 +334,7 @@ def orders_for(
         wanted: Sizes of the calls to come; a variable that is left out has the size of this one.
         until: When to look at no more sizes, beyond the first.
     """
-    found: dict[Hashable, Order] = {}
+    found: dict[Hashable, CompileRequest] = {}
     exact: dict[FrozenDict[str, int], Unmasked] = {}
     failed: list[tuple[Mapping[str, int], str]] = []
     waiting = deque(wanted)
@@ -347,23 +347,25 @@ def orders_for(
             at = at_sizes(signed, tokens, all_sizes)
             call = None if engine.config.always_exact else engine.resolve(at)
             if call is None:
-                orders: Iterable[Order | Unmasked] = [engine.orders.exact(at, all_sizes)]
+                requests: Iterable[CompileRequest | Unmasked] = [
+                    engine.requests.exact(at, all_sizes)
+                ]
             else:
-                orders = _orders_of(engine, at, call, (at, call))
-            for one in orders:
-                if isinstance(one, Order):
+                requests = _orders_of(engine, at, call, (at, call))
+            for one in requests:
+                if isinstance(one, CompileRequest):
                     found.setdefault(one.key, one)
                 else:
                     sizes = chosen if one.call is call else one.call.sizes
-                    exact[FrozenDict(sizes or one.order.sizes)] = one
+                    exact[FrozenDict(sizes or one.request.sizes)] = one
         except Exception as error:  # of the function at these sizes, perhaps
             failed.append((FrozenDict(chosen), in_one_line(error)))
     return Asked(list(found.values()), exact, failed, list(waiting))
 
 
 def _orders_of(
-    engine: Engine, signed: Signed, call: Call, whole: tuple[Signed, Call]
-) -> Iterator[Order | Unmasked]:
+    engine: Engine, signed: SignedCall, call: ResolvedCall, whole: tuple[SignedCall, ResolvedCall]
+) -> Iterator[CompileRequest | Unmasked]:
     """What to compile for a call, or for its chunks, one of each size.
 
     Args:
@@ -372,18 +374,19 @@ def _orders_of(
         call: The same, resolved.
         whole: The call that it is a chunk of, or the call itself, also resolved.
     """
-    # A chunk that must not be run by itself is served as a part of the whole; see `Call.whole`.
+    # A chunk that must not be run by itself is served as a part of the whole; see
+    # `ResolvedCall.whole`.
     own = whole if call.whole is not None else (signed, call)
     match engine.decide(signed, call):
         case Masked(bucket=bucket):
-            yield engine.orders.masked(signed, call, bucket)
+            yield engine.requests.masked(signed, call, bucket)
         case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
         case Exact(Because.UNMASKED | Because.EMPTY, why):
-            order = engine.orders.exact(own[0], own[1].sizes)
-            yield Unmasked(why.reason, order, own[1], own[0].shapes)
+            request = engine.requests.exact(own[0], own[1].sizes)
+            yield Unmasked(why.reason, request, own[1], own[0].shapes)
         case Exact():
-            yield engine.orders.exact(own[0], own[1].sizes)
+            yield engine.requests.exact(own[0], own[1].sizes)
         case Chunked(splitting):
             for size in dict.fromkeys(splitting.sizes):
                 part = splitting.part(call, size)
@@ -394,7 +397,7 @@ def _orders_of(
 
 
 def _asked(
-    engine: Engine, signed: Signed, sizes: Any
+    engine: Engine, signed: SignedCall, sizes: Any
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
     """The axes of a call, its sizes, and those that are asked for.
 
@@ -403,13 +406,13 @@ def _asked(
         signed: The call.
         sizes: What sizes are asked for, or None for those of the call.
     """
-    family, shapes = signed.family, signed.shapes
+    signature, shapes = signed.signature, signed.shapes
     wanted: list[dict[str, int]] | None = None
     bucket_of = functools.partial(bucket_or_size, engine.config)
     if engine.config.always_exact:
-        is_named = bool(family.declared_sizes(shapes)) or sizes is None
-        tokens = (family.declared_tokens if is_named else family.guessed_tokens)(shapes)
-        own = bind_sizes(tokens, shapes, family.paths)
+        is_named = bool(signature.declared_sizes(shapes)) or sizes is None
+        tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)
+        own = bind_sizes(tokens, shapes, signature.paths)
         wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
         others = (one for one in wanted if any(own[v] != n for v, n in one.items()))
         other = next(others, None)
@@ -418,8 +421,8 @@ def _asked(
     call = engine.resolve(signed)  # weights that happen to have the size of the batch, perhaps
     tokens, own = call.tokens, call.sizes
     if not own and sizes is not None:  # all sizes run exact
-        tokens = family.guessed_tokens(shapes)
-        own = bind_sizes(tokens, shapes, family.paths)
+        tokens = signature.guessed_tokens(shapes)
+        own = bind_sizes(tokens, shapes, signature.paths)
     if wanted is None:
         wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
     for one in wanted:
@@ -428,7 +431,7 @@ def _asked(
 
 
 def _takes(
-    signed: Signed, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]
+    signed: SignedCall, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]
 ) -> bool:
     """Whether the function takes other sizes; it is traced at them."""
     try:

@@ -72,7 +72,7 @@ def written_arguments(origin: Origin) -> dict[str, Any]:
     signed = origin.signed
     leaves = [
         _written_leaf(origin, i, kind.dtype, kind.weak_type)
-        for i, kind in enumerate(signed.family.types)
+        for i, kind in enumerate(signed.signature.types)
     ]
     args, kwargs = signed.tree.unflatten([_Leaf(x) for x in leaves])
     paths = dict(zip(signed.dynamic, args, strict=True))
@@ -104,20 +104,20 @@ def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str
     row = (STATIC,) * len(shape) if origin.tokens is None else origin.tokens[leaf]
     sizes = [n if t == STATIC or t.isdigit() else t for t, n in zip(row, shape, strict=True)]
     if strange := [t for t in sizes if isinstance(t, str) and not _is_plain(t)]:
-        path = origin.signed.family.paths[leaf]
+        path = origin.signed.signature.paths[leaf]
         raise CannotWrite(f"{path}: the size {strange[0]} is not written down")
     if dtype is None:
         return {"size": sizes[0]}
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         impl = key_impl(dtype)
         if not isinstance(impl, str):
-            raise CannotWrite(f"{origin.signed.family.paths[leaf]}: keys of {dtype}")
+            raise CannotWrite(f"{origin.signed.signature.paths[leaf]}: keys of {dtype}")
         written: dict[str, Any] = {"key": impl, "shape": sizes}
     else:
         written = {"dtype": dtype.name, "weak": weak, "shape": sizes}
     sharding = getattr(origin.signed.leaves[leaf], "sharding", None)
     if is_on_several_devices(sharding):
-        written["sharding"] = _written_sharding(sharding, origin.signed.family.paths[leaf])
+        written["sharding"] = _written_sharding(sharding, origin.signed.signature.paths[leaf])
     elif sharding is not None:  # committed, which jit compiles otherwise
         [device] = sharding.device_set
         written["device"] = [device.platform, device.id]

@@ -15,7 +15,7 @@ import cachetools
 from bucketjit import strategies
 from bucketjit._config import Config, Overflow
 from bucketjit._errors import BucketOverflowError
-from bucketjit._signature.resolved_call import Call
+from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._tracing.program import Program
 from bucketjit.strategies.base import checked_bucket, checked_joint
 from bucketjit.strategies.extended import extended
@@ -147,7 +147,7 @@ class Buckets:
         self._cut.clear()
         self._largest.clear()
 
-    def of(self, program: Program, call: Call) -> dict[str, int]:
+    def of(self, program: Program, call: ResolvedCall) -> dict[str, int]:
         """The padded size of each variable of a call, those of its program's own included.
 
         Raises:
@@ -155,13 +155,13 @@ class Buckets:
                 to split.
         """
         bucket = self.chosen(program, call.sizes)
-        if not program.found:
+        if not program.unfitted:
             return bucket
         # Nothing bounds these over the bucket, so room is made for the largest seen in it.
-        there = program.found_sizes(bucket) or {}
+        there = program.unfitted_sizes(bucket) or {}
         with self._lock:
             seen = self._largest.setdefault(program, {}).setdefault(tuple(bucket.values()), {})
-            for name, size in zip(program.found, call.leaks.sizes, strict=True):
+            for name, size in zip(program.unfitted, call.size_constants.sizes, strict=True):
                 known = max(there.get(name, 0), seen.get(name, 0))
                 seen[name] = known if size <= known else max(size, 2 * known)
             return {**bucket, **seen}

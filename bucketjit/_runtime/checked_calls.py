@@ -13,8 +13,8 @@ from bucketjit._errors import is_of_machine
 from bucketjit._events import LONGEST, logger, one_line
 from bucketjit._masking.checks import POISONS, blame, compare, failed
 from bucketjit._masking.rule_context import Rule
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 
 
 class CheckedCall(NamedTuple):
@@ -34,8 +34,8 @@ class CheckedCall(NamedTuple):
     check: Check
     rules: Callable[[], Mapping[Any, Rule]]
     entry: Executable
-    signed: Signed
-    call: Call
+    signed: SignedCall
+    call: ResolvedCall
     out: Out
 
     def result(
@@ -78,7 +78,7 @@ class CheckedCall(NamedTuple):
                 self.rules(),
                 dict(zip(self.call.variables, self.call.ordered, strict=True)),
                 self.entry.sizes,
-                self.call.leaks.values,
+                self.call.size_constants.values,
                 lambda kind: arguments_with(self.entry, self.signed, kind),
                 not to_the_bit,
             )
@@ -86,7 +86,7 @@ class CheckedCall(NamedTuple):
         self.entry.checked = True
 
 
-def check_joined(name: str, signed: Signed, result: Any, other: Any) -> None:
+def check_joined(name: str, signed: SignedCall, result: Any, other: Any) -> None:
     """Compare the joined results of chunks with those of a run in one piece.
 
     Raises:
@@ -97,7 +97,7 @@ def check_joined(name: str, signed: Signed, result: Any, other: Any) -> None:
         raise failed(name, problem, "")
 
 
-def is_of_jit(name: str, problem: str, signed: Signed, result: Any) -> bool:
+def is_of_jit(name: str, problem: str, signed: SignedCall, result: Any) -> bool:
     """Whether it is the compiled unpadded run that is wrong, and the bucket is right.
 
     Args:

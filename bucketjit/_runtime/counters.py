@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bucketjit._compile.cache_slot import Slot, Tally
+from bucketjit._compile.cache_slot import AtomicCount, Slot
 from bucketjit._runtime.statistics import (
     BucketStats,
     FrozenDict,
@@ -29,7 +29,7 @@ _SIZES_KEPT = 4096
 _RETIRED = 256  # lines whose plans gave way, and whose last calls may still be under way
 
 
-class Line:
+class CallCounter:
     """Calls of one kind, counted without a lock.
 
     Args:
@@ -66,7 +66,7 @@ class Line:
         flops: float = math.nan,
         reason: str | None = None,
     ) -> None:
-        self.calls = Tally()
+        self.calls = AtomicCount()
         self._before = 0
         self.clock: Clock  # set where it is opened
         self.logical = tuple(logical.items())
@@ -118,7 +118,7 @@ class _Sums:
     padded: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, _Sizes] = field(default_factory=dict)
 
-    def add(self, line: Line, calls: int) -> None:
+    def add(self, line: CallCounter, calls: int) -> None:
         if not calls:
             return
         self.calls += calls
@@ -155,8 +155,8 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lines: dict[int, Line] = {}
-        self._retired: deque[Line] = deque()
+        self._lines: dict[int, CallCounter] = {}
+        self._retired: deque[CallCounter] = deque()
         self._clock = Clock()
         alive = weakref.ref(self)  # lines have the clock: no cycle
 
@@ -190,7 +190,7 @@ class Counters:
             self._since, self._started = time.time(), time.monotonic()
         self._clock.start(self._started)
 
-    def call(self, line: Line, compiled: bool = False) -> None:
+    def call(self, line: CallCounter, compiled: bool = False) -> None:
         """Count one call of a kind, and whether it had to compile."""
         with self._lock:
             self._sums.add(line, 1)
@@ -199,18 +199,18 @@ class Counters:
         if now >= self._clock.due:
             self._clock.tick(now)
 
-    def open(self, line: Line) -> None:
+    def open(self, line: CallCounter) -> None:
         """Count what a line counts, from now on."""
         with self._lock:
             line.clock = self._clock
             self._lines[id(line)] = line
 
-    def counts(self, lines: Iterable[Line]) -> bool:
+    def counts(self, lines: Iterable[CallCounter]) -> bool:
         """Whether it counts what all of these lines count."""
         with self._lock:
             return all(id(line) in self._lines for line in lines)
 
-    def close(self, line: Line) -> None:
+    def close(self, line: CallCounter) -> None:
         """Keep what a line has counted, and let go of it before long."""
         with self._lock:
             if self._lines.pop(id(line), None) is not None:
@@ -219,7 +219,7 @@ class Counters:
                     last = self._retired.popleft()
                     self._sums.add(last, last.count())
 
-    def _every_line(self) -> Iterable[Line]:
+    def _every_line(self) -> Iterable[CallCounter]:
         return itertools.chain(self._lines.values(), self._retired)
 
     def compile(self, seconds: float) -> None:

@@ -10,14 +10,14 @@ import enum
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from bucketjit._compile.requests import Orders
+from bucketjit._compile.requests import RequestFactory
 from bucketjit._config import Config
 from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._runtime.buckets import Buckets, exactly
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.refusals import Refusals
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 
 
@@ -38,7 +38,7 @@ class Masked:
     @property
     def key(self) -> tuple[Program, Hashable]:
         """The key of its executable."""
-        return Orders.masked_key(self.program, self.bucket)
+        return RequestFactory.masked_key(self.program, self.bucket)
 
 
 class Because(enum.Enum):
@@ -112,7 +112,7 @@ class Decisions:
         self._splitter = splitter
         self._refusals = refusals
 
-    def decide(self, signed: Signed, call: Call) -> Decision:
+    def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
         """What a call does.
 
         Args:
@@ -122,7 +122,7 @@ class Decisions:
 
         Returns:
             One of the kinds of `Decision`. A call that is part of another one is decided in the
-            same way; see `Call.whole` for what then may not be run.
+            same way; see `ResolvedCall.whole` for what then may not be run.
 
         Raises:
             SizeMismatchError: An array cannot be reshaped as the function wants it, at these sizes.

@@ -17,7 +17,7 @@ from bucketjit._compile.executable import (
     SignatureChanged,
     sizes_argument,
 )
-from bucketjit._compile.requests import Order, Orders
+from bucketjit._compile.requests import CompileRequest, RequestFactory
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._errors import (
     CompileBudgetError,
@@ -26,13 +26,13 @@ from bucketjit._errors import (
     MaskingError,
     frames_inside,
 )
-from bucketjit._events import LONGEST, Event, printable, shown, tell
+from bucketjit._events import LONGEST, Event, emit, printable, shown
 from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
-from bucketjit._runtime.counters import Line
+from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
     Chunked,
@@ -42,25 +42,25 @@ from bucketjit._runtime.decisions import (
     Masked,
     Refused,
 )
-from bucketjit._runtime.fast_path.handler import Way
+from bucketjit._runtime.fast_path.bucket_handler import give_away
+from bucketjit._runtime.fast_path.dispatch import CallArguments
+from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.layout import elements
-from bucketjit._runtime.fast_path.memory import Memory, Served
-from bucketjit._runtime.fast_path.plan import give_away
-from bucketjit._runtime.fast_path.route import Given
+from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.open_outputs import open_outs
 from bucketjit._runtime.refusals import Refusals
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed, Signer
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit._tracing.program import Program
 
 _LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
 
 
-class Watcher(Protocol):
+class CallObserver(Protocol):
     """Who is told of each call; see `bucketjit._precompile.adaptive`."""
 
-    def learn(self, signed: Signed, call: Call) -> None:
+    def learn(self, signed: SignedCall, call: ResolvedCall) -> None:
         """Take note of how calls look."""
 
     def note(self, sizes: Mapping[str, int]) -> None:
@@ -70,7 +70,7 @@ class Watcher(Protocol):
 class Preparer(Protocol):
     """Who is told of each new call before it runs; see `bucketjit._precompile.listed_buckets`."""
 
-    def prepare(self, engine: Engine, signed: Signed, call: Call, key: Any) -> None:
+    def prepare(self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Any) -> None:
         """Compile what calls like this one will need; ``key`` is that of its own executable."""
 
 
@@ -122,16 +122,16 @@ class Engine:
         self.signer = Signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared
         self.shared.engines.add(self)
-        self.cache, self.supply = self.shared.cache, self.shared.supply
+        self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
-        self.orders = Orders(config, self.name, self.cache, self.shared.preloading)
+        self.requests = RequestFactory(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
-        self.memory = Memory(self.cache, self.counters, self.lock)
+        self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.buckets = Buckets(config, self.lock)
         self.refusals = Refusals()
         self.splitter = Splitter(config, self.lock)
         self.decisions = Decisions(config, self.buckets, self.splitter, self.refusals)
-        self.watcher: Watcher | None = None
+        self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
 
     def clear(self) -> None:
@@ -150,18 +150,18 @@ class Engine:
         """How messages name the function."""
         return getattr(self.config.fn, "__name__", type(self.config.fn).__name__)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Log an event, and hand it to the listeners."""
-        tell(event, self.config.listeners)
+        emit(event, self.config.listeners)
 
     # --- a call ---
 
     def serve(
         self,
-        signed: Signed,
-        given: Given | None = None,
+        signed: SignedCall,
+        given: CallArguments | None = None,
         out: Out | None = None,
-        part: Call | None = None,
+        part: ResolvedCall | None = None,
     ) -> Any:
         """Run a call.
 
@@ -173,7 +173,7 @@ class Engine:
         """
         out = out or self.config.out
         if self.config.always_exact:
-            sizes = signed.family.declared_sizes(signed.shapes)
+            sizes = signed.signature.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, out, given)
         call = part or self.resolve(signed)
         decision = self.decide(signed, call)
@@ -184,7 +184,7 @@ class Engine:
                 result = self._fall_back(why, signed, call, out, given)
                 if call.program is None:
                     with self.lock:
-                        signed.family.remember_refusal(call, signed.shapes)
+                        signed.signature.remember_refusal(call, signed.shapes)
                 return result
             case Exact(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
@@ -199,28 +199,33 @@ class Engine:
                 raise error
 
     def _run_masked(
-        self, masked: Masked, signed: Signed, call: Call, out: Out, given: Given | None
+        self,
+        masked: Masked,
+        signed: SignedCall,
+        call: ResolvedCall,
+        out: Out,
+        given: CallArguments | None,
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
         if self.preparer is not None:
             self.preparer.prepare(self, signed, call, masked.key)
         try:
-            entry, source, stands_in = self.supply.get(
-                masked.key, lambda: self.orders.masked(signed, call, masked.bucket)
+            entry, source, stands_in = self.provider.get(
+                masked.key, lambda: self.requests.masked(signed, call, masked.bucket)
             )
         except MaskingError as error:
             self.refusals.note(masked.key, error)
             return self._fall_back(error, signed, call, out, given)
         is_compiled = source == "compile"
-        sizes = sizes_argument(call, entry.leak_shapes)
+        sizes = sizes_argument(call, entry.size_constant_shapes)
         finish = entry.finisher(call, out)
         line = _line(entry, call, signed)
         line.reason = masked.beyond
         try:
             if self.config.check is not Check.OFF:
                 return CheckedCall(
-                    self.name, self.config.check, self.orders.rules, entry, signed, call, out
+                    self.name, self.config.check, self.requests.rules, entry, signed, call, out
                 ).result(
                     self._counting(line, is_compiled),
                     lambda: self._run(entry, sizes, signed, finish),
@@ -230,19 +235,21 @@ class Engine:
                 result = self._run(entry, sizes, signed, finish)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
-        if self.watcher is not None:
-            self.watcher.learn(signed, call)
-            self.watcher.note(call.sizes)
+        if self.observer is not None:
+            self.observer.learn(signed, call)
+            self.observer.note(call.sizes)
         if given is not None and not stands_in:
             self._remember(signed, given, call, masked.key, sizes, finish, line)
         return result
 
-    def _note_beyond(self, reason: str, call: Call) -> None:
+    def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
         """Count a call whose sizes the user wants exact, and tell of each reason once."""
         if self.counters.fallback(reason):
-            self.tell(Event("fallback", self.name, call.sizes, detail=reason))
+            self.emit(Event("fallback", self.name, call.sizes, detail=reason))
 
-    def find_way(self, signed: Signed, call: Call, given: Given) -> Way | None:
+    def find_handler(
+        self, signed: SignedCall, call: ResolvedCall, given: CallArguments
+    ) -> Handler | None:
         """How chunks like this one are served, if what serves them is there and is known to do so.
 
         Args:
@@ -260,37 +267,37 @@ class Engine:
         if entry is None:
             return None
         finish = entry.finisher(call, Out.PADDED)
-        sizes, line = sizes_argument(call, entry.leak_shapes), _line(entry, call, signed)
-        way = self._remember(signed, given, call, decision.key, sizes, finish, line)
-        if way is not None and self.watcher is not None:
-            self.watcher.learn(signed, call)
-        return way
+        sizes, line = sizes_argument(call, entry.size_constant_shapes), _line(entry, call, signed)
+        handler = self._remember(signed, given, call, decision.key, sizes, finish, line)
+        if handler is not None and self.observer is not None:
+            self.observer.learn(signed, call)
+        return handler
 
-    def decide(self, signed: Signed, call: Call) -> Decision:
+    def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
         """What a call does; see `bucketjit._runtime.decisions`."""
         return self.decisions.decide(signed, call)
 
-    def refuse(self, order: Order, refusal: MaskingError) -> None:
+    def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
         """Take note that the program of an order cannot be masked, or not in its bucket."""
-        if isinstance(order.key[0], Program):
-            self.refusals.note(order.key, refusal)
+        if isinstance(request.key[0], Program):
+            self.refusals.note(request.key, refusal)
 
-    def resolve(self, signed: Signed) -> Call:
+    def resolve(self, signed: SignedCall) -> ResolvedCall:
         """The sizes and the program of a call; what is learnt from it is told."""
         began = time.perf_counter()
         with self.lock:
-            if signed.family.tokens is None:
-                self.orders.expect(signed)
-            call = signed.family.resolve(signed.shapes)
-            news = signed.family.take_news()
+            if signed.signature.tokens is None:
+                self.requests.expect(signed)
+            call = signed.signature.resolve(signed.shapes)
+            news = signed.signature.take_news()
         if news:
             seconds = time.perf_counter() - began
             for detail in news:
-                self.tell(Event("signature", self.name, call.sizes, seconds, detail))
+                self.emit(Event("signature", self.name, call.sizes, seconds, detail))
         return call
 
     @contextmanager
-    def _counting(self, line: Line, compiled: bool) -> Iterator[None]:
+    def _counting(self, line: CallCounter, compiled: bool) -> Iterator[None]:
         """Count a call when its executable has run, well or not."""
         try:
             yield
@@ -300,7 +307,7 @@ class Engine:
             raise
         self.counters.call(line, compiled)
 
-    def _run(self, entry: Executable, sizes: Any, signed: Signed, finish: Change | None) -> Any:
+    def _run(self, entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
         args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
         result = entry.run(sizes, args, kwargs)
         give_away([signed.leaves[i] for i in entry.donated_leaves])
@@ -308,45 +315,45 @@ class Engine:
 
     def _run_exact(
         self,
-        signed: Signed,
+        signed: SignedCall,
         sizes: Mapping[str, int],
         out: Out,
-        given: Given | None = None,
+        given: CallArguments | None = None,
         program: Program | None = None,
         reason: str | None = None,
         is_call: bool = True,
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        key = self.orders.exact_key(signed)
-        entry, source, _ = self.supply.get(key, lambda: self.orders.exact(signed, sizes))
+        key = self.requests.exact_key(signed)
+        entry, source, _ = self.provider.get(key, lambda: self.requests.exact(signed, sizes))
         finish = _exact_finisher(entry, signed, program, out)
-        line = Line(sizes or signed.family.guessed_sizes(signed.shapes), reason=reason)
+        line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
         counting = self._counting(line, source == "compile") if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and given is not None and self.config.check is Check.OFF:
-            opened = [i for i, spec in enumerate(signed.family.specs) if spec is not None]
-            self.memory.add(signed, given, opened, Served(key, None, finish, line))
+            opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
+            self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))
         return result
 
     def _run_split(
         self,
-        signed: Signed,
-        call: Call,
+        signed: SignedCall,
+        call: ResolvedCall,
         splitting: Splitting,
         out: Out,
-        given: Given | None,
+        given: CallArguments | None,
     ) -> Any:
-        def serve(chunk: Signed, part: Call, chunk_given: Given | None) -> Any:
+        def serve(chunk: SignedCall, part: ResolvedCall, chunk_given: CallArguments | None) -> Any:
             return self.serve(chunk, chunk_given, Out.PADDED, part)
 
         assert call.program is not None
-        routes = self.memory.of_chunks(call.program)
+        fast_path = self.memory.of_chunks(call.program)
         given = given if self.config.check is Check.OFF else None
         try:
-            result, way = self.splitter.run(
-                serve, self.find_way, signed, call, splitting, out, given, routes
+            result, handler = self.splitter.run(
+                serve, self.find_handler, signed, call, splitting, out, given, fast_path
             )
         except _PartRefused as refused:
             if call.whole is not None:
@@ -358,9 +365,9 @@ class Engine:
         except CompileBudgetError as refused:
             of = shown(call.sizes)
             raise CompileBudgetError(f"{refused} That is a chunk of a call with {of}.") from None
-        if way is not None and given is not None:
-            opened = signed.family.open_leaves(call.tokens)
-            self.memory.add_chunked(signed, given, opened, way)
+        if handler is not None and given is not None:
+            opened = signed.signature.open_leaves(call.tokens)
+            self.memory.add_chunked(signed, given, opened, handler)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
             other = self._run_exact(
                 signed, call.sizes, Out.JAX, program=call.program, is_call=False
@@ -373,7 +380,12 @@ class Engine:
     # --- falling back ---
 
     def _fall_back(
-        self, refusal: MaskingError, signed: Signed, call: Call, out: Out, given: Given | None
+        self,
+        refusal: MaskingError,
+        signed: SignedCall,
+        call: ResolvedCall,
+        out: Out,
+        given: CallArguments | None,
     ) -> Any:
         if call.whole is not None:
             raise _PartRefused(refusal)
@@ -395,40 +407,40 @@ class Engine:
         if self.config.fallback is Fallback.ERROR:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):
-            self.tell(Event("fallback", self.name, detail=str(refusal)))
+            self.emit(Event("fallback", self.name, detail=str(refusal)))
             message = f"{self.name} runs at its exact shapes, one compile each: {refusal}"
             warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())
 
     def _remember(
         self,
-        signed: Signed,
-        given: Given,
-        call: Call,
+        signed: SignedCall,
+        given: CallArguments,
+        call: ResolvedCall,
         key: Any,
         sizes: Any,
         finish: Change | None,
-        line: Line,
-    ) -> Way | None:
+        line: CallCounter,
+    ) -> Handler | None:
         """Let the next call like this one, which was masked, take the fast path."""
-        if sum(x.size for x in call.leaks.values) > _LARGEST_LEAKS:
+        if sum(x.size for x in call.size_constants.values) > _LARGEST_LEAKS:
             return None
         note = None
-        if self.watcher is not None:
-            note = functools.partial(self.watcher.note, call.sizes)
-        opened = signed.family.open_leaves(call.tokens)
-        served = Served(key, on_default_device(sizes), finish, line, note)
+        if self.observer is not None:
+            note = functools.partial(self.observer.note, call.sizes)
+        opened = signed.signature.open_leaves(call.tokens)
+        served = ServedCall(key, on_default_device(sizes), finish, line, note)
         return self.memory.add(signed, given, opened, served)
 
 
-def _line(entry: Executable, call: Call, signed: Signed) -> Line:
+def _line(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:
     """What is counted of calls like one that was served by an executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
-    return Line(logical, entry.sizes, real, total, entry.flops)
+    return CallCounter(logical, entry.sizes, real, total, entry.flops)
 
 
 def _exact_finisher(
-    entry: Executable, signed: Signed, program: Program | None, out: Out
+    entry: Executable, signed: SignedCall, program: Program | None, out: Out
 ) -> Change | None:
     if out is Out.JAX:
         return None

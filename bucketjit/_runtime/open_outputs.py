@@ -11,13 +11,13 @@ from bucketjit._compile.build_exact import result_types
 from bucketjit._compile.executable import Executable
 from bucketjit._errors import is_of_machine
 from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 
 # A size times the first number and more by the second: a few rows more need not show in ``x[::2]``.
 _LARGER = ((1, 1), (2, 7), (3, 5))
 
 
-def open_outs(entry: Executable, signed: Signed) -> Sequence[int]:
+def open_outs(entry: Executable, signed: SignedCall) -> Sequence[int]:
     """The results whose shapes are others at other sizes.
 
     The function is traced at the sizes of a call and at several larger ones. All results count as
@@ -32,10 +32,10 @@ def open_outs(entry: Executable, signed: Signed) -> Sequence[int]:
     return entry.open_outs
 
 
-def _found(count: int, signed: Signed) -> Sequence[int]:
-    family = signed.family
-    tokens = family.guessed_tokens(signed.shapes)
-    sizes = bind_sizes(tokens, signed.shapes, family.paths)
+def _found(count: int, signed: SignedCall) -> Sequence[int]:
+    signature = signed.signature
+    tokens = signature.guessed_tokens(signed.shapes)
+    sizes = bind_sizes(tokens, signed.shapes, signature.paths)
     larger = [
         {v: by * n + more * i for i, (v, n) in enumerate(sizes.items(), start=1)}
         for by, more in _LARGER

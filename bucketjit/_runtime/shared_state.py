@@ -10,9 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.provider import Supply
+from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._config import Config
-from bucketjit._events import tell
+from bucketjit._events import emit
 from bucketjit._runtime.counters import Counters
 from bucketjit._signature.signer import Signer
 from bucketjit._tracing.program import Program
@@ -64,12 +64,12 @@ class SharedState(Generic[E]):
     def __init__(self, config: Config, name: str) -> None:
         self.counters = Counters()
         self.engines: Engines[E] = Engines()
-        self.cache, self.supply = make_cache(config, name, self.counters, self.engines)
+        self.cache, self.provider = make_cache(config, name, self.counters, self.engines)
         self.preloading = Preloading(self.cache)
 
     def clear(self) -> None:
         """Drop every executable, and start the counters again."""
-        self.supply.clear()
+        self.provider.clear()
         self.cache.clear()
         self.preloading.clear()
         self.engines.clear()
@@ -81,7 +81,7 @@ def make_cache(
     name: str,
     counters: Counters,
     engines: Engines[Any],
-) -> tuple[ExecutableCache[Any, Executable], Supply]:
+) -> tuple[ExecutableCache[Any, Executable], ExecutableProvider]:
     """A cache, and what fills it."""
 
     def compiled(entry: Executable) -> None:
@@ -91,19 +91,19 @@ def make_cache(
 
     def again(entry: Executable) -> None:
         counters.compile(0.0)
-        supply = supplies[0]()
-        if supply is not None:
-            supply.allowance.compiled_again(entry)
+        provider = supplies[0]()
+        if provider is not None:
+            provider.allowance.compiled_again(entry)
 
-    supplies: list[weakref.ref[Supply]] = []
+    supplies: list[weakref.ref[ExecutableProvider]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
         if isinstance(key[0], Program):
             for engine in engines:
                 engine.signer.release(key[0])
-        supply = supplies[0]()
-        if supply is not None:
-            supply.evicted(key, entry, why)
+        provider = supplies[0]()
+        if provider is not None:
+            provider.evicted(key, entry, why)
 
     cache: ExecutableCache[Any, Executable] = ExecutableCache(
         config.maxsize,
@@ -112,14 +112,14 @@ def make_cache(
         weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
         on_evict=evicted,
     )
-    supply = Supply(
+    provider = ExecutableProvider(
         cache,
         name,
         config.budget,
         config.background,
         config.hysteresis,
         compiled,
-        functools.partial(tell, listeners=config.listeners),
+        functools.partial(emit, listeners=config.listeners),
     )
-    supplies.append(weakref.ref(supply))
-    return cache, supply
+    supplies.append(weakref.ref(provider))
+    return cache, provider

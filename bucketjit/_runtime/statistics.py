@@ -1,6 +1,7 @@
 """What an executor has done so far: counters behind a lock, and frozen snapshots of them.
 
-A warm call adds one to a `Line`, without a lock. All else is worked out when a snapshot is taken.
+A warm call adds one to a `CallCounter`, without a lock. All else is worked out when a snapshot is
+taken.
 """
 
 from __future__ import annotations

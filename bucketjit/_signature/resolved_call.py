@@ -8,11 +8,11 @@ from typing import Any
 
 from bucketjit._sizes.dynamic_axes import Tokens, places_of
 from bucketjit._sizes.expressions import variables_of
-from bucketjit._tracing.program import NO_LEAKS, Leaks, Program, TraceRefused
+from bucketjit._tracing.program import NO_SIZE_CONSTANTS, Program, SizeConstants, TraceRefused
 
 
 @dataclass(frozen=True)
-class Call:
+class ResolvedCall:
     """A call, resolved: the sizes of its variables and the program that serves it.
 
     Attributes:
@@ -20,7 +20,7 @@ class Call:
         sizes: Logical size of each dimension variable.
         program: The program, or None if the call must run exact.
         refusal: Why it must, or None.
-        leaks: What the program needs to know besides the sizes.
+        size_constants: What the program needs to know besides the sizes.
         whole: The sizes of the call that it is a part of, if the function by itself may do
             something else at its own: nothing but the program is right.
     """
@@ -29,25 +29,29 @@ class Call:
     sizes: dict[str, int]
     program: Program | None
     refusal: TraceRefused | None = None
-    leaks: Leaks = NO_LEAKS
+    size_constants: SizeConstants = NO_SIZE_CONSTANTS
     whole: Mapping[str, int] | None = None
 
     @property
     def variables(self) -> tuple[str, ...]:
         """The dimension variables, those of the program's own last."""
-        own = () if self.program is None else self.program.found
+        own = () if self.program is None else self.program.unfitted
         return (*variables_in(self.tokens), *own)
 
     @property
     def out_tree(self) -> Any:
         """How the outputs nest; it has a program."""
         assert self.program is not None
-        return self.program.out_tree if self.leaks.out_tree is None else self.leaks.out_tree
+        return (
+            self.program.out_tree
+            if self.size_constants.out_tree is None
+            else self.size_constants.out_tree
+        )
 
     @property
     def ordered(self) -> tuple[int, ...]:
         """The logical size of each of `variables`."""
-        return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.leaks.sizes)
+        return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.size_constants.sizes)
 
 
 def variables_in(tokens: Tokens) -> tuple[str, ...]:

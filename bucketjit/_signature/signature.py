@@ -17,7 +17,7 @@ from bucketjit._errors import ArgumentError, SpecError, is_of_machine
 from bucketjit._signature.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.resolved_call import Call
+from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.traced_programs import Refused, TracedPrograms
 from bucketjit._signature.why_traced import News, inputs_of
 from bucketjit._sizes.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
@@ -25,7 +25,7 @@ from bucketjit._sizes.guards import parse_constraint
 from bucketjit._tracing.program import Program, TraceRefused
 
 
-class Family:
+class Signature:
     """The programs of one signature.
 
     Args:
@@ -66,7 +66,7 @@ class Family:
         self._open_leaves: tuple[Tokens, list[int]] = ((), [])
 
     @contextmanager
-    def unlearning(self) -> Iterator[None]:
+    def restoring_axes(self) -> Iterator[None]:
         """Forget afterwards which axes were opened meanwhile."""
         learnt, news = self._learnt(), self._news.copy()
         try:
@@ -97,7 +97,7 @@ class Family:
             self._open_leaves = tokens, found
         return found
 
-    def resolve(self, shapes: Shapes) -> Call:
+    def resolve(self, shapes: Shapes) -> ResolvedCall:
         """Find or trace the program for a call of these shapes.
 
         Args:
@@ -167,16 +167,16 @@ class Family:
 
     # --- the first call ---
 
-    def _first(self, shapes: Shapes) -> Call:
+    def _first(self, shapes: Shapes) -> ResolvedCall:
         if self._axes.are_named:
             self._tokens = self._axes.tokens(shapes, {})
             return self._serve(self._tokens, shapes)
         wanted = self._axes.anonymous(shapes)
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
             # Nothing can be learnt from an empty array: run exact, decide on a later call.
-            return Call(self._axes.tokens(shapes, {}), {}, None)
+            return ResolvedCall(self._axes.tokens(shapes, {}), {}, None)
         refusal: TraceRefused | None = None
-        pinned: tuple[Tokens, Call] | None = None
+        pinned: tuple[Tokens, ResolvedCall] | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
             call = self._traced.attempt(tokens, shapes)
@@ -192,9 +192,9 @@ class Family:
         self._refusal = refusal and refusal.without_frames()
         self._close(wanted, shapes)
         tokens = self._axes.tokens(shapes, {})
-        return self._settle(tokens, shapes, Call(tokens, {}, None, refusal))
+        return self._settle(tokens, shapes, ResolvedCall(tokens, {}, None, refusal))
 
-    def _settle(self, tokens: Tokens, shapes: Shapes, call: Call) -> Call:
+    def _settle(self, tokens: Tokens, shapes: Shapes, call: ResolvedCall) -> ResolvedCall:
         self._tokens, self._last = tokens, tuple(shapes)
         if call.program is not None:
             self._traced.add(call.program, self._traced.at(tokens, shapes))
@@ -202,7 +202,7 @@ class Family:
 
     # --- later calls ---
 
-    def _opened_again(self, shapes: Shapes) -> Call | None:
+    def _opened_again(self, shapes: Shapes) -> ResolvedCall | None:
         """Learn from a call which axes vary. Returns the call if it was traced for that."""
         assert self._tokens is not None
         if self._axes.are_named:
@@ -213,7 +213,7 @@ class Family:
             self._news.reasons += renamed.reasons
         return self._open_what_varies(shapes)
 
-    def _open_what_varies(self, shapes: Shapes) -> Call | None:
+    def _open_what_varies(self, shapes: Shapes) -> ResolvedCall | None:
         """Open the static axes that changed since the last program was traced.
 
         Returns:
@@ -266,7 +266,7 @@ class Family:
             closed = self._closed.get((leaf, axis), Refused())
             self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
 
-    def _attempt_before(self, tokens: Tokens) -> Call | None:
+    def _attempt_before(self, tokens: Tokens) -> ResolvedCall | None:
         """Trace at the sizes before these, where the function has been run."""
         try:
             return self._traced.attempt(tokens, self._last)
@@ -275,29 +275,29 @@ class Family:
                 raise
             return None  # these sizes are not those of the call, to whom it would be raised
 
-    def _serve(self, tokens: Tokens, shapes: Shapes) -> Call:
+    def _serve(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
         sizes = bind_sizes(tokens, shapes, self.paths)
         self._check_constraints(sizes)
         for guard in self._traced.evenness(tokens):
             if not guard.holds(sizes):
                 raise ArgumentError(f"sizes {sizes} cannot be sharded as given: {guard} is wanted")
         if not sizes:
-            return Call(tokens, sizes, None, self._refusal)
+            return ResolvedCall(tokens, sizes, None, self._refusal)
         if min(sizes.values()) < 1:
-            return Call(tokens, sizes, None)
+            return ResolvedCall(tokens, sizes, None)
         known = self._traced.at(tokens, shapes)
         for program in known.programs():
-            if (leaks := program.leaks(sizes)) is not None:
+            if (size_constants := program.size_constants(sizes)) is not None:
                 self._traced.keep(program)
-                return Call(tokens, sizes, program, leaks=leaks)
+                return ResolvedCall(tokens, sizes, program, size_constants=size_constants)
         if (refusal := known.refusal(sizes)) is not None:
-            return Call(tokens, sizes, None, refusal)
+            return ResolvedCall(tokens, sizes, None, refusal)
         call = self._traced.attempt(tokens, shapes)
         if call.program is not None:
             self._traced.add(call.program, known)
         return call
 
-    def remember_refusal(self, call: Call, shapes: Shapes) -> None:
+    def remember_refusal(self, call: ResolvedCall, shapes: Shapes) -> None:
         """Do not try to trace this again: the exact run has succeeded."""
         if call.refusal is not None:
             self._traced.at(call.tokens, shapes).refuse(call.sizes, call.refusal)

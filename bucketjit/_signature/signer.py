@@ -20,7 +20,7 @@ from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
-from bucketjit._signature.signature import Family
+from bucketjit._signature.signature import Signature
 from bucketjit._sizes.dynamic_axes import (
     Anonymous,
     entries_of_arguments,
@@ -32,7 +32,7 @@ from bucketjit._tracing.program import Program
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedCall:
     """The arguments of one call, flattened, and the family they belong to.
 
     Attributes:
@@ -45,7 +45,7 @@ class Signed:
         donate: Positions, among the dynamic arguments, of the donated ones.
     """
 
-    family: Family
+    signature: Signature
     leaves: list[Any]
     shapes: list[tuple[int, ...]]
     tree: Any
@@ -62,7 +62,7 @@ class Signer:
         self._parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
-        self._families: dict[Key, Family] = {}
+        self._families: dict[Key, Signature] = {}
         self._lock = threading.Lock()
 
     def clear(self) -> None:
@@ -70,17 +70,17 @@ class Signer:
         with self._lock:
             self._families.clear()
 
-    def families(self) -> list[Family]:
+    def signatures(self) -> list[Signature]:
         """The families so far."""
         with self._lock:
             return list(self._families.values())
 
     def release(self, program: Program) -> None:
-        """Keep a program no longer than others hold it; see `Family.release`."""
-        for family in self.families():
-            family.release(program)
+        """Keep a program no longer than others hold it; see `Signature.release`."""
+        for signature in self.signatures():
+            signature.release(program)
 
-    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signed:
+    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
         """Flatten a call and find its family.
 
         Raises:
@@ -92,20 +92,20 @@ class Signer:
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
         types, shapes = self._types(leaves, positions, positional, keywords)
         key = Key(tree, types, statics, trace_context())
-        family = self._families.get(key)
-        if family is None:
+        signature = self._families.get(key)
+        if signature is None:
             with self._lock:
-                family = self._families.get(key)
-                if family is None:
-                    family = self._new_family(key, positions, positional, keywords)
-                    self._families[key] = family
+                signature = self._families.get(key)
+                if signature is None:
+                    signature = self._new_family(key, positions, positional, keywords)
+                    self._families[key] = signature
         shapes = [
             (int(x),) if t.dtype is None else s
-            for x, s, t in zip(leaves, shapes, family.types, strict=True)
+            for x, s, t in zip(leaves, shapes, signature.types, strict=True)
         ]
         donated = self._parameters.donated
         donate = [new for new, old in enumerate(positions) if old in donated]
-        return Signed(family, leaves, shapes, tree, statics, positions, donate)
+        return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call as `sign` orders them, whatever they are."""
@@ -156,7 +156,7 @@ class Signer:
         positions: Sequence[int],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-    ) -> Family:
+    ) -> Signature:
         paths = self._paths(positions, args, kwargs)
         specs = self._leaf_specs(positions, args, kwargs)
         self._check_strategies(specs)
@@ -174,7 +174,7 @@ class Signer:
                 )
             final.append(kind)
         names = [path for path, _ in paths]
-        return Family(
+        return Signature(
             key.statics.bind(self._config.fn),
             key.tree,
             final,

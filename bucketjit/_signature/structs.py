@@ -11,7 +11,7 @@ import numpy as np
 
 from bucketjit._errors import ArgumentError, first_line
 from bucketjit._jax.arrays import is_on_several_devices, key_impl, key_shape, with_type
-from bucketjit._signature.signer import Signed, Signer
+from bucketjit._signature.signer import SignedCall, Signer
 
 
 def array_like(value: Any) -> Any:
@@ -38,7 +38,7 @@ def array_like(value: Any) -> Any:
     return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
-def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signed:
+def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SignedCall:
     """The signature of calls with arguments like these, structs among them.
 
     Args:

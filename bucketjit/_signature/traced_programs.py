@@ -15,7 +15,7 @@ from typing import Any
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.resolved_call import Call
+from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.concrete import Tracer, pair
@@ -215,7 +215,7 @@ class TracedPrograms:
         """The user's, and what sharding holds sizes to."""
         return list(dict.fromkeys([*self.constraints, *map(str, self.evenness(tokens))]))
 
-    def attempt(self, tokens: Tokens, shapes: Shapes) -> Call:
+    def attempt(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones.
 
         Raises:
@@ -238,7 +238,7 @@ class TracedPrograms:
             call = self._pair(tokens, shapes, sizes)
             if call.program is not None:
                 return call
-        return Call(tokens, sizes, program)
+        return ResolvedCall(tokens, sizes, program)
 
     def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
         known = self.at(tokens, shapes).tracer()
@@ -250,7 +250,7 @@ class TracedPrograms:
         shapes: Shapes,
         sizes: dict[str, int],
         refusal: TraceRefused | None = None,
-    ) -> Call:
+    ) -> ResolvedCall:
         """Concrete traces in place of a symbolic one."""
         traced = self.at(tokens, shapes)
         known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
@@ -259,7 +259,7 @@ class TracedPrograms:
         try:
             tracer.at(sizes)  # what it raises by itself, the exact run raises too
             if len(known) >= _MAX_PAIRED:
-                return Call(tokens, sizes, None, refusal)
+                return ResolvedCall(tokens, sizes, None, refusal)
             why = "" if refusal is None else refusal.reason
             program = pair(tracer, sizes, self._constraints(tokens), known, why)
         except TraceRefused as second:
@@ -268,9 +268,9 @@ class TracedPrograms:
                 both = f"{refusal.remedy}; {second.remedy}"
                 remedy = refusal.remedy if second.remedy == COMPUTE else both
                 refusal = TraceRefused(reason, remedy, refusal.cause)
-            return Call(tokens, sizes, None, refusal)
-        leaks = program.leaks(sizes)
-        if leaks is None:  # it is not traced the same way twice
-            return Call(tokens, sizes, None, refusal)
+            return ResolvedCall(tokens, sizes, None, refusal)
+        size_constants = program.size_constants(sizes)
+        if size_constants is None:  # it is not traced the same way twice
+            return ResolvedCall(tokens, sizes, None, refusal)
         traced.tracer = weakref.ref(tracer)  # which the program holds
-        return Call(tokens, sizes, program, leaks=leaks)
+        return ResolvedCall(tokens, sizes, program, size_constants=size_constants)

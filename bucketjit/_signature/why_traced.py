@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 
 from bucketjit._signature.axis_guesses import Shapes
-from bucketjit._signature.resolved_call import Call
+from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.traced_programs import TracedPrograms
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._tracing.program import Program
@@ -46,11 +46,11 @@ class News:
         lines, self._lines = self._lines, []
         return lines
 
-    def is_to_tell(self, call: Call) -> bool:
+    def is_to_tell(self, call: ResolvedCall) -> bool:
         """Whether there is something to say of a call."""
         return bool(self.reasons) or (call.program is not None and call.program not in self._told)
 
-    def note(self, call: Call, shapes: Shapes) -> None:
+    def note(self, call: ResolvedCall, shapes: Shapes) -> None:
         """Take note of a program that serves for the first time, and why it was traced."""
         program = call.program
         reasons, self.reasons = self.reasons, []
@@ -68,7 +68,7 @@ class News:
             how += f", once at each size: {program.pairing.why}"
         self._lines.append(f"{'; '.join(reasons[:_SHOWN])}; {how}")
 
-    def _why_again(self, call: Call, shapes: Shapes) -> str:
+    def _why_again(self, call: ResolvedCall, shapes: Shapes) -> str:
         """Why no program that was there serves a call."""
         key = self._traced.static_key(call.tokens, shapes)
         alike = [p for p, served in self._told.items() if self._traced.static_key(*served) == key]

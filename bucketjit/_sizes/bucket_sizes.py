@@ -103,7 +103,7 @@ class BucketSizes:
     Attributes:
         bucket: Padded size of each variable.
         values: Run-time logical size of each variable, int32 scalars.
-        leaks: Constants that depend on the logical sizes, at padded sizes.
+        size_constants: Constants that depend on the logical sizes, at padded sizes.
 
     Raises:
         MaskingError: A padded size is no int32, which sizes are at run time.
@@ -114,9 +114,9 @@ class BucketSizes:
         bucket: Mapping[str, int],
         lower: Mapping[str, int],
         values: Mapping[str, Any],
-        leaks: Sequence[Any] = (),
+        size_constants: Sequence[Any] = (),
     ) -> None:
-        self.leaks = tuple(leaks)
+        self.size_constants = tuple(size_constants)
         self.bucket = dict(bucket)
         for variable, size in bucket.items():
             if size > MOST:
@@ -134,7 +134,7 @@ class BucketSizes:
             {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
             {**self._lower, **dict.fromkeys(more, 0)},
             {**self.values, **{v: logical for v, (_, logical) in more.items()}},
-            self.leaks,
+            self.size_constants,
         )
 
     def padded(self, dim: Dim) -> int:

@@ -3,14 +3,14 @@
 Some code turns a size into a Python number: ``math.sqrt(n)``, ``np.arange(n)``, ``int(n)``. It
 cannot be traced with symbolic sizes, but it can be traced at any sizes there are. Where traces at
 several sizes have one skeleton (see `bucketjit._tracing.skeleton`), they are one program: a size
-that differs between them is an expression of the variables, or, if none is found, a *found* size
-with a name of its own; a constant that differs is *leaked*, an input of the executable; and where
-the tree of the results differs, by data that is no array, it is that of a trace, not of the
-program.
+that differs between them is an expression of the variables, or, if none is found, a *unfitted* size
+with a name of its own; a constant that differs is a *size constant*, an input of the executable;
+and where the tree of the results differs, by data that is no array, it is that of a trace, not of
+the program.
 
 Nothing that is guessed here is trusted. Before a program serves a call, the function is traced at
 the logical sizes of that call: the skeleton, every size and every constant must be those of the
-program at these sizes, and leaked constants, found sizes and trees are taken from that very trace.
+program at these sizes, and size constants, unfitted sizes and trees are taken from that very trace.
 So what is run, masked, is what the exact run does, whatever coincidence made the expressions. This
 trace costs what tracing costs, once for each logical size, and never a compile.
 """
@@ -40,13 +40,13 @@ from bucketjit._tracing.host_functions import Hosts
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
 from bucketjit._tracing.own_constants import own_constants
-from bucketjit._tracing.program import Leaf, Leaks, Program, TraceRefused, refuse_tracers
+from bucketjit._tracing.program import Leaf, Program, SizeConstants, TraceRefused, refuse_tracers
 from bucketjit._tracing.skeleton import (
     HostFunction,
     Skeleton,
-    put_together,
+    decompose,
+    recompose,
     same_constant,
-    take_apart,
 )
 from bucketjit._tracing.symbolic import COMPUTE
 
@@ -128,7 +128,7 @@ class Tracer:
         jaxpr, consts = open_jaxpr(closed)
         refuse_tracers(consts)
         jaxpr, consts = own_constants(without_dead_code(jaxpr), consts)
-        return Concrete(jaxpr, consts, out_tree, take_apart(jaxpr, consts))
+        return Concrete(jaxpr, consts, out_tree, decompose(jaxpr, consts))
 
     @staticmethod
     def _input(leaf: Leaf, sizes: Sizes) -> Any:
@@ -141,7 +141,7 @@ class Pairing:
 
     Attributes:
         samples: The sizes it was made from.
-        leaked: How many constants are taken from the trace at the logical sizes.
+        num_size_constants: How many constants are taken from the trace at the logical sizes.
         nests_by_size: Whether the tree of the outputs is taken from it, too.
         why: Why the function is not traced with symbolic sizes.
     """
@@ -154,7 +154,7 @@ class Pairing:
         labels: Sequence[int | str],
         found: Mapping[str, int],
         label_of_size: Sequence[int],
-        leaks: Sequence[int | None],
+        size_constants: Sequence[int | None],
         hosts: Hosts,
         nests_by_size: bool,
         why: str,
@@ -163,7 +163,7 @@ class Pairing:
         self._hosts = hosts
         self.nests_by_size = nests_by_size
         self.samples = tuple(dict(s) for s in samples)
-        self.leaked = sum(leak is not None for leak in leaks)
+        self.num_size_constants = sum(index is not None for index in size_constants)
         self._tracer = tracer
         self._skeleton = Skeleton(first.skeleton.parts, [], [])
         self._out_tree = first.out_tree
@@ -177,34 +177,38 @@ class Pairing:
         self._example = {
             label: int(np.argmax(self._label_of_size == label)) for label in self._found.values()
         }
-        self._leaks = tuple(leaks)
+        self._size_constants = tuple(size_constants)
         self._values = tuple(
-            None if leak is not None else value
-            for leak, value in zip(leaks, first.skeleton.values, strict=True)
+            None if index is not None else value
+            for index, value in zip(size_constants, first.skeleton.values, strict=True)
         )
         self._at: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
         self._lock = threading.Lock()
 
-    def leaks(self, sizes: Sizes) -> Leaks | None:
+    def size_constants(self, sizes: Sizes) -> SizeConstants | None:
         """What the trace at these logical sizes says; None if the program is not that trace."""
         key = tuple(sizes[v] for v in self._tracer.variables)
         with self._lock:
             if key in self._at:
                 return self._at[key]
-        leaks = self._look(sizes)
-        if _bytes_of(leaks) <= _REMEMBERED:
+        size_constants = self._look(sizes)
+        if _bytes_of(size_constants) <= _REMEMBERED:
             with self._lock:
-                self._at[key] = leaks
-        return leaks
+                self._at[key] = size_constants
+        return size_constants
 
-    def found_sizes(self, sizes: Sizes) -> dict[str, int] | None:
-        """The found sizes at a bucket; None if the trace there is another program."""
+    def unfitted_sizes(self, sizes: Sizes) -> dict[str, int] | None:
+        """The unfitted sizes at a bucket; None if the trace there is another program."""
         if not self._found:
             return {}
-        leaks = at_other_sizes(lambda: self.leaks(sizes))
-        return None if leaks is None else dict(zip(self._found, leaks.sizes, strict=True))
+        size_constants = at_other_sizes(lambda: self.size_constants(sizes))
+        return (
+            None
+            if size_constants is None
+            else dict(zip(self._found, size_constants.sizes, strict=True))
+        )
 
-    def _look(self, sizes: Sizes) -> Leaks | None:
+    def _look(self, sizes: Sizes) -> SizeConstants | None:
         try:
             concrete = self._tracer.at(sizes)
         except Exception as error:  # the exact run raises it to the user
@@ -229,16 +233,18 @@ class Pairing:
         if expected and (np.asarray(expected, np.int64)[self._label_of_size] != there).any():
             return None
         values: dict[int, Any] = {}
-        for mine, leak, value in zip(self._values, self._leaks, skeleton.values, strict=True):
-            if leak is not None:
-                values[leak] = (
+        for mine, index, value in zip(
+            self._values, self._size_constants, skeleton.values, strict=True
+        ):
+            if index is not None:
+                values[index] = (
                     self._hosts.number_of(value.function)
                     if isinstance(value, HostFunction)
                     else np.asarray(value)
                 )
             elif not same_constant(mine, value):
                 return None
-        return Leaks(
+        return SizeConstants(
             tuple(found.values()),
             tuple(values[i] for i in range(len(values))),
             tree if self.nests_by_size else None,
@@ -278,8 +284,8 @@ def _failure_at_others(failures: Sequence[Exception]) -> str:
     return f"{told} [{line}]" if line else told
 
 
-def _bytes_of(leaks: Leaks | None) -> int:
-    return 1024 + (0 if leaks is None else leaks.nbytes)
+def _bytes_of(size_constants: SizeConstants | None) -> int:
+    return 1024 + (0 if size_constants is None else size_constants.nbytes)
 
 
 def pair(
@@ -404,16 +410,16 @@ def _merged(
     label_of_size = [number.setdefault(column, len(number)) for column in columns]
     fixed = [v for v in tracer.variables if len({s[v] for s in samples}) == 1]
     labels, found = _labels(list(number), tracer, samples, fixed)
-    leaks = _leaks_of(traces)
+    size_constants = _positions_of_size_constants(traces)
     nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
     hosts = Hosts()
     scope = export.SymbolicScope(tuple(constraints))
     dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
-    jaxpr, consts, leak_shapes = put_together(
+    jaxpr, consts, size_constant_shapes = recompose(
         first.jaxpr,
         first.consts,
         [dims[i] for i in label_of_size],
-        leaks,
+        size_constants,
         _dimension(tracer.variables[0], scope),
         hosts,
     )
@@ -437,10 +443,20 @@ def _merged(
             *(Guard(v, "==", str(samples[0][v])) for v in fixed),
         ),
         lower={v: 1 for v in tracer.variables},
-        found=tuple(found),
-        leak_shapes=leak_shapes,
+        unfitted=tuple(found),
+        size_constant_shapes=size_constant_shapes,
         pairing=Pairing(
-            *(tracer, first, samples, labels, found, label_of_size, leaks, hosts, nests_by_size),
+            *(
+                tracer,
+                first,
+                samples,
+                labels,
+                found,
+                label_of_size,
+                size_constants,
+                hosts,
+                nests_by_size,
+            ),
             why,
         ),
     )
@@ -480,26 +496,26 @@ def _labels(
     return labels, found
 
 
-def _leaks_of(traces: Sequence[Concrete]) -> list[int | None]:
+def _positions_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:
     """For each constant its position among those that differ between traces, or None.
 
     Raises:
         TraceRefused: A random key is among them.
     """
-    leaks: list[int | None] = []
+    size_constants: list[int | None] = []
     for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
         same = all(same_constant(values[0], v) for v in values[1:])
-        leaks.append(None if same else sum(leak is not None for leak in leaks))
-        if not same and not _can_leak(values):
+        size_constants.append(None if same else sum(index is not None for index in size_constants))
+        if not same and not _can_be_given(values):
             raise TraceRefused(
                 "a random key in the program depends on a size"
                 + traces[0].skeleton.line_of_constant(i),
                 "pass it as an argument, or use jax.random.fold_in with the size",
             )
-    return leaks
+    return size_constants
 
 
-def _can_leak(values: Sequence[Any]) -> bool:
+def _can_be_given(values: Sequence[Any]) -> bool:
     dtypes = [getattr(v, "dtype", None) for v in values]
     return not any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes)
 

@@ -46,7 +46,7 @@ class Hosts:
         return function
 
 
-class LeakedHost(NamedTuple):
+class SizedHost(NamedTuple):
     """Stands for a host function that is taken from the trace at the logical sizes.
 
     Attributes:

@@ -6,9 +6,9 @@ happens in between mostly treats the merged axis as rows; the program then means
 axes kept apart, and neither reshape moves anything. So this is one pass over the traced program,
 before any bucket is built, which no masking rule knows of.
 
-A value whose merged axis is kept apart is said to have a *form*, `Apart`. The pass finds the form
-that each equation would give its results, counts what that saves and what it costs (a value that
-is needed merged after all is a gather), and rewrites the program where it saves more.
+A value whose merged axis is kept apart is said to have a *form*, `SplitAxis`. The pass finds the
+form that each equation would give its results, counts what that saves and what it costs (a value
+that is needed merged after all is a gather), and rewrites the program where it saves more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bucketjit._sizes.expressions import Shape, is_symbolic
 from bucketjit._sizes.reshape_groups import groups, without_ones
 
 
-class Apart(NamedTuple):
+class SplitAxis(NamedTuple):
     """A form: the merged axis ``axis`` of a value is kept as axes of these sizes."""
 
     axis: int
@@ -55,7 +55,7 @@ class Apart(NamedTuple):
                 found.append(a + extra * (a > self.axis))
         return tuple(found)
 
-    def same(self, other: Apart | None) -> bool:
+    def same(self, other: SplitAxis | None) -> bool:
         """Whether two forms are equal; sizes by their text, which decides and never raises."""
         return (
             other is not None
@@ -64,7 +64,7 @@ class Apart(NamedTuple):
         )
 
 
-Form = Apart | None
+Form = SplitAxis | None
 
 
 class Plan(NamedTuple):
@@ -101,13 +101,13 @@ def _merge_or_split(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     for old, new in groups(without_ones(before), without_ones(after)):
         if form is None:
             if len(new) == 1 and any(map(is_symbolic, old[1:])):
-                merged = Apart(places[at], old)
+                merged = SplitAxis(places[at], old)
                 return Plan((None,), merged, {**params, "new_sizes": merged.of(after)})
         elif axis == _position(before, form.axis):
             if list(map(str, new)) == list(map(str, form.sizes)) and len(old) == 1:
                 return Plan((form,), None, params)
             if len(new) == len(old) == 1:
-                moved = Apart(places[at], form.sizes)
+                moved = SplitAxis(places[at], form.sizes)
                 return Plan((form,), moved, {**params, "new_sizes": moved.of(after)})
             return None
         axis, at = axis + len(old), at + len(new)
@@ -130,11 +130,11 @@ def _dot_general(eqn: Any, forms: Sequence[Form]) -> Plan | None:
         # Contracted, or a batch of both: the other side has to come apart in the same way.
         for a, b in pairs:
             if left is not None and left.axis == a:
-                right = right or Apart(b, left.sizes)
+                right = right or SplitAxis(b, left.sizes)
             elif right is not None and right.axis == b:
-                left = left or Apart(a, right.sizes)
+                left = left or SplitAxis(a, right.sizes)
         assert left is not None and right is not None
-        matched = (left.axis, right.axis) in pairs and left.same(Apart(left.axis, right.sizes))
+        matched = (left.axis, right.axis) in pairs and left.same(SplitAxis(left.axis, right.sizes))
         if not matched:
             return None
     numbers = tuple(
@@ -154,10 +154,10 @@ def _out_of_dot(eqn: Any, left: Form, right: Form) -> Form:
     free_left = _others(eqn.invars[0], of_left, batch_left)
     free_right = _others(eqn.invars[1], of_right, batch_right)
     if left is not None and left.axis not in of_left:
-        return Apart([*batch_left, *free_left].index(left.axis), left.sizes)
+        return SplitAxis([*batch_left, *free_left].index(left.axis), left.sizes)
     if right is not None and right.axis not in of_right:
         place = [*batch_right, *free_right].index(right.axis)
-        return Apart(place + len(free_left) * (place >= len(batch_right)), right.sizes)
+        return SplitAxis(place + len(free_left) * (place >= len(batch_right)), right.sizes)
     return None
 
 
@@ -173,7 +173,7 @@ def _reduction(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     if form.axis in axes:
         return Plan((form,), None, params)
     below = sum(a < form.axis for a in axes)
-    return Plan((form,), Apart(form.axis - below, form.sizes), params)
+    return Plan((form,), SplitAxis(form.axis - below, form.sizes), params)
 
 
 def _broadcast(eqn: Any, forms: Sequence[Form]) -> Plan | None:
@@ -181,7 +181,7 @@ def _broadcast(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     if form is None or len(forms) > 1 or params.get("sharding") is not None:
         return None
     places = params["broadcast_dimensions"]
-    out = Apart(places[form.axis], form.sizes)
+    out = SplitAxis(places[form.axis], form.sizes)
     if str(_shape(eqn.invars[0])[form.axis]) != str(params["shape"][out.axis]):
         return None
     spread = (
@@ -197,7 +197,7 @@ def _transpose(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     (form,) = forms
     assert form is not None
     order = eqn.params["permutation"]
-    out = Apart(order.index(form.axis), form.sizes)
+    out = SplitAxis(order.index(form.axis), form.sizes)
     return Plan((form,), out, {**eqn.params, "permutation": form.axes(order)})
 
 
@@ -207,7 +207,7 @@ def _squeeze(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     dropped = eqn.params["dimensions"]
     if form.axis in dropped:
         return None
-    out = Apart(form.axis - sum(a < form.axis for a in dropped), form.sizes)
+    out = SplitAxis(form.axis - sum(a < form.axis for a in dropped), form.sizes)
     return Plan((form,), out, {**eqn.params, "dimensions": form.axes(dropped)})
 
 
@@ -246,7 +246,7 @@ class _Analysis:
         made_by: The equation that each value comes from.
     """
 
-    forms: dict[Any, Apart] = field(default_factory=dict)
+    forms: dict[Any, SplitAxis] = field(default_factory=dict)
     plans: dict[int, Plan] = field(default_factory=dict)
     made_by: dict[Any, Any] = field(default_factory=dict)
     _parent: dict[Any, Any] = field(default_factory=dict)
@@ -325,7 +325,7 @@ def _plan(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return _FOLLOW[name](eqn, forms)
 
 
-def _spreads(eqn: Any, form: Apart) -> bool:
+def _spreads(eqn: Any, form: SplitAxis) -> bool:
     """Whether an equation broadcasts along a merged axis: it makes any form at no cost."""
     return (
         eqn is not None

@@ -51,11 +51,11 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Leaks:
+class SizeConstants:
     """What a program needs to know of the logical sizes that it cannot compute from them.
 
     Attributes:
-        sizes: The program's *found* sizes, see `Program`.
+        sizes: The program's *unfitted* sizes, see `Program`.
         values: Constants that depend on the sizes: scalars, or arrays of logical shape.
         out_tree: How the outputs nest, if the data in it depends on the sizes.
     """
@@ -71,7 +71,7 @@ class Leaks:
         return sum(v.nbytes for v in self.values) + tree
 
 
-NO_LEAKS = Leaks()
+NO_SIZE_CONSTANTS = SizeConstants()
 
 
 class Pairing(Protocol):
@@ -82,7 +82,7 @@ class Pairing(Protocol):
         """The sizes they were made at."""
 
     @property
-    def leaked(self) -> int:
+    def num_size_constants(self) -> int:
         """How many constants depend on the logical sizes."""
 
     @property
@@ -93,11 +93,11 @@ class Pairing(Protocol):
     def why(self) -> str:
         """Why the function is not traced with symbolic sizes."""
 
-    def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
+    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
         """What to know at these sizes; None if the program does not serve them."""
 
-    def found_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The found sizes at these sizes; None if the program does not serve them."""
+    def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The unfitted sizes at these sizes; None if the program does not serve them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,8 @@ class Program:
         guards: What must hold of the sizes of a call.
         lower: Smallest size of each variable, 1 unless a guard says more.
         reshapes: Pairs of shapes of one reshape that are equal only at some sizes.
-        found: Variables of its own: sizes that no expression of the others gives.
-        leak_shapes: Shape of each leaked constant, see `Leaks`.
+        unfitted: Variables of its own: sizes that no expression of the others gives.
+        size_constant_shapes: Shape of each such constant, see `SizeConstants`.
         pairing: The concrete traces it was made from; None if it was traced symbolically.
         may_hold_sizes: Whether there is data in ``out_tree`` that cannot be looked into.
     """
@@ -128,8 +128,8 @@ class Program:
     guards: tuple[Guard, ...]
     lower: Mapping[str, int]
     reshapes: tuple[tuple[Shape, Shape], ...] = field(default=())
-    found: tuple[str, ...] = ()
-    leak_shapes: tuple[Shape, ...] = ()
+    unfitted: tuple[str, ...] = ()
+    size_constant_shapes: tuple[Shape, ...] = ()
     pairing: Pairing | None = None
     may_hold_sizes: bool = False
 
@@ -142,15 +142,15 @@ class Program:
         """Whether every guard holds at these sizes."""
         return all(g.holds(sizes) for g in self.guards)
 
-    def leaks(self, sizes: Mapping[str, int]) -> Leaks | None:
+    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
         """What to know besides the sizes; None if the program does not serve them."""
         if not self.admits(sizes):
             return None
-        return NO_LEAKS if self.pairing is None else self.pairing.leaks(sizes)
+        return NO_SIZE_CONSTANTS if self.pairing is None else self.pairing.size_constants(sizes)
 
-    def found_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
-        """Padded values of the found sizes; None if they are not known for this bucket."""
-        return {} if self.pairing is None else self.pairing.found_sizes(bucket)
+    def unfitted_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
+        """Padded values of the unfitted sizes; None if they are not known for this bucket."""
+        return {} if self.pairing is None else self.pairing.unfitted_sizes(bucket)
 
     def fits(self, bucket: Mapping[str, int]) -> bool:
         """Whether the program may be built at these padded sizes.

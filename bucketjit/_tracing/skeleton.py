@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from bucketjit._errors import is_of_machine
-from bucketjit._ir.size_constant import leaked_p
+from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._ir.size_params import SIZE_PARAMS
 from bucketjit._jax.jaxprs import (
     equation,
@@ -32,7 +32,7 @@ from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import Dim, Shape
 from bucketjit._tracing.closures import held_by
-from bucketjit._tracing.host_functions import Hosts, LeakedHost
+from bucketjit._tracing.host_functions import Hosts, SizedHost
 
 # Functions that only differentiation calls, which is done before a program is traced; and names.
 _IDLE = frozenset(
@@ -198,7 +198,7 @@ def same_constant(a: Any, b: Any) -> bool:
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
-def take_apart(jaxpr: Any, consts: Sequence[Any]) -> Skeleton:
+def decompose(jaxpr: Any, consts: Sequence[Any]) -> Skeleton:
     """The skeleton of a concrete program, its sizes, and its constants.
 
     Args:
@@ -296,11 +296,11 @@ class _Apart:
             self._part(value)
 
 
-def put_together(
+def recompose(
     jaxpr: Any,
     consts: Sequence[Any],
     sizes: Sequence[Dim],
-    leaks: Sequence[int | None],
+    size_constants: Sequence[int | None],
     depends_on: Dim,
     hosts: Hosts,
 ) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
@@ -310,32 +310,32 @@ def put_together(
         jaxpr: An open jaxpr.
         consts: Values of its constants.
         sizes: What to put in the place of every size.
-        leaks: For every constant, its number among those filled in at run time, or None to keep
-            it. It becomes the result of an equation of `leaked_p`.
+        size_constants: For every constant, its number among those filled in at run time, or None to
+            keep it. It becomes the result of an equation of `size_constant_p`.
         depends_on: A symbolic size, which marks those equations as depending on sizes.
         hosts: Where host functions that differ are found at run time.
 
     Returns:
         The program, its constants, and the shapes of those that are filled in.
     """
-    work = _Together(iter(sizes), iter(leaks), depends_on, hosts)
+    work = _Together(iter(sizes), iter(size_constants), depends_on, hosts)
     together, kept = work.program(jaxpr, jaxpr, consts)
-    return together, kept, tuple(shape for _, shape in sorted(work.leaked.items()))
+    return together, kept, tuple(shape for _, shape in sorted(work.shapes.items()))
 
 
 class _Together:
     def __init__(
         self,
         sizes: Iterator[Dim],
-        leaks: Iterator[int | None],
+        size_constants: Iterator[int | None],
         depends_on: Dim,
         hosts: Hosts,
     ) -> None:
         self._hosts = hosts
         self._sizes = sizes
-        self._leaks = leaks
+        self._size_constants = size_constants
         self._depends_on = depends_on
-        self.leaked: dict[int, Shape] = {}
+        self.shapes: dict[int, Shape] = {}
 
     def program(
         self, original: Any, jaxpr: Any, consts: Sequence[Any]
@@ -346,13 +346,13 @@ class _Together:
         constvars: list[Any] = []
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             aval = self._aval(var.aval)
-            leak = next(self._leaks)
-            if leak is None:
+            index = next(self._size_constants)
+            if index is None:
                 env[var] = variable(aval)
                 constvars.append(env[var])
                 kept.append(value)
             else:
-                env[var] = self._leaked(leak, aval, eqns)
+                env[var] = self._given(index, aval, eqns)
         for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
             env[var] = variable(self._aval(var.aval))
         constvars += [env[v] for v in jaxpr.constvars[len(consts) :]]
@@ -375,25 +375,25 @@ class _Together:
         return rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
 
     def _host(self, function: Any) -> Any:
-        leak = next(self._leaks)
-        if leak is None:
+        index = next(self._size_constants)
+        if index is None:
             return function
-        self.leaked[leak] = ()
-        return LeakedHost(leak, self._depends_on, self._hosts)
+        self.shapes[index] = ()
+        return SizedHost(index, self._depends_on, self._hosts)
 
-    def _leaked(self, leak: int, aval: Any, eqns: list[Any]) -> Any:
+    def _given(self, index: int, aval: Any, eqns: list[Any]) -> Any:
         var = variable(aval)
-        self.leaked[leak] = tuple(aval.shape)
-        params = {"index": leak, "aval": aval, "depends_on": self._depends_on}
-        eqns.append(equation([], [var], leaked_p, params))
+        self.shapes[index] = tuple(aval.shape)
+        params = {"index": index, "aval": aval, "depends_on": self._depends_on}
+        eqns.append(equation([], [var], size_constant_p, params))
         return var
 
     def _atom(self, atom: Any, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
         if not is_literal(atom):
             return env[atom]
         aval = self._aval(atom.aval)
-        leak = next(self._leaks)
-        return atom if leak is None else self._leaked(leak, aval, eqns)
+        index = next(self._size_constants)
+        return atom if index is None else self._given(index, aval, eqns)
 
     def _aval(self, aval: Any) -> Any:
         if not is_shaped(aval):

@@ -70,7 +70,7 @@ class _Instruction(NamedTuple):
         return [int(n) for n in found[1].split(",") if n] if found else []
 
 
-def has_wrong_folds(text: str) -> bool:
+def has_wrong_reductions(text: str) -> bool:
     """Whether a compiled program has a fold that is not to be trusted.
 
     Args:

@@ -94,7 +94,7 @@ class _Facts(NamedTuple):
     origins: _Origins = frozenset()
 
 
-def compared(jaxpr: Any) -> Mapping[Any, Hashable]:
+def recomputed_values(jaxpr: Any) -> Mapping[Any, Hashable]:
     """The variables, of all programs inside this one too, that must be computed once.
 
     Args:

@@ -8,11 +8,11 @@ from typing import Any
 
 from bucketjit._masking.interpreter import Hook
 from bucketjit._xla_defects.broadcast_operands import has_constant_sides
-from bucketjit._xla_defects.compiled_reductions import has_wrong_folds
+from bucketjit._xla_defects.compiled_reductions import has_wrong_reductions
 from bucketjit._xla_defects.compute_once import computing_once
 from bucketjit._xla_defects.nan_reductions import may_lose_nan
 from bucketjit._xla_defects.options import library_options
-from bucketjit._xla_defects.recomputed_values import compared
+from bucketjit._xla_defects.recomputed_values import recomputed_values
 
 OPTIONS = frozenset(library_options(True, True))
 """Names of the compiler options that `Workarounds` may set."""
@@ -47,7 +47,7 @@ def workarounds(jaxpr: Any, consts: Sequence[Any]) -> Workarounds:
         consts: Its constants.
     """
     avoids = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
-    return Workarounds(compared(jaxpr), avoids)
+    return Workarounds(recomputed_values(jaxpr), avoids)
 
 
 def exact_options(is_reference: bool) -> Mapping[str, Any]:
@@ -67,7 +67,7 @@ def must_rebuild(compiled: Any) -> bool:
     Args:
         compiled: What ``lower().compile()`` returns.
     """
-    return has_wrong_folds(compiled.as_text() or "")
+    return has_wrong_reductions(compiled.as_text() or "")
 
 
 def hooks(*factories: Callable[[], Hook] | None) -> Callable[[], Hook] | None:

@@ -66,10 +66,16 @@ def _case(name, fn, args, covers=(), **more):
 
 
 CASES = [
-    _case("paired_scale", lambda x: x / math.sqrt(x.shape[1]), (BOTH,), ("leaked",), grad=True),
-    _case("paired_arange", lambda x: x * np.arange(x.shape[1]), (BOTH,), ("leaked",), grad=True),
-    _case("paired_eye", lambda x: x @ np.eye(x.shape[1], 3, 1), (BOTH,), ("leaked",), grad=True),
-    _case("paired_table", lambda x: x + _TABLE[: x.shape[1]], (BOTH,), ("leaked",)),
+    _case(
+        "paired_scale", lambda x: x / math.sqrt(x.shape[1]), (BOTH,), ("size_constant",), grad=True
+    ),
+    _case(
+        "paired_arange", lambda x: x * np.arange(x.shape[1]), (BOTH,), ("size_constant",), grad=True
+    ),
+    _case(
+        "paired_eye", lambda x: x @ np.eye(x.shape[1], 3, 1), (BOTH,), ("size_constant",), grad=True
+    ),
+    _case("paired_table", lambda x: x + _TABLE[: x.shape[1]], (BOTH,), ("size_constant",)),
     _case("paired_key", lambda x: x * _BY_SIZE[x.shape[1]], (BOTH,)),
     _case(
         "paired_half",
@@ -88,13 +94,13 @@ CASES = [
     _case("paired_outer", lambda x: jnp.indices(x.shape) * x, (BOTH,)),
     _case("paired_vander", lambda x: jnp.vander(x[0]), (BOTH,), rtol=1e-3, atol=1e-3),
     _case("paired_isqrt", lambda x: x[:, : math.isqrt(x.shape[1])].sum(), (BOTH,), sizes=LARGER),
-    _case("paired_pow2", _padded_to_pow2, (BOTH,), ("leaked",), grad=True),
-    _case("paired_attention", _attention, ("b, s, 4",), ("leaked",), grad=True),
-    _case("paired_positions", _sinusoidal, (BOTH,), ("leaked",)),
-    _case("paired_in_scan", _scaled_in_loop, (BOTH,), ("leaked", "scan"), grad=True),
-    _case("paired_fori", _counted_loop, (BOTH,), ("leaked", "scan"), grad=True),
-    _case("paired_cond", _either, (BOTH,), ("leaked", "cond"), grad=True),
-    _case("paired_while", _until, (BOTH,), ("leaked", "while")),
+    _case("paired_pow2", _padded_to_pow2, (BOTH,), ("size_constant",), grad=True),
+    _case("paired_attention", _attention, ("b, s, 4",), ("size_constant",), grad=True),
+    _case("paired_positions", _sinusoidal, (BOTH,), ("size_constant",)),
+    _case("paired_in_scan", _scaled_in_loop, (BOTH,), ("size_constant", "scan"), grad=True),
+    _case("paired_fori", _counted_loop, (BOTH,), ("size_constant", "scan"), grad=True),
+    _case("paired_cond", _either, (BOTH,), ("size_constant", "cond"), grad=True),
+    _case("paired_while", _until, (BOTH,), ("size_constant", "while")),
     _case(
         "paired_merge",
         lambda x: (x.reshape(int(x.shape[0] * x.shape[1])) * 2).reshape(x.shape),
@@ -104,7 +110,7 @@ CASES = [
         "paired_of_two",
         lambda x, i: x[i] * np.float32(x.shape[0] / x.shape[1]) + np.arange(x.shape[1]),
         (BOTH, Arg("n", "int32", low=0, high="b")),
-        ("leaked",),
+        ("size_constant",),
         sizes=tuple({**sizes, "n": 3} for sizes in SIZES),
     ),
 ]

@@ -308,7 +308,7 @@ def test_without_jit(kept):
 def test_loads_need_no_budget(kept):
     kept.did(kept(), (rows(3, 2),))
     executor = kept()
-    executor._engine.supply.allowance.forbid(1)
+    executor._engine.provider.allowance.forbid(1)
     same(executor(rows(4, 2)), pooled(rows(4, 2)))
     with pytest.raises(CompileBudgetError):
         executor(rows(5, 2))

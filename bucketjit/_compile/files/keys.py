@@ -8,14 +8,14 @@ from typing import Any
 import jax
 
 from bucketjit._ir.associative_scan import Combine, associative_scan_p
-from bucketjit._ir.size_constant import leaked_p
+from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._jax.devices import default_device, device_name
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own
 from bucketjit._signature.parameters import PLAIN_STATICS
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 
 OWN_PRIMITIVES = Own(
-    frozenset((leaked_p, associative_scan_p)),
+    frozenset((size_constant_p, associative_scan_p)),
     {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
 )
 
@@ -38,13 +38,13 @@ def device_of(leaves: Sequence[Any]) -> Any:
     return device
 
 
-def kind_of(signed: Signed, device: Any) -> str:
+def kind_of(signed: SignedCall, device: Any) -> str:
     """The kind of a call: what is known of it before its program is, sizes aside."""
-    family = signed.family
-    leaves = zip(family.types, family.specs, signed.shapes, strict=True)
+    signature = signed.signature
+    leaves = zip(signature.types, signature.specs, signed.shapes, strict=True)
     return short_digest(
-        getattr(family.fn, "__module__", ""),
-        getattr(family.fn, "__qualname__", ""),
+        getattr(signature.fn, "__module__", ""),
+        getattr(signature.fn, "__qualname__", ""),
         device_name(device),
         [
             (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())

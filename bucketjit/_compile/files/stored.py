@@ -49,13 +49,13 @@ from bucketjit._persistence.environment import environment
 from bucketjit._persistence.files import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, program_digest
 from bucketjit._persistence.store import Store, Wanted
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 
 _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
 
-class Shelf:
+class ExecutableFiles:
     """Where the executables of one engine are kept in files.
 
     Args:
@@ -108,7 +108,7 @@ class Shelf:
     def place(
         self,
         kind: type[Stored],
-        signed: Signed,
+        signed: SignedCall,
         sizes: Mapping[str, int],
         made: Callable[[], Masked | Exact],
     ) -> Stored | None:
@@ -116,7 +116,7 @@ class Shelf:
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
 
-    def expect(self, signed: Signed, chunks: float) -> None:
+    def expect(self, signed: SignedCall, chunks: float) -> None:
         """Begin to load what there is of a kind of calls, whose program is about to be traced.
 
         Args:
@@ -185,13 +185,13 @@ class Stored:
 
     def __init__(
         self,
-        shelf: Shelf,
+        files: ExecutableFiles,
         store: Store,
-        signed: Signed,
+        signed: SignedCall,
         sizes: Mapping[str, int],
         made: Callable[[], Any],
     ):
-        self._shelf = shelf
+        self._shelf = files
         self._store = store
         self._signed = signed
         self._sizes = sizes
@@ -369,11 +369,11 @@ class StoredMasked(Stored):
         ]
         return (
             made.call.variables,
-            [t.dtype is None for t in self._signed.family.types],
+            [t.dtype is None for t in self._signed.signature.types],
             sorted(program.lower.items()),
             [tuple(map(str, shape)) for shape in program.out_shapes],
             kinds,
-            made.leak_shapes,
+            made.size_constant_shapes,
             sorted(made.donated),
             made.pads,
             made.device is not None,

@@ -146,9 +146,9 @@ class Slide:
         return jnp.clip(element, 0, max(ctx.padded(self.size) - 1, 0)), real
 
 
-def _pad(array: Any, axis: int, low: int, high: int, apart: int, value: Any) -> Any:
+def _pad(array: Any, axis: int, low: int, high: int, unfused: int, value: Any) -> Any:
     """Dilate and pad one axis with ``value``; negative padding cuts."""
-    config = [(low, high, apart - 1) if i == axis else (0, 0, 0) for i in range(array.ndim)]
+    config = [(low, high, unfused - 1) if i == axis else (0, 0, 0) for i in range(array.ndim)]
     return lax.pad(array, lax.convert_element_type(value, array.dtype), config)
 
 

@@ -17,7 +17,7 @@ from bucketjit._jax.primitives import has_ordered_effect, primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.closures import holds_a_size
-from bucketjit._tracing.host_functions import LeakedHost
+from bucketjit._tracing.host_functions import SizedHost
 
 
 class _Host:
@@ -69,7 +69,7 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
             "drop ordered=True, or leave the axis static (None or _)",
         )
     function = ctx.params.get("callback")
-    if not isinstance(function, LeakedHost) and holds_a_size(function):
+    if not isinstance(function, SizedHost) and holds_a_size(function):
         ctx.refuse(
             "its host function closes over a size, or over an array that is traced",
             "pass the size to it as an operand, such as jnp.shape(x)[0]",
@@ -88,8 +88,8 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
 def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
     """What the host is told besides the sizes, and what finds the host function by that."""
     function = ctx.params.get("callback")
-    if isinstance(function, LeakedHost):
-        return (ctx.leaked(function.constant),), function.hosts
+    if isinstance(function, SizedHost):
+        return (ctx.size_constant(function.constant),), function.hosts
     return (), lambda: function
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from bucketjit._ir.size_constant import leaked_p
+from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._jax.arrays import with_type
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 
-def leaked(ctx: RuleContext) -> Any:
+def size_constant(ctx: RuleContext) -> Any:
     """An input of the executable, padded like any other."""
     aval = ctx.out_avals[0]
-    value = ctx.leaked(ctx.params["index"])
+    value = ctx.size_constant(ctx.params["index"])
     return with_type(value, aval.dtype, bool(getattr(aval, "weak_type", False)))
 
 
-TABLE: dict[Any, Rule] = {leaked_p: leaked}
+TABLE: dict[Any, Rule] = {size_constant_p: size_constant}

@@ -131,10 +131,10 @@ def _taken_apart(
     left = [a for a in windowed if a not in axes]
 
     updates = lax.transpose(updates, [*rows, *(place[a] for a in axes), *(place[a] for a in left)])
-    apart = len(rows) + len(axes)
-    widths = updates.shape[:apart]
-    columns = [lax.expand_dims(c, range(len(rows), apart)) for c in columns]
-    good = True if good is None else lax.expand_dims(good, range(len(rows), apart))
+    unfused = len(rows) + len(axes)
+    widths = updates.shape[:unfused]
+    columns = [lax.expand_dims(c, range(len(rows), unfused)) for c in columns]
+    good = True if good is None else lax.expand_dims(good, range(len(rows), unfused))
     mapped = [*numbers.scatter_dims_to_operand_dims]
     for i, axis in enumerate(axes):
         shape = [n if a == len(rows) + i else 1 for a, n in enumerate(widths)]
@@ -147,7 +147,7 @@ def _taken_apart(
             columns.append(position)
     columns[0] = jnp.broadcast_to(columns[0], widths)
     numbers = numbers._replace(
-        update_window_dims=tuple(range(apart, updates.ndim)),
+        update_window_dims=tuple(range(unfused, updates.ndim)),
         inserted_window_dims=tuple(sorted([*numbers.inserted_window_dims, *axes])),
         scatter_dims_to_operand_dims=tuple(mapped),
     )

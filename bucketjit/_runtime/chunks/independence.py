@@ -23,8 +23,8 @@ from bucketjit._tracing.program import Program
 def split_axes(program: Program, variable: str) -> tuple[Axis, ...]:
     """Where the outputs of a program are put together again, if its calls are cut into chunks.
 
-    Constants of the program that it was given for these sizes (see `Leaks`) must be the same for
-    each chunk as for the whole, which is not looked at here.
+    Constants of the program that it was given for these sizes (see `SizeConstants`) must be the
+    same for each chunk as for the whole, which is not looked at here.
 
     Args:
         program: The program.

@@ -9,7 +9,7 @@ from typing import Any
 from bucketjit._errors import first_line, is_of_machine
 from bucketjit._ir.associative_scan import PRIMAL, associative_scan_p
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._ir.size_constant import leaked_p
+from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._jax.arrays import key_impl
 from bucketjit._jax.jaxprs import expand_hi_primitive, open_jaxpr, scan_arity
 from bucketjit._jax.primitives import called_jaxpr, primitives
@@ -289,7 +289,7 @@ def _dim_as_value(step: Step) -> None:
     step.refuse(f"the size {step.params['dim']} is used as a number", _REDUCE_OUTSIDE)
 
 
-def _leaked(step: Step) -> None:
+def _size_constant(step: Step) -> None:
     """A constant that depends on some size; what it is at these sizes is for others to compare."""
     if step.outs[0] is not None:
         step.refuse(f"a constant of the program has {step.variable} along an axis")
@@ -426,4 +426,4 @@ CONTROL: dict[Any, Rule] = _table(
         "custom_linear_solve": _linear_solve,
         "call_hi_primitive": _hi_primitive,
     }
-) | {associative_scan_p: _associative_scan, leaked_p: _leaked}
+) | {associative_scan_p: _associative_scan, size_constant_p: _size_constant}

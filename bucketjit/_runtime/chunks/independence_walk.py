@@ -66,8 +66,8 @@ class Proof:
                 f"chunks would repeat: {what}",
                 "leave the effect out, or return what it tells",
             )
-        if program.found:
-            raise MaskingError(f"it has sizes that are no expression of {v}: {program.found[0]}")
+        if program.unfitted:
+            raise MaskingError(f"it has sizes that are no expression of {v}: {program.unfitted[0]}")
         for what, shapes in (("argument", program.in_shapes), ("output", program.out_shapes)):
             for i, shape in enumerate(shapes):
                 try:

@@ -2,7 +2,7 @@
 
 Which is right where the program shows that the outputs are independent along that axis; see
 `independence`. The first call of its shapes goes chunk by chunk through the slow path. What was
-found out is kept as a `SplitPlan`, whose chunks are run on several cores at the same time.
+found out is kept as a `ChunkedHandler`, whose chunks are run on several cores at the same time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from bucketjit._compile.executable import SignatureChanged
 from bucketjit._config import Config, Out, Overflow
 from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._runtime.buckets import policy_of
+from bucketjit._runtime.chunks.chunked_handler import ChunkedHandler, Piece, by_argument, spans
 from bucketjit._runtime.chunks.independence import split_axes
-from bucketjit._runtime.chunks.plan import Piece, SplitPlan, by_argument, spans
-from bucketjit._runtime.fast_path.handler import Evicted, Way
-from bucketjit._runtime.fast_path.route import Given, Routes
-from bucketjit._signature.resolved_call import Call
-from bucketjit._signature.signer import Signed
+from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
+from bucketjit._runtime.fast_path.handler import Evicted, Handler
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.concrete import at_other_sizes
 from bucketjit._tracing.program import Program
 
 _ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
-Serve = Callable[[Signed, Call, Given | None], Any]
-FindWay = Callable[[Signed, Call, Given], Way | None]
+Serve = Callable[[SignedCall, ResolvedCall, CallArguments | None], Any]
+FindHandler = Callable[[SignedCall, ResolvedCall, CallArguments], Handler | None]
 _Shown = tuple[int | None, ...] | MaskingError  # axes of outputs, or why there are none
 
 
@@ -57,7 +57,7 @@ class Splitting(NamedTuple):
     largest: int
     untraced: frozenset[int] = frozenset()
 
-    def part(self, call: Call, size: int) -> Call:
+    def part(self, call: ResolvedCall, size: int) -> ResolvedCall:
         """A chunk of a call, resolved.
 
         It is served by the program of the whole, with the constants of the whole: that is what was
@@ -68,12 +68,12 @@ class Splitting(NamedTuple):
         return dataclasses.replace(
             call,
             sizes={**call.sizes, self.variable: size},
-            leaks=dataclasses.replace(call.leaks, out_tree=None),
+            size_constants=dataclasses.replace(call.size_constants, out_tree=None),
             whole=call.whole or (call.sizes if size in self.untraced else None),
         )
 
 
-def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
+def pieces(signed: SignedCall, call: ResolvedCall, plan: Splitting) -> list[Piece]:
     """What chunks have of the leaves that are cut."""
     found = []
     for i, axis, token in _cut_axes(call.tokens, plan.variable):
@@ -81,7 +81,7 @@ def pieces(signed: Signed, call: Call, plan: Splitting) -> list[Piece]:
         def size(n: int, token: str = token) -> int:
             return evaluate_text(token, {**call.sizes, plan.variable: n})
 
-        if signed.family.types[i].dtype is None:
+        if signed.signature.types[i].dtype is None:
             found.append(Piece(i, None, values={n: size(n) for n in set(plan.sizes)}))
         else:
             found.append(Piece(i, axis, size(1)))
@@ -99,7 +99,7 @@ def _cut_axes(tokens: Tokens, variable: str) -> list[tuple[int, int, str]]:
     return found
 
 
-def chunk(signed: Signed, cut: Sequence[Piece], start: int, stop: int) -> Signed:
+def chunk(signed: SignedCall, cut: Sequence[Piece], start: int, stop: int) -> SignedCall:
     """The call that a chunk is. What it donates is a copy: the other chunks need the same."""
     positional, _ = signed.tree.unflatten(range(len(signed.leaves)))
     donated = set(jax.tree_util.tree_leaves([positional[i] for i in signed.donate]))
@@ -113,7 +113,7 @@ def chunk(signed: Signed, cut: Sequence[Piece], start: int, stop: int) -> Signed
     return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
 
 
-def _without_padding(signed: Signed, cut: Sequence[Piece]) -> Signed:
+def _without_padding(signed: SignedCall, cut: Sequence[Piece]) -> SignedCall:
     """The call with its `Padded` arrays cut to their logical sizes once, and not for each chunk."""
     leaves = list(signed.leaves)
     for piece in cut:
@@ -121,13 +121,13 @@ def _without_padding(signed: Signed, cut: Sequence[Piece]) -> Signed:
     return dataclasses.replace(signed, leaves=leaves)
 
 
-def _as_given(signed: Signed, given: Given, routes: Routes) -> Given:
+def _as_given(signed: SignedCall, given: CallArguments, fast_path: FastPath) -> CallArguments:
     """The arguments of a chunk, in the form of those of the whole call."""
     args = list(given.args)
     positional, named = signed.tree.unflatten(signed.leaves)
     for position, value in zip(signed.dynamic, positional, strict=True):
         args[position] = value
-    return Given(args, {**given.kwargs, **named}, routes)
+    return CallArguments(args, {**given.kwargs, **named}, fast_path)
 
 
 class Splitter:
@@ -148,7 +148,7 @@ class Splitter:
         """Forget what was found out of programs."""
         self._shown.clear()
 
-    def plan(self, call: Call, error: BucketOverflowError) -> Splitting:
+    def plan(self, call: ResolvedCall, error: BucketOverflowError) -> Splitting:
         """How to cut a call whose size is beyond the largest bucket.
 
         Args:
@@ -176,26 +176,26 @@ class Splitter:
     def run(
         self,
         serve: Serve,
-        find_way: FindWay,
-        signed: Signed,
-        call: Call,
+        find_handler: FindHandler,
+        signed: SignedCall,
+        call: ResolvedCall,
         plan: Splitting,
         out: Out,
-        given: Given | None,
-        routes: Routes,
-    ) -> tuple[Any, SplitPlan | None]:
+        given: CallArguments | None,
+        fast_path: FastPath,
+    ) -> tuple[Any, ChunkedHandler | None]:
         """Run a call in chunks, each an ordinary call, and join their results.
 
         Args:
             serve: Runs a call that is resolved, with results in the form `Out.PADDED`; takes its
                 arguments as they would have come, if others like it may go a shorter way.
-            find_way: Finds that way without running the call, if it can be told already.
+            find_handler: Finds that way without running the call, if it can be told already.
             signed: The call. What it donates is left alone.
             call: The same call, resolved.
             plan: How to cut it.
             out: The form of results.
             given: Its arguments as they came, if others like it may go a shorter way.
-            routes: The ways to serve chunks of calls of its program.
+            fast_path: The ways to serve chunks of calls of its program.
 
         Returns:
             The result, and the shorter way if there is one.
@@ -209,37 +209,39 @@ class Splitter:
         assert call.program is not None
         weak_types = [weak for _, weak in call.program.out_types]
         told = sum(plan.sizes), plan.largest, plan.variable
-        join = functools.partial(_join, told, plan.axes, weak_types, out, call.leaks.out_tree)
+        join = functools.partial(
+            _join, told, plan.axes, weak_types, out, call.size_constants.out_tree
+        )
         if given is None or signed.donate:
             parts = [(chunk(whole, cut, *at), plan.part(call, at[1] - at[0])) for at in ends]
             return join([serve(*part, None) for part in parts]), None
         results: dict[int, Any] = {}
-        ways: dict[int, Way] = {}  # by size of the chunk
+        handlers: dict[int, Handler] = {}  # by size of the chunk
         for i, size in enumerate(plan.sizes):
-            if size in ways:
+            if size in handlers:
                 continue
             own, part = chunk(whole, cut, *ends[i]), plan.part(call, size)
-            like = _as_given(own, given, routes)
-            way = routes.find(like.args, like.kwargs)
-            while way is not None and way.following is not None:  # one of several, if any
+            like = _as_given(own, given, fast_path)
+            handler = fast_path.find(like.args, like.kwargs)
+            while handler is not None and handler.next is not None:  # one of several, if any
                 try:
-                    results[i] = way.serve(like.args, like.kwargs)
+                    results[i] = handler.serve(like.args, like.kwargs)
                     break
                 except (SignatureChanged, Evicted):
-                    way = way.following
-            if way is None and i not in results:
-                way = find_way(own, part, like)  # then all of them run at the same time
-            if way is None and i not in results:
+                    handler = handler.next
+            if handler is None and i not in results:
+                handler = find_handler(own, part, like)  # then all of them run at the same time
+            if handler is None and i not in results:
                 results[i] = serve(own, part, like)
-                way = routes.find(like.args, like.kwargs)
-            if way is not None:
-                ways[size] = way
+                handler = fast_path.find(like.args, like.kwargs)
+            if handler is not None:
+                handlers[size] = handler
         left = [i for i in range(len(ends)) if i not in results]
         shorter = None
-        if ways.keys() == set(plan.sizes):
+        if handlers.keys() == set(plan.sizes):
             cuts = by_argument(signed, given, cut)
             padded = any(type(signed.leaves[piece.leaf]) is Padded for piece in cut)
-            shorter = SplitPlan(plan.sizes, ways, cut, cuts, join, padded)
+            shorter = ChunkedHandler(plan.sizes, handlers, cut, cuts, join, padded)
             try:
                 found = shorter.run(left, given.args, given.kwargs)
             except (SignatureChanged, Evicted):
@@ -250,7 +252,7 @@ class Splitter:
             if i not in results:
                 own = chunk(whole, cut, *ends[i])
                 part = plan.part(call, plan.sizes[i])
-                results[i] = serve(own, part, _as_given(own, given, routes))
+                results[i] = serve(own, part, _as_given(own, given, fast_path))
         return join([results[i] for i in range(len(ends))]), shorter
 
     def _axes(self, program: Program, variable: str) -> tuple[int | None, ...]:
@@ -267,7 +269,7 @@ class Splitter:
         return shown
 
     def _sizes(
-        self, program: Program, call: Call, variable: str, largest: int
+        self, program: Program, call: ResolvedCall, variable: str, largest: int
     ) -> tuple[tuple[int, ...], frozenset[int]]:
         """Sizes of chunks, as large as the guards of the program let them be.
 
@@ -282,7 +284,7 @@ class Splitter:
         """
         sizes, total = call.sizes, call.sizes[variable]
         traced_at = call.whole or sizes
-        constants = [x.tobytes() for x in call.leaks.values]
+        constants = [x.tobytes() for x in call.size_constants.values]
         changed = False
         untraced: set[int] = set()
 
@@ -290,10 +292,12 @@ class Splitter:
             """Whether the program is given the same at another size; None if it is not asked."""
             nonlocal changed
             with self._lock:
-                leaks = at_other_sizes(lambda: program.leaks({**traced_at, variable: n}))
-            if leaks is None:
+                size_constants = at_other_sizes(
+                    lambda: program.size_constants({**traced_at, variable: n})
+                )
+            if size_constants is None:
                 return None
-            same = [x.tobytes() for x in leaks.values] == constants
+            same = [x.tobytes() for x in size_constants.values] == constants
             changed |= not same
             return same
 

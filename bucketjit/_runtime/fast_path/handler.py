@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import Line
+from bucketjit._runtime.counters import CallCounter
 
 Where = int | str  # position or name of an argument
 
@@ -41,8 +41,8 @@ class Part(NamedTuple):
 Bind = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int]], Part | None]
 
 
-class Way(Protocol):
-    """What serves calls with one set of shapes: a `Plan`, or one plan for each chunk of a call.
+class Handler(Protocol):
+    """Serves calls with one set of shapes, in one bucket or in chunks.
 
     Attributes:
         following: What to try where this refuses a call.
@@ -56,7 +56,7 @@ class Way(Protocol):
             itself. Raises what ``serve`` raises.
     """
 
-    following: Way | None
+    next: Handler | None
 
     @property
     def is_alive(self) -> bool: ...
@@ -65,7 +65,7 @@ class Way(Protocol):
     def slots(self) -> tuple[Slot[Executable], ...]: ...
 
     @property
-    def lines(self) -> tuple[Line, ...]: ...
+    def lines(self) -> tuple[CallCounter, ...]: ...
 
     @property
     def serve(self) -> Serve: ...

@@ -11,7 +11,7 @@ import jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._runtime.fast_path.handler import Prepare, Prepared, Where
 from bucketjit._runtime.fast_path.readers import ARRAY, Reader, container_reader, reading
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 
 
 class Opened(NamedTuple):
@@ -95,7 +95,9 @@ class Argument(NamedTuple):
         return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
 
 
-def arguments_of(signed: Signed, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
+def arguments_of(
+    signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Argument]:
     """The arguments of a call that are not static."""
     arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
     arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
@@ -109,7 +111,7 @@ def arguments_of(signed: Signed, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def layout_of(
-    signed: Signed,
+    signed: SignedCall,
     opened: Sequence[int],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],

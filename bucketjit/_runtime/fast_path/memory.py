@@ -10,16 +10,21 @@ from typing import Any, NamedTuple
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import Counters, Line
-from bucketjit._runtime.fast_path.handler import Way
+from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.fast_path.bucket_handler import BucketHandler
+from bucketjit._runtime.fast_path.dispatch import (
+    CallArguments,
+    DispatchTable,
+    FastPath,
+    make_handler,
+)
+from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
-from bucketjit._runtime.fast_path.plan import Plan
-from bucketjit._runtime.fast_path.route import Given, Route, Routes, make_plan
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 
 
-class Served(NamedTuple):
+class ServedCall(NamedTuple):
     """How a call was served.
 
     Attributes:
@@ -33,11 +38,11 @@ class Served(NamedTuple):
     key: Any
     sizes: Any
     finish: Change | None
-    line: Line
+    line: CallCounter
     note: Callable[[], None] | None = None
 
 
-class Memory:
+class RememberedCalls:
     """The calls that the fast path serves.
 
     Args:
@@ -46,7 +51,7 @@ class Memory:
         lock: Held while a way is added or forgotten.
 
     Attributes:
-        routes: The ways to serve whole calls.
+        fast_path: The ways to serve whole calls.
     """
 
     def __init__(
@@ -55,33 +60,33 @@ class Memory:
         counters: Counters,
         lock: AbstractContextManager[Any],
     ) -> None:
-        self.routes = Routes()
+        self.fast_path = FastPath()
         self._cache = cache
         self._counters = counters
         self._lock = lock
-        self._of_chunks: dict[weakref.ref[Program], Routes] = {}
+        self._of_chunks: dict[weakref.ref[Program], FastPath] = {}
 
     def clear(self) -> None:
         """Forget all calls; the counters are cleared, too."""
-        self.routes.clear()
+        self.fast_path.clear()
         self._of_chunks.clear()
 
     def forget_all(self) -> None:
         """Let every call look for its bucket anew."""
         with self._lock:
-            every = [self.routes, *self._of_chunks.values()]
-            self._forget([way for routes in every for way in routes.clear()])
+            every = [self.fast_path, *self._of_chunks.values()]
+            self._forget([handler for fast_path in every for handler in fast_path.clear()])
 
-    def of_chunks(self, program: Program) -> Routes:
+    def of_chunks(self, program: Program) -> FastPath:
         """The ways to serve the chunks of the calls of a program, whose results are padded."""
         with self._lock:
             for gone in [ref for ref in self._of_chunks if ref() is None]:
                 self._forget(self._of_chunks.pop(gone).clear())
-            return self._of_chunks.setdefault(weakref.ref(program), Routes())
+            return self._of_chunks.setdefault(weakref.ref(program), FastPath())
 
     def add(
-        self, signed: Signed, given: Given, opened: Sequence[int], served: Served
-    ) -> Way | None:
+        self, signed: SignedCall, given: CallArguments, opened: Sequence[int], served: ServedCall
+    ) -> Handler | None:
         """Let the next call like this one skip the slow path.
 
         Args:
@@ -103,9 +108,9 @@ class Memory:
         hosts = host_arguments(arguments, opened)
         with self._lock:
             self._counters.open(served.line)
-            route, gone = given.routes.of(layout)
-            joined = given.routes is not self.routes
-            plan = make_plan(
+            table, gone = given.fast_path.of(layout)
+            joined = given.fast_path is not self.fast_path
+            plan = make_handler(
                 layout,
                 slot,
                 served.sizes,
@@ -116,27 +121,31 @@ class Memory:
                 hosts,
                 joined,
             )
-            self._keep(given, route, gone, plan)
+            self._keep(given, table, gone, plan)
         return plan
 
-    def add_chunked(self, signed: Signed, given: Given, opened: Sequence[int], way: Way) -> None:
+    def add_chunked(
+        self, signed: SignedCall, given: CallArguments, opened: Sequence[int], handler: Handler
+    ) -> None:
         """Let the next call like this one, which runs in chunks, skip the slow path."""
         arguments = arguments_of(signed, given.args, given.kwargs)
         layout = layout_of(signed, opened, given.args, given.kwargs, arguments)
         if layout is None:
             return
         with self._lock:
-            # Who cleared the routes meanwhile does not count its chunks any more.
-            if self._counters.counts(way.lines):
-                self._keep(given, *given.routes.of(layout), way)
+            # Who cleared the fast_path meanwhile does not count its chunks any more.
+            if self._counters.counts(handler.lines):
+                self._keep(given, *given.fast_path.of(layout), handler)
 
-    def _keep(self, given: Given, route: Route, gone: list[Way], way: Way) -> None:
-        gone += route.remember(given.args, given.kwargs, way)
-        if given.routes is not self.routes and any(other.is_alive for other in gone):
-            gone += self.routes.clear()  # they may lead to chunks that are not counted any more
+    def _keep(
+        self, given: CallArguments, table: DispatchTable, gone: list[Handler], handler: Handler
+    ) -> None:
+        gone += table.remember(given.args, given.kwargs, handler)
+        if given.fast_path is not self.fast_path and any(other.is_alive for other in gone):
+            gone += self.fast_path.clear()  # they may lead to chunks that are not counted any more
         self._forget(gone)
 
-    def _forget(self, ways: Sequence[Way]) -> None:
-        for way in ways:
-            if isinstance(way, Plan):  # the chunks of others count for themselves
-                self._counters.close(way.line)
+    def _forget(self, handlers: Sequence[Handler]) -> None:
+        for handler in handlers:
+            if isinstance(handler, BucketHandler):  # the chunks of others count for themselves
+                self._counters.close(handler.line)

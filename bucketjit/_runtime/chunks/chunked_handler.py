@@ -1,6 +1,7 @@
 """How calls with one set of shapes are served in chunks, once that is known: the warm path.
 
-A `SplitPlan` is to `bucketjit._runtime.chunks.splitter` what a `Plan` is to the engine.
+A `ChunkedHandler` is to `bucketjit._runtime.chunks.splitter` what a `BucketHandler` is to the
+engine.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 
 from bucketjit._arrays.padding import part, plain
 from bucketjit._cores.helper_threads import run_together
-from bucketjit._runtime.counters import Line
-from bucketjit._runtime.fast_path.handler import Evicted, Way, Where
+from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.fast_path.bucket_handler import changed
+from bucketjit._runtime.fast_path.dispatch import CallArguments
+from bucketjit._runtime.fast_path.handler import Evicted, Handler, Where
 from bucketjit._runtime.fast_path.layout import arguments_of
-from bucketjit._runtime.fast_path.plan import changed
-from bucketjit._runtime.fast_path.route import Given
-from bucketjit._signature.signer import Signed
+from bucketjit._signature.signer import SignedCall
 
 _WORTH_HELP = (
     1e6  # floating point operations of a call below which threads cost more than they save
@@ -71,7 +72,7 @@ class Cut(NamedTuple):
     pieces: tuple[tuple[int, Piece], ...]
 
 
-def by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut, ...]:
+def by_argument(signed: SignedCall, given: CallArguments, cut: Sequence[Piece]) -> tuple[Cut, ...]:
     """What chunks have of each argument, where they do not all have the whole of it."""
     by_leaf = {piece.leaf: piece for piece in cut}
     found = []
@@ -83,10 +84,10 @@ def by_argument(signed: Signed, given: Given, cut: Sequence[Piece]) -> tuple[Cut
     return tuple(found)
 
 
-class SplitPlan:
+class ChunkedHandler:
     """How calls with one set of shapes are served in chunks.
 
-    `bucketjit._runtime.fast_path.plan` says what a plan is.
+    `bucketjit._runtime.fast_path.bucket_handler` says what a plan is.
 
     If a chunk cannot be served by its plan, the whole call takes the slow path: what has no open
     axes may be another thing now, of which it has not been shown that it may be cut.
@@ -109,34 +110,34 @@ class SplitPlan:
 
     __slots__ = (
         *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
-        *("following", "slots"),
+        *("next", "slots"),
     )
 
     def __init__(
         self,
         sizes: Sequence[int],
-        ways: Mapping[int, Way],
+        handlers: Mapping[int, Handler],
         cut: Sequence[Piece],
         cuts: tuple[Cut, ...],
         join: Callable[[Sequence[Any]], Any],
         padded: bool,
     ) -> None:
         self._sizes = tuple(sizes)
-        self._ways = dict(ways)
+        self._ways = dict(handlers)
         self._cut = cut
         self._cuts = cuts
         self._join = join
         self._padded = padded
-        self.following: Way | None = None
-        self.slots = tuple(slot for way in self._ways.values() for slot in way.slots)
+        self.next: Handler | None = None
+        self.slots = tuple(slot for handler in self._ways.values() for slot in handler.slots)
         self._helped = _wants_help([self._ways[n] for n in sizes])
         entries = [slot.entry for slot in self.slots]
         self._block = self._helped and not all(e is not None and e.waits for e in entries)
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[CallCounter, ...]:
         """Count the chunks."""
-        return tuple(line for way in self._ways.values() for line in way.lines)
+        return tuple(line for handler in self._ways.values() for line in handler.lines)
 
     @property
     def is_alive(self) -> bool:
@@ -160,40 +161,45 @@ class SplitPlan:
             raise Evicted  # before a chunk has been served, and counted
         if self._padded:  # once, and not for each chunk
             args, kwargs = changed(args, kwargs, self._cuts, lambda value, _: plain(value))
-        chunk_of = {n: self._chunk_of(way, args, kwargs) for n, way in self._ways.items()}
+        chunk_of = {n: self._chunk_of(handler, args, kwargs) for n, handler in self._ways.items()}
         ends = spans(self._sizes)
         jobs = [functools.partial(chunk_of[self._sizes[i]], *ends[i]) for i in which]
         return run_together(jobs) if self._helped else [job() for job in jobs]
 
     def _chunk_of(
-        self, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[int, int], Any]:
         """What serves the chunks of a call that go one way, by where they begin and end."""
         part = None
-        if way.bind is not None:
-            part = way.bind(args, kwargs, [piece.leaf for piece in self._cut])
+        if handler.bind is not None:
+            part = handler.bind(args, kwargs, [piece.leaf for piece in self._cut])
         if part is None:
-            return functools.partial(self._serve, way, args, kwargs)
+            return functools.partial(self._serve, handler, args, kwargs)
         cut, serve = [(piece, part.leaves[piece.leaf]) for piece in self._cut], part.serve
         return lambda start, stop: serve([(p.leaf, p.of(x, start, stop)) for p, x in cut])
 
     def _serve(
-        self, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any], start: int, stop: int
+        self,
+        handler: Handler,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        start: int,
+        stop: int,
     ) -> Any:
         values, named = changed(
             args, kwargs, self._cuts, lambda value, piece: piece.of(value, start, stop)
         )
-        result = way.serve(values, named)
+        result = handler.serve(values, named)
         return jax.block_until_ready(result) if self._block else result
 
 
-def _wants_help(ways: Sequence[Way]) -> bool:
+def _wants_help(handlers: Sequence[Handler]) -> bool:
     """Whether chunks end sooner when several threads run them.
 
     On an accelerator they are queued one after the other, whoever asks; and programs of several
     devices wait for each other.
     """
-    entries = [slot.entry for way in ways for slot in way.slots]
+    entries = [slot.entry for handler in handlers for slot in handler.slots]
     flops = sum(entry.flops for entry in entries if entry is not None)
     if flops < _WORTH_HELP:  # where they are not known (NaN), help is wanted
         return False

@@ -1,7 +1,8 @@
 """The warm path: from arguments to a plan without flattening them.
 
 A route knows where in the arguments of one signature the open axes are, and looks at nothing
-else; a plan (`bucketjit._runtime.fast_path.plan`) is what it found out for one set of shapes.
+else; a plan (`bucketjit._runtime.fast_path.bucket_handler`) is what it found out for one set of
+shapes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import Line
-from bucketjit._runtime.fast_path.handler import Way, Where
-from bucketjit._runtime.fast_path.layout import Layout
-from bucketjit._runtime.fast_path.plan import (
-    Plan,
+from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.fast_path.bucket_handler import (
+    BucketHandler,
     afterwards,
     binding,
     counting,
     preparing,
     serving,
 )
+from bucketjit._runtime.fast_path.handler import Handler, Where
+from bucketjit._runtime.fast_path.layout import Layout
 from bucketjit._runtime.fast_path.readers import (
     ARRAY,
     DEVICE_ARRAY,
@@ -43,22 +44,22 @@ _LOOKED_THROUGH = 32  # plans, at which those without an executable are first lo
 _ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
 
 
-class Route:
+class DispatchTable:
     """The plans of all calls of one layout.
 
     Attributes:
         layout: Where the open axes are.
-        key: What a plan depends on, of the arguments of a call; None for calls of other routes.
+        key: What a plan depends on, of the arguments of a call; None for calls of other fast_path.
         plans: The ways to serve calls, by key.
         following: The route to try where this one has no way; None if it is the last.
     """
 
-    __slots__ = ("_look_through_at", "following", "key", "layout", "plans")
+    __slots__ = ("_look_through_at", "next", "key", "layout", "plans")
 
-    def __init__(self, layout: Layout, following: Route | None) -> None:
+    def __init__(self, layout: Layout, next: DispatchTable | None) -> None:
         self.layout = layout
-        self.following = following
-        self.plans: dict[Hashable, Way] = {}
+        self.next = next
+        self.plans: dict[Hashable, Handler] = {}
         self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
         readers += [(where, reading_static) for where in layout.statics]
@@ -68,46 +69,48 @@ class Route:
         else:
             self.key = _key_of_several(layout.arity, frozenset(layout.names), readers)
 
-    def ways(self) -> list[Way]:
+    def handlers(self) -> list[Handler]:
         """All there are."""
-        return [way for first in list(self.plans.values()) for way in _chain(first)]
+        return [handler for first in list(self.plans.values()) for handler in _chain(first)]
 
-    def remember(self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Way) -> Sequence[Way]:
+    def remember(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Handler
+    ) -> Sequence[Handler]:
         """Serve calls like this one by a plan. Returns the plans that had to give way."""
-        gone: list[Way] = []
+        gone: list[Handler] = []
         if len(self.plans) >= _MEMO_LIMIT:
-            gone += self.ways()
+            gone += self.handlers()
             self.plans.clear()
         if len(self.plans) >= self._look_through_at:
             gone += self._without_executable()
         key = self.key(args, kwargs)
-        kept: list[Way] = []
+        kept: list[Handler] = []
         for old in _chain(self.plans.get(key)):
             stays = old.is_alive and old.slots != plan.slots
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
-        plan.following = None
+        plan.next = None
         for other in reversed(kept):
-            other.following, plan.following = plan.following, other
+            other.next, plan.next = plan.next, other
         self.plans[key] = plan
         return gone
 
-    def _without_executable(self) -> list[Way]:
+    def _without_executable(self) -> list[Handler]:
         """Let go of the plans whose executables have all left the cache. Returns them."""
-        gone: list[Way] = []
+        gone: list[Handler] = []
         for key, first in list(self.plans.items()):
-            ways = list(_chain(first))
-            if not any(way.is_alive for way in ways):
+            handlers = list(_chain(first))
+            if not any(handler.is_alive for handler in handlers):
                 del self.plans[key]
-                gone += ways
+                gone += handlers
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self.plans))
         return gone
 
 
-def _chain(way: Way | None) -> Iterator[Way]:
+def _chain(handler: Handler | None) -> Iterator[Handler]:
     """A way, and those to try where it refuses a call."""
-    while way is not None:
-        yield way
-        way = way.following
+    while handler is not None:
+        yield handler
+        handler = handler.next
 
 
 def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]:
@@ -153,8 +156,8 @@ def _key_of_several(
     return key
 
 
-class Routes:
-    """All routes of an executor, each followed by an older one.
+class FastPath:
+    """All fast_path of an executor, each followed by an older one.
 
     Attributes:
         latest: The latest route; None if there is none.
@@ -163,67 +166,67 @@ class Routes:
     __slots__ = ("latest",)
 
     def __init__(self) -> None:
-        self.latest: Route | None = None
+        self.latest: DispatchTable | None = None
 
-    def __iter__(self) -> Iterator[Route]:
-        route = self.latest
-        while route is not None:
-            yield route
-            route = route.following
+    def __iter__(self) -> Iterator[DispatchTable]:
+        table = self.latest
+        while table is not None:
+            yield table
+            table = table.next
 
-    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Way | None:
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handler | None:
         """The way to serve a call; None if none is known."""
-        for route in self:
-            way = route.plans.get(route.key(args, kwargs))
-            if way is not None:
-                return way
+        for table in self:
+            handler = table.plans.get(table.key(args, kwargs))
+            if handler is not None:
+                return handler
         return None
 
-    def of(self, layout: Layout) -> tuple[Route, list[Way]]:
+    def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
         """The route of a layout, and what had to give way for it."""
         known = list(self)
-        for route in known:
-            if route.layout == layout:
-                return route, []
+        for table in known:
+            if table.layout == layout:
+                return table, []
         if len(known) < _MAX_ROUTES:
             dropped = []
         else:
-            known[_MAX_ROUTES - 2].following = None
+            known[_MAX_ROUTES - 2].next = None
             dropped = known[_MAX_ROUTES - 1 :]
-        self.latest = Route(layout, self.latest)
-        return self.latest, [way for old in dropped for way in old.ways()]
+        self.latest = DispatchTable(layout, self.latest)
+        return self.latest, [handler for old in dropped for handler in old.handlers()]
 
-    def clear(self) -> list[Way]:
+    def clear(self) -> list[Handler]:
         """Forget all of them. Returns the ways there were."""
-        routes, self.latest = list(self), None
-        return [way for route in routes for way in route.ways()]
+        fast_path, self.latest = list(self), None
+        return [handler for table in fast_path for handler in table.handlers()]
 
 
-class Given(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a call as they came.
 
     Attributes:
         args: The positional ones.
         kwargs: Those by name.
-        routes: Where the way to serve others like it is kept.
+        fast_path: Where the way to serve others like it is kept.
     """
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    routes: Routes
+    fast_path: FastPath
 
 
-def make_plan(
+def make_handler(
     layout: Layout,
     slot: Slot[Executable],
     sizes: Any,
     leaves: Sequence[Any],
     finish: Change | None,
-    line: Line,
+    line: CallCounter,
     note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
     joined: bool = False,
-) -> Plan:
+) -> BucketHandler:
     """How to serve calls like one that was just served.
 
     Args:
@@ -261,4 +264,4 @@ def make_plan(
     bind = None
     if joined and entry is not None and entry.bind is not None:
         bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)
-    return Plan(slot, line, serve, bind)
+    return BucketHandler(slot, line, serve, bind)

@@ -24,17 +24,17 @@ from bucketjit._arrays.results import Change
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.compiler import failed_running
-from bucketjit._runtime.counters import Line
+from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.handler import (
     After,
     Bind,
     Evicted,
+    Handler,
     Own,
     Part,
     Prepare,
     Prepared,
     Serve,
-    Way,
     Where,
 )
 
@@ -43,7 +43,7 @@ X = TypeVar("X")
 _now = time.monotonic
 
 
-class Plan:
+class BucketHandler:
     """A way by one executable.
 
     Args:
@@ -53,16 +53,16 @@ class Plan:
         bind: Serves the chunks of a call; see `binding`.
     """
 
-    __slots__ = ("bind", "following", "line", "serve", "slot")
+    __slots__ = ("bind", "next", "line", "serve", "slot")
 
     def __init__(
-        self, slot: Slot[Executable], line: Line, serve: Serve, bind: Bind | None = None
+        self, slot: Slot[Executable], line: CallCounter, serve: Serve, bind: Bind | None = None
     ) -> None:
         self.slot = slot
         self.line = line
         self.serve = serve
         self.bind = bind
-        self.following: Way | None = None
+        self.next: Handler | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -75,12 +75,12 @@ class Plan:
         return (self.slot,)
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[CallCounter, ...]:
         """Counts the calls."""
         return (self.line,)
 
 
-def counting(slot: Slot[Executable], line: Line) -> Callable[[], None]:
+def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
     """What counts a call of a plan."""
     use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
 
@@ -147,7 +147,7 @@ def binding(
     note: Callable[[], None] | None,
     finish: Change | None,
 ) -> Bind:
-    """What serves the chunks of a call by a plan; see `Way` and `Part`.
+    """What serves the chunks of a call by a plan; see `Handler` and `Part`.
 
     Args:
         slot: See `serving`.
