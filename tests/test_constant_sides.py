@@ -52,6 +52,7 @@ CONSTANT: dict[str, Function] = {
     "tiles": lambda x: (x @ jnp.tile(COLUMN, (1, WIDTH))).sum(1),
     "part of them": lambda x: (x[:, 3:9] @ jnp.ones((WIDTH, WIDTH))[3:9]).sum(1),
     "in a function": lambda x: jax.jit(lambda y, w: (y @ w).sum(1))(x, jnp.ones((WIDTH, WIDTH))),
+    "of a function": lambda x: (x @ jax.jit(lambda: jnp.ones((WIDTH, WIDTH)))()).sum(1),
     "in a loop": in_a_loop,
     "batched": batched,
     "gradient": jax.grad(lambda x: jnp.sin(x @ jnp.ones((WIDTH, WIDTH))).sum()),

@@ -38,18 +38,20 @@ HIDDEN: dict[str, Function] = {
     "softmax of another axis": lambda x: jax.nn.softmax(x, axis=0),
     "softmax of two axes": lambda x: jax.nn.softmax(x, axis=(0, 1)),
     "softmax by hand": lambda x: share(shifted(x)),
+    "softmax of a softmax": lambda x: jax.nn.softmax(jax.nn.log_softmax(x, axis=-1), axis=-1),
     "softmin": lambda x: share(jnp.exp(x.min(0) - x), 0),
     "log_softmax": lambda x: jax.nn.log_softmax(x, axis=-1),
     "logsumexp": lambda x: jax.nn.logsumexp(x, axis=-1),
-    "turned": lambda x: share(shifted(x).T, 0),
     "attention": attention,
-    "gradient": jax.grad(lambda x: jnp.sin(attention(x)).sum()),
     "divided by a product": lambda x: shifted(x) * (1 / sums(shifted(x)))[:, None],
     "of a product": lambda x: jax.nn.softmax(x @ jnp.cos(x).mT, axis=-1),
     "of ints": lambda x: x.astype(int).max(-1) + jnp.maximum(x.astype(int), 0).sum(),
 }
 
+# What is not followed is taken for shown.
 SHOWN: dict[str, Function] = {
+    "gradient": jax.grad(lambda x: jnp.sin(attention(x)).sum()),
+    "turned": lambda x: share(shifted(x).T, 0),
     "itself": lambda x: x.max(-1),
     "what is shifted": shifted,
     "both": lambda x: (share(shifted(x)), x.max(-1)),

@@ -1,9 +1,9 @@
 """Follow what is known of each value through a program: the one walk of every analysis.
 
-An analysis that asks where a value is certainly positive knows a ``bool`` of each value:
+An analysis that asks which values are never negative knows a ``bool`` of each:
 
-    b:f32[3] = exp a               table: exp makes what is positive        b: True
-    c:f32[3] = mul b b             table: a product of two positives        c: True
+    b:f32[3] = exp a               table: no result of exp is negative      b: True
+    c:f32[3] = mul b b             table: both factors are known            c: True
     d:f32[3] = cond p c a          join:  both branches must agree          d: False
     e:f32[3] = custom_thing c      default: nothing is known                e: False
 
@@ -15,7 +15,7 @@ to results. No pass of this package needs the other direction.
 What a newcomer has to know to write one:
 
 * a value is immutable and has ``==``, which is how a loop notices that it has settled;
-* `Analysis.unknown` is the value of which nothing is known, and joining it changes nothing more;
+* joining may change a value a few times only, so that a loop settles; what does not is unknown;
 * an entry of the table is asked before anything else, so an analysis may treat a call or a loop in
   its own way.
 """
@@ -40,7 +40,7 @@ Atom = Var | Literal
 #: From an equation and what is known of its operands to what is known of each of its results.
 Transfer = Callable[[JaxprEqn, Sequence[V]], Sequence[V]]
 
-_TURNS = 32  # of a loop, after which what still changes is unknown
+_STEPS = 8  # of a lattice, one a turn and a carried value; a loop that climbs more gets the default
 
 
 class Analysis(ABC, Generic[V]):
@@ -132,7 +132,8 @@ def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[
         if len(called.invars) == len(ins) and len(called.outvars) == len(eqn.outvars):
             return follow(analysis, called, ins)
     step = _THROUGH.get(name)
-    return analysis.default(eqn, ins) if step is None else step(analysis, eqn, ins)
+    outs = None if step is None else step(analysis, eqn, ins)
+    return analysis.default(eqn, ins) if outs is None else outs
 
 
 def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
@@ -182,7 +183,7 @@ def _cond(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V]:
     return first
 
 
-def _scan(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V]:
+def _scan(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | None:
     body = open_jaxpr(eqn.params["jaxpr"])[0]
     num_consts, num_carry = scan_arity(eqn.params)
     start = num_consts + num_carry
@@ -191,11 +192,13 @@ def _scan(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V]:
     def turn(carry: Sequence[V]) -> list[V]:
         return follow(analysis, body, [*ins[:num_consts], *carry, *rows])
 
-    outs = _settled(analysis, turn, ins[num_consts:start], eqn.outvars)
+    outs = _settled(analysis, turn, ins[num_consts:start])
+    if outs is None:
+        return None
     return [*outs[:num_carry], *map(analysis.stacked, outs[num_carry:], eqn.outvars[num_carry:])]
 
 
-def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V]:
+def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | None:
     condition, body = (open_jaxpr(eqn.params[k])[0] for k in ("cond_jaxpr", "body_jaxpr"))
     of_condition = eqn.params["cond_nconsts"]
     start = of_condition + eqn.params["body_nconsts"]
@@ -204,41 +207,34 @@ def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V]:
         follow(analysis, condition, [*ins[:of_condition], *carry])
         return follow(analysis, body, [*ins[of_condition:start], *carry])
 
-    return _settled(analysis, turn, ins[start:], eqn.outvars)
+    return _settled(analysis, turn, ins[start:])
 
 
 def _settled(
-    analysis: Analysis[V],
-    turn: Callable[[Sequence[V]], list[V]],
-    first: Sequence[V],
-    outvars: Sequence[Var],
-) -> list[V]:
-    """What a loop carries in whichever turn, and what a turn makes beside.
+    analysis: Analysis[V], turn: Callable[[Sequence[V]], list[V]], first: Sequence[V]
+) -> list[V] | None:
+    """What a loop carries in whichever turn, and what a turn makes beside; None if it climbs on.
 
     Args:
         analysis: What is followed.
         turn: Follows the body once, from what is carried to what it makes.
         first: What the loop is started with, which is its result if it takes no turn.
-        outvars: The results of the loop, of which those that are carried come first.
     """
-    carry, turns = list(first), 0
-    while True:
+    carry = list(first)
+    for _ in range(_STEPS * (len(carry) + 1)):
         outs = turn(carry)
         joined = _joined(analysis, carry, outs[: len(carry)])
         if joined == carry:
             return [*carry, *outs[len(carry) :]]
-        turns += 1
-        if turns >= _TURNS:  # it climbs a lattice of many steps, one a turn
-            pairs = zip(carry, joined, outvars, strict=False)
-            joined = [old if old == new else analysis.unknown(var) for old, new, var in pairs]
         carry = joined
+    return None
 
 
 def _joined(analysis: Analysis[V], ones: Sequence[V], others: Sequence[V]) -> list[V]:
     return [analysis.join(one, other) for one, other in zip(ones, others, strict=True)]
 
 
-_THROUGH: Mapping[str, Callable[[Analysis[Any], JaxprEqn, Sequence[Any]], list[Any]]] = {
+_THROUGH: Mapping[str, Callable[[Analysis[Any], JaxprEqn, Sequence[Any]], list[Any] | None]] = {
     "cond": _cond,
     "scan": _scan,
     "while": _while,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -20,21 +19,18 @@ from bucketjit._jax.user_code import caller_is_user
 
 _shape_poly = names.module("export.shape_poly")
 
-# Marks of numbers that are computed of sizes; the second is for the nearest to that of Python.
-NUMBER_OF_SIZES, ROUNDED_ONCE = "bucketjit: a number of sizes", "bucketjit: the same, rounded once"
+# The mark of a number that is computed of sizes.
+NUMBER_OF_SIZES = "bucketjit: a number of sizes"
 
-_LEAST_FLOAT, _MOST_FLOAT = map(float, (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+# Numbers that a size may be multiplied with: the product with a size is a normal float32.
+_LEAST_FLOAT, _MOST_FLOAT = 2.0**-64, 2.0**64
 
 
-def _marked(value: Any, is_rounded_once: bool) -> Any:
+def _marked(value: Any) -> Any:
     """Say of an array that the unpadded run has a number of Python in its place."""
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, np.inexact):
-        return checkpoint_name(value, ROUNDED_ONCE if is_rounded_once else NUMBER_OF_SIZES)
+        return checkpoint_name(value, NUMBER_OF_SIZES)
     return value
-
-
-def _is_power_of_2(number: Any) -> bool:
-    return isinstance(number, float) and abs(math.frexp(number)[0]) == 0.5
 
 
 def _is_number(other: Any) -> bool:
@@ -46,13 +42,15 @@ def _is_left_alone(other: Any) -> bool:
     return getattr(watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray)
 
 
-def smooth_operation(name: str) -> Callable[..., Any]:
-    """An operation of sizes and numbers, the result of which is as good as 24 bits are.
+def operation_with_number(name: str) -> Callable[..., Any]:
+    """A sum, difference, product or quotient of a size and another size or a number.
 
-    With 64-bit types it is exact. Numbers that no float32 holds are refused.
+    Of floats, a product or quotient is marked, and a sum or difference is refused: it may nearly
+    cancel. With 64-bit types all of them are exact.
     """
     plain = getattr(_shape_poly._DimExpr, name)
-    divides = name == "__truediv__"
+    divides, is_quotient = name == "__truediv__", "truediv" in name
+    is_product = is_quotient or "mul" in name
 
     @functools.wraps(plain)
     def operation(self: Any, other: Any) -> Any:
@@ -61,7 +59,7 @@ def smooth_operation(name: str) -> Callable[..., Any]:
         is_whole = isinstance(other, int | np.integer | _shape_poly._DimExpr)
         if not is_whole and not _is_number(other):
             return _or_report(plain, self, other)
-        if divides or name == "__rtruediv__":
+        if is_quotient:
             if divides and type(other) in (int, float) and other == 0:  # NumPy's give infinity
                 raise ZeroDivisionError("division by zero")
             _report_zero(other if divides else self)
@@ -69,10 +67,10 @@ def smooth_operation(name: str) -> Callable[..., Any]:
             return plain(self, other)
         if not caller_is_user() or jax.dtypes.canonicalize_dtype(float) == np.float64:
             return plain(self, other)
-        if not is_whole and other and not _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT:
+        is_good = is_whole or not other or _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT
+        if not (is_product and is_good):
             fail(TypeError(f"a size and the number {other!r} are used as numbers of Python"))
-        is_once = is_whole or ("add" not in name and "sub" not in name and _is_power_of_2(other))
-        return _marked(_or_report(plain, self, other), is_once)
+        return _marked(_or_report(plain, self, other))
 
     return operation
 
@@ -125,7 +123,7 @@ def exponent(self: Any, base: Any, modulo: Any = None) -> Any:
 
 _plain_pow, _plain_rpow = _shape_poly._DimExpr.__pow__, _shape_poly._DimExpr.__rpow__
 
-SMOOTH_OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
+OPERATORS_WITH_NUMBERS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
 
 WHOLE_OPERATORS = ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")
 

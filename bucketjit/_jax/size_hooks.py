@@ -21,13 +21,13 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax import names
 from bucketjit._jax.number_hooks import (
     CONVERSIONS,
-    SMOOTH_OPERATORS,
+    OPERATORS_WITH_NUMBERS,
     WHOLE_OPERATORS,
     exponent,
     is_number_of_sizes,
+    operation_with_number,
     power,
     reporting_conversion,
-    smooth_operation,
     whole_operation,
 )
 from bucketjit._jax.size_reports import fail, is_positive, report_raised, watching
@@ -254,7 +254,10 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__pow__": power,
     "__rpow__": exponent,
     **{name: _raising(getattr(_shape_poly._DimExpr, name)) for name in _COMPARISONS},
-    **{name: smooth_operation(name) for name in (f"__{name}__" for name in SMOOTH_OPERATORS)},
+    **{
+        name: operation_with_number(name)
+        for name in (f"__{name}__" for name in OPERATORS_WITH_NUMBERS)
+    },
     **{name: whole_operation(name) for name in (f"__{name}__" for name in WHOLE_OPERATORS)},
     **{
         name: _missing(name)

@@ -107,17 +107,6 @@ def evaluate_text(text: str, sizes: Mapping[str, int]) -> int:
     return compiled(text, "int")(*(sizes[v] for v in variables_of(text)))
 
 
-def evaluate_at(dim: Dim, sizes: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    """The values of ``dim`` at many sizes at once.
-
-    >>> evaluate_at(7, {})
-    7
-    """
-    if isinstance(dim, int):
-        return dim
-    return compiled(str(dim), "array")(*(sizes[v] for v in variables_of(str(dim))))
-
-
 def shape_function(shape: Shape, variables: Sequence[str]) -> Callable[..., tuple[int, ...]]:
     """A function of the variables, in order, that gives the whole shape: one call per array."""
     parts = [str(d).replace("^", "**") for d in shape]

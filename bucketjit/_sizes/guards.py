@@ -11,11 +11,8 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from bucketjit._sizes.expressions import dim_operands, evaluate_at, evaluate_text, variables_of
+from bucketjit._sizes.expressions import dim_operands, evaluate_text, variables_of
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
@@ -44,12 +41,6 @@ class Guard:
         except ZeroDivisionError:
             return False
         return bool(_COMPARE[self.op](a, b))
-
-    def holds_at(self, sizes: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-        """`holds` at many sizes at once: an array of booleans."""
-        with np.errstate(all="ignore"):
-            a, b = evaluate_at(self.left, sizes), evaluate_at(self.right, sizes)
-            return _COMPARE[self.op](a, b)
 
     @property
     def pins(self) -> bool:

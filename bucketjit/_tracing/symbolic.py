@@ -39,7 +39,6 @@ from bucketjit._sizes.guards import (
     without_implied,
 )
 from bucketjit._tracing.closures import holds_a_size
-from bucketjit._tracing.float_errors import Samples
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
@@ -349,7 +348,7 @@ def _program(
     alive = without_dead_code(jaxpr)
     all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
     try:
-        refuse_decisions(alive, Samples(attempt.sizes, all_guards))
+        refuse_decisions(alive)
     except MaskingError as error:
         raise TraceRefused(error.reason, error.remedy, error) from error
     kept, kept_consts = keep_apart(alive, consts)

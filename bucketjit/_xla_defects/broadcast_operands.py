@@ -53,22 +53,22 @@ def has_constant_sides(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> bool:
 class _Varying(dataflow.Analysis[Axes]):
     """Along which axes each value may vary.
 
+    Branches and loops get the default, so nothing is joined: the compiled program tells of those.
+
     Attributes:
         found: Whether there is a product of the kind that XLA gets wrong.
     """
 
     def __init__(self) -> None:
         self.found = False
-        self.table = {**_TABLE, "dot_general": self._product}
+        own = dataflow.table({"dot_general": self._product, "cond scan while": self.default})
+        self.table = {**_TABLE, **own}
 
     def unknown(self, atom: dataflow.Atom) -> Axes:
         return Axes(range(len(shape_of(atom))))
 
     def literal(self, atom: Literal) -> Axes:
         return Axes()
-
-    def join(self, one: Axes, other: Axes) -> Axes:
-        return one | other
 
     def _product(self, eqn: JaxprEqn, ins: Sequence[Axes]) -> Sequence[Axes]:
         contracted, batch = eqn.params["dimension_numbers"]

@@ -1,30 +1,36 @@
 """Whether XLA's CPU backend may drop a NaN that a program would show.
 
-Its library YNN takes `max(nan, x)` for ``x`` where it folds 4,096 elements or more: in their
-maximum and minimum, and in what is computed of each element on the way into a sum (``relu``), in
-``jax.jit`` too (jaxlib 0.10.2 and 0.12). Padding would take a call of 3,000 elements to a bucket
-where that is so, and its NaN with it. So a program that chooses between floats is compiled without
-these folds of the library (`_jax.library_options`).
+Its library YNN takes ``max(nan, x)`` for ``x`` in reductions of 4,096 elements or more: in maxima
+and minima, and in elementwise operations fused into a sum (``relu``). ``jax.jit`` is affected too
+(jaxlib 0.10.2 and 0.12). Padding can take a call of 3,000 elements to such a bucket. So a program
+that chooses between floats is compiled without the library's reductions, which takes 1.3 times as
+long for a transformer.
 
-But for a softmax, which is faster with them. It subtracts the maximum of a row, and divides by the
-sum of what it makes of it. Where the row holds a NaN, that sum is NaN, whatever the maximum was,
-and so is all that is divided by it. This pass follows what is computed of a maximum, row by row,
-until it has met such a sum everywhere. What it does not know shows the loss.
+A softmax is let through, since there the loss cannot show:
+
+    m = reduce_max x         m may have lost a NaN of its row
+    e = exp (x - m)          NaN wherever x is
+    s = reduce_sum e         NaN in each row that holds one, whatever m is
+    y = e / s                NaN all along that row, as without the loss
+
+The pass knows the operations that JAX makes of softmax, log_softmax and logsumexp. For any other
+operation on such a maximum, that of a gradient for example, it assumes that the loss shows.
 """
 
 from __future__ import annotations
 
 import enum
-import heapq
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from bucketjit._ir.dataflow import Analysis, Atom, dtype_of, follow, shape_of
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._jax.jaxprs import all_equations, bodies, is_literal
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import all_equations, bodies
+from bucketjit._jax.primitives import CALLS, name_of
 
 _EXTREMA = ("reduce_max", "reduce_min")
 _CHOICES = frozenset(
@@ -34,319 +40,189 @@ _CHOICES = frozenset(
     )
 )
 _ELEMENTWISE = frozenset(ELEMENTWISE)
-# NaN where an operand is. (Of a product with truth values XLA makes a choice: `is_no_truth`.)
+# Their result is NaN wherever an operand is. Of products see `_is_strict`.
 _STRICT = frozenset(
     (
-        *("add", "add_any", "sub", "div", "neg", "abs", "square", "sqrt", "rsqrt"),
-        *("exp", "exp2", "expm1", "log", "log2", "log1p"),
-        *("copy", "stop_gradient", "convert_element_type", "integer_pow"),
+        *("add", "add_any", "sub", "div", "neg", "abs", "exp", "exp2", "log", "log1p"),
+        *("copy", "stop_gradient", "convert_element_type"),
     )
 )
-_NO_TRUTH = frozenset(("exp", "exp2", "logistic", "tanh", "sin", "cos"))
 _READ_SIGNS = frozenset(("top_k", "approx_top_k", "bitcast_convert_type"))
-_MOVES = frozenset(("broadcast_in_dim", "squeeze", "transpose", "copy", "stop_gradient"))
-_MOST_EQUATIONS = 64  # to follow from one extremum
-_DEPTH = 8  # of what is looked at to know an operand
-
-Labels = tuple[int | None, ...]
 
 
-def may_lose_nan(jaxpr: Any) -> bool:
-    """Whether results may be others if what chooses between floats loses a NaN.
+def may_lose_nan(jaxpr: Jaxpr) -> bool:
+    """Whether results may change where an operation that chooses between floats loses a NaN.
 
     Args:
         jaxpr: An open jaxpr without dead code.
     """
-    # What an extremum is of must hold no choice, which XLA may make anew in each fold that reads
-    # it, so one that shows is enough, at whatever depth.
     return _shows(jaxpr) or _reads_signs(jaxpr)
 
 
-def _shows(jaxpr: Any) -> bool:
-    choices, extrema = set(), []
-    for at, eqn in enumerate(jaxpr.eqns):
-        if any(map(_shows, bodies(eqn))):
-            return True
-        if _is_of_floats(eqn.outvars):
-            name = name_of(eqn)
-            if name in _CHOICES:
-                choices.add(at)
-            elif name in _EXTREMA:
-                extrema.append(eqn)
-    if not extrema:
-        return bool(choices)
-    paths = _NanPaths(jaxpr)
-    for eqn in extrema:
-        hidden = paths.hidden_choices(eqn)
-        if hidden is None:
-            return True
-        choices -= hidden
-    return bool(choices)
-
-
-def _reads_signs(jaxpr: Any) -> bool:
-    """Whether it matters which NaN it is that an extremum makes: of which sign, say."""
+def _reads_signs(jaxpr: Jaxpr) -> bool:
+    """Whether it matters which NaN an extremum makes: of which sign, for example."""
     equations = list(all_equations(jaxpr))
     return any(name_of(e) in _EXTREMA and _is_of_floats(e.outvars) for e in equations) and any(
         name_of(e) in _READ_SIGNS and _is_of_floats(e.invars) for e in equations
     )
 
 
-def _is_of_floats(atoms: Sequence[Any]) -> bool:
-    return any(jnp.issubdtype(getattr(v.aval, "dtype", bool), np.floating) for v in atoms)
+def _is_of_floats(atoms: Sequence[Atom]) -> bool:
+    return any(jnp.issubdtype(dtype_of(atom), np.floating) for atom in atoms)
 
 
-class Kind(enum.Enum):
-    """What a value is, beside what it would be if the NaN were not lost.
+class _Kind(enum.Enum):
+    """How a value differs from what it is without the loss.
 
     Attributes:
-        SAME: The same.
-        NAN: The same, and NaN all along each row that holds a NaN.
-        OTHER: Another one along such rows, and the same in all others.
-        LOST: It is not known.
+        SAME: Not at all.
+        ROW: Not at all, and it is NaN all along each row that holds a NaN.
+        OTHER: It may differ along the rows that hold a NaN.
     """
 
     SAME = enum.auto()
-    NAN = enum.auto()
+    ROW = enum.auto()
     OTHER = enum.auto()
-    LOST = enum.auto()
 
 
-class Fact(NamedTuple):
-    """What is known of a value.
+class _Rows(NamedTuple):
+    """The rows of which extrema are taken.
 
     Attributes:
-        kind: See there.
-        labels: The axis of the extremum's operand that each of its axes is, None for others; None
-            if it has nothing to do with that operand.
-        marked: It is NaN at each position at which the operand is.
+        operand: The operand of those extrema.
+        axes: The axes that they reduce.
     """
 
-    kind: Kind = Kind.SAME
-    labels: Labels | None = None
+    operand: Atom
+    axes: frozenset[int]
+
+    def has_all_axes(self, atom: Atom) -> bool:
+        """Whether a value that is computed of the rows has the reduced axes too."""
+        return len(shape_of(atom)) == len(shape_of(self.operand))
+
+    def are_kept_by(self, eqn: JaxprEqn) -> bool:
+        """Whether a broadcast only adds the reduced axes, or repeats along them."""
+        shape, after = shape_of(self.operand), shape_of(eqn.outvars[0])
+        every = range(len(shape))
+        kept = [a for a in every if a not in self.axes]
+        to = every if self.has_all_axes(eqn.invars[0]) else kept
+        return (
+            len(after) == len(shape)
+            and list(eqn.params["broadcast_dimensions"]) == list(to)
+            and all(str(after[a]) == str(shape[a]) for a in kept)
+        )
+
+
+class _Fact(NamedTuple):
+    """What is known of a value that is computed of an extremum.
+
+    The value has the axes of the operand, in order, with or without the reduced ones.
+
+    Attributes:
+        rows: The rows of the operand.
+        kind: How the value differs.
+        marked: Whether it is NaN wherever the operand is.
+    """
+
+    rows: _Rows
+    kind: _Kind
     marked: bool = False
 
 
-_SAME, _LOST = Fact(), Fact(Kind.LOST)
+class _Shown(Exception):
+    """The loss shows."""
 
 
-class _NanPaths:
-    """The equations of one program that are read by others, and what is found out of them.
+def _shows(jaxpr: Jaxpr) -> bool:
+    """Whether the loss shows in the outputs of a program, or in a program inside of it."""
+    try:
+        results = follow(_Loss(), jaxpr, [None] * len(jaxpr.invars))
+    except _Shown:
+        return True
+    return any(map(_is_other, results))
 
-    Args:
-        jaxpr: An open jaxpr without dead code.
+
+class _Loss(Analysis[_Fact | None]):
+    """How values differ from what they are without the loss; None for those that do not.
+
+    A program inside of another one is looked at by itself: no fact goes into it or comes out.
     """
 
-    def __init__(self, jaxpr: Any) -> None:
-        self._equations: Sequence[Any] = jaxpr.eqns
-        self._results = {v for v in jaxpr.outvars if not is_literal(v)}
-        self._made_by: dict[Any, int] = {}
-        self._readers: dict[Any, list[int]] = {}
-        for i, eqn in enumerate(jaxpr.eqns):
-            self._made_by.update(dict.fromkeys(eqn.outvars, i))
-            for v in eqn.invars:
-                if not is_literal(v):
-                    self._readers.setdefault(v, []).append(i)
+    def __init__(self) -> None:
+        # A program that is called twice has the same variables for two values.
+        self.table = dict.fromkeys((*CALLS, "cond", "scan", "while"), self.default)
 
-    def hidden_choices(self, eqn: Any) -> set[int] | None:
-        """Where the loss of a NaN by a ``reduce_max`` or ``reduce_min`` does not show, what has it.
-
-        Returns:
-            The choices among what the extremum makes, by position: no other NaN gets there. None
-            if the loss may show.
-        """
-        (operand,), (out,) = eqn.invars, eqn.outvars
-        if is_literal(operand) or self._made_by.get(out) is None:
-            return None
-        rank, axes = len(operand.aval.shape), set(eqn.params["axes"])
-        rows = tuple(i for i in range(rank) if i not in axes)
-        return _Following(self, operand, axes, out, rows).choices()
-
-    def reads(self, var: Any) -> Sequence[int]:
-        """The equations that read a variable, by position."""
-        return self._readers.get(var, ())
-
-    def is_result(self, var: Any) -> bool:
-        """Whether it is a result of the program."""
-        return var in self._results
-
-    def equation(self, at: int) -> Any:
-        """The equation at a position."""
-        return self._equations[at]
-
-    def maker(self, var: Any) -> Any | None:
-        """The equation that makes a variable; None for an argument or a constant."""
-        at = self._made_by.get(var)
-        return None if at is None else self._equations[at]
-
-    def is_no_truth(self, atom: Any) -> bool:
-        """Whether XLA cannot know an operand as truth values that were converted to floats."""
-        if is_literal(atom):
-            return True
-        eqn = self.maker(atom)
-        while eqn is not None and name_of(eqn) in _MOVES and not is_literal(eqn.invars[0]):
-            eqn = self.maker(eqn.invars[0])
-        if eqn is None:  # an argument; whoever calls the program may have made it of anything
-            return False
-        if name_of(eqn) == "dot_general":  # a product by itself, of one element each
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            sizes = [eqn.invars[0].aval.shape[a] for a in contracted]
-            return any(isinstance(size, int) and size > 1 for size in sizes)
-        return name_of(eqn) in _NO_TRUTH
-
-
-class _Following:
-    """What is computed of one extremum."""
-
-    def __init__(
-        self, paths: _NanPaths, operand: Any, axes: set[int], out: Any, rows: Labels
-    ) -> None:
-        self._paths = paths
-        self._axes = axes
-        self._rank = len(rows) + len(axes)
-        self._others: dict[Any, Fact] = {out: Fact(Kind.OTHER, rows)}
-        self._known: dict[Any, Fact] = {
-            operand: Fact(Kind.SAME, tuple(range(self._rank)), marked=True)
-        }
-        self._start = out
-
-    def choices(self) -> set[int] | None:
-        """See `_NanPaths.hidden_choices`."""
-        if self._paths.is_result(self._start):
-            return None
-        waiting = list(self._paths.reads(self._start))
-        heapq.heapify(waiting)
-        done: set[int] = set()
-        found: set[int] = set()
-        while waiting:  # in the order of the program, so what an equation reads is known
-            at = heapq.heappop(waiting)
-            if at in done:
-                continue
-            done.add(at)
-            eqn = self._paths.equation(at)
-            fact = self._after(eqn, _DEPTH)
-            if fact.kind is Kind.LOST or len(done) > _MOST_EQUATIONS:
-                return None
-            (out,) = eqn.outvars
-            if fact.kind is not Kind.OTHER:
-                self._known[out] = fact
-                continue
-            if self._paths.is_result(out):
-                return None
-            if all(is_literal(v) or v in self._others for v in eqn.invars):
-                found.add(at)
-            self._others[out] = fact
-            for reader in self._paths.reads(out):
-                heapq.heappush(waiting, reader)
-        return found
-
-    def _of(self, atom: Any, depth: int) -> Fact:
-        """What is known of an operand; to know less of what is the same is never wrong."""
-        if is_literal(atom):
-            return _SAME
-        found = self._others.get(atom) or self._known.get(atom)
-        if found is None:
-            eqn = self._paths.maker(atom)
-            if depth == 0 or eqn is None or len(eqn.outvars) != 1:
-                return _SAME
-            fact = self._after(eqn, depth - 1)
-            found = fact if fact.kind in (Kind.SAME, Kind.NAN) else _SAME
-            self._known[atom] = found
-        return found
-
-    def _after(self, eqn: Any, depth: int) -> Fact:
-        """What an equation makes."""
-        facts = [self._of(v, depth) for v in eqn.invars]
-        kinds = {f.kind for f in facts}
-        unknown = _LOST if Kind.OTHER in kinds else _SAME
-        name = name_of(eqn)
-        if len(eqn.outvars) != 1:
-            return unknown
-        if name in _ELEMENTWISE:
-            return self._elementwise(eqn, name, facts, unknown)
-        if name == "reduce_sum" and facts[0].labels is not None:
-            return self._summed(facts[0], eqn.params["axes"], unknown)
-        if name in _MOVES and facts[0].labels is not None:
-            labels = _moved(eqn, name, facts[0].labels)
-            if labels is not None:
-                return Fact(facts[0].kind, labels, facts[0].marked and self._is_whole(labels))
-        return unknown
-
-    def _is_whole(self, labels: Labels) -> bool:
-        return len(labels) == self._rank and set(labels) == set(range(self._rank))
-
-    def _elementwise(self, eqn: Any, name: str, facts: Sequence[Fact], unknown: Fact) -> Fact:
-        rank = len(eqn.outvars[0].aval.shape)
-        labels = _together([f.labels for f in facts if f.labels is not None], rank)
-        if labels is None:
-            return unknown
-        strict = name in _STRICT and _stays_float(eqn)
-        if name == "mul":
-            strict = all(
-                fact.kind is Kind.NAN or fact.marked or self._paths.is_no_truth(v)
-                for v, fact in zip(eqn.invars, facts, strict=True)
-            )
-        marked = strict and self._is_whole(labels) and any(f.marked for f in facts)
-        if strict and any(f.kind is Kind.NAN for f in facts):
-            return Fact(Kind.NAN, labels, marked)
-        if unknown is _LOST:
-            return Fact(Kind.OTHER, labels, marked)
-        return Fact(Kind.SAME, labels, True) if marked else _SAME
-
-    def _summed(self, fact: Fact, axes: Sequence[int], unknown: Fact) -> Fact:
-        assert fact.labels is not None
-        gone = {fact.labels[a] for a in axes}
-        labels = tuple(label for i, label in enumerate(fact.labels) if i not in axes)
-        if not gone - {None} <= self._axes:
-            return unknown  # of several rows
-        if fact.kind is Kind.NAN or fact.marked and gone == self._axes:
-            return Fact(Kind.NAN, labels)
-        return Fact(Kind.OTHER, labels) if unknown is _LOST else _SAME
-
-
-def _stays_float(eqn: Any) -> bool:
-    """Whether no NaN is lost by way of another dtype."""
-    if name_of(eqn) == "integer_pow":
-        return bool(eqn.params["y"] != 0)
-    dtypes = [getattr(v.aval, "dtype", np.dtype(bool)) for v in (*eqn.invars, *eqn.outvars)]
-    return all(jnp.issubdtype(d, np.floating) and d.itemsize > 1 for d in dtypes)
-
-
-def _together(every: Sequence[Labels], rank: int) -> Labels | None:
-    """The labels of what is computed position by position; None if they do not agree.
-
-    Args:
-        every: Those of the operands that have any.
-        rank: Of the result; operands of no axes go with others.
-    """
-    if not every or any(len(labels) != rank for labels in every):
+    def unknown(self, atom: Atom) -> None:
         return None
-    found: list[int | None] = []
-    for labels in zip(*every, strict=True):
-        named = {label for label in labels if label is not None}
-        if len(named) > 1:
-            return None
-        found.append(named.pop() if named else None)
-    kept = [label for label in found if label is not None]
-    return tuple(found) if len(kept) == len(set(kept)) else None  # not row by row with itself
+
+    def default(self, eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> Sequence[_Fact | None]:
+        if any(map(_shows, bodies(eqn))) or _chooses(eqn, ins):
+            raise _Shown
+        fact = _after(eqn, ins)
+        if fact is None:
+            if any(map(_is_other, ins)):
+                raise _Shown
+            return [None] * len(eqn.outvars)
+        return [fact]
 
 
-def _moved(eqn: Any, name: str, labels: Labels) -> Labels | None:
-    """The labels of the axes where they go; None if one is repeated or dropped."""
-    params: Mapping[str, Any] = eqn.params
-    if name == "transpose":
-        return tuple(labels[a] for a in params["permutation"])
-    if name == "squeeze":
-        gone = params["dimensions"]
-        if any(labels[a] is not None for a in gone):
-            return None
-        return tuple(label for i, label in enumerate(labels) if i not in gone)
-    if name == "broadcast_in_dim":
-        before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        found: list[int | None] = [None] * len(after)
-        for label, size, to in zip(labels, before, params["broadcast_dimensions"], strict=True):
-            if label is not None and str(size) != str(after[to]):
-                return None
-            found[to] = label
-        return tuple(found)
-    return labels
+def _is_other(fact: _Fact | None) -> bool:
+    return fact is not None and fact.kind is _Kind.OTHER
+
+
+def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
+    """Whether an equation chooses between floats, and not just of extrema (``max(-inf, m)``)."""
+    if name_of(eqn) not in _CHOICES or not _is_of_floats(eqn.outvars):
+        return False
+    pairs = zip(eqn.invars, ins, strict=True)
+    return not all(isinstance(atom, Literal) or _is_other(fact) for atom, fact in pairs)
+
+
+def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
+    """What is known of the result of an equation; None if nothing is."""
+    name = name_of(eqn)
+    if name in _EXTREMA and _is_of_floats(eqn.outvars) and not any(map(_is_other, ins)):
+        rows = _Rows(eqn.invars[0], frozenset(eqn.params["axes"]))
+        return None if isinstance(rows.operand, Literal) else _Fact(rows, _Kind.OTHER)
+    every = [fact for fact in ins if fact is not None]
+    # What is known of a value that does not differ may be dropped.
+    of_rows = {fact.rows for fact in list(filter(_is_other, every)) or every}
+    if len(of_rows) != 1 or len(eqn.outvars) != 1:
+        return None
+    (rows,) = of_rows
+    if name in _ELEMENTWISE:
+        known = [
+            fact if fact and fact.rows == rows else _Fact(rows, _Kind.SAME, atom is rows.operand)
+            for atom, fact in zip(eqn.invars, ins, strict=True)
+        ]
+        return _elementwise(rows, known, _is_strict(eqn, name, known))
+    fact = ins[0]
+    if fact is None or fact.rows != rows:
+        return None
+    has_all = rows.has_all_axes(eqn.invars[0])
+    if name == "broadcast_in_dim" and rows.are_kept_by(eqn):
+        return fact._replace(marked=fact.marked and has_all)
+    if name == "reduce_sum" and has_all and rows.axes == set(eqn.params["axes"]):
+        return _Fact(rows, _Kind.ROW if fact.marked else fact.kind)
+    return None
+
+
+def _elementwise(rows: _Rows, known: Sequence[_Fact], is_strict: bool) -> _Fact | None:
+    marked = is_strict and any(fact.marked for fact in known)
+    if is_strict and any(fact.kind is _Kind.ROW for fact in known):
+        return _Fact(rows, _Kind.ROW, marked)
+    if any(map(_is_other, known)):
+        return _Fact(rows, _Kind.OTHER, marked)
+    return _Fact(rows, _Kind.SAME, marked) if marked else None
+
+
+def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact]) -> bool:
+    """Whether the result is NaN wherever an operand is."""
+    if name == "mul":  # XLA makes a choice of a product with truth values
+        pairs = zip(eqn.invars, known, strict=True)
+        return all(isinstance(v, Literal) or f.marked or f.kind is _Kind.ROW for v, f in pairs)
+    # Neither integers nor floats of 8 bits hold every NaN.
+    return name in _STRICT and all(
+        jnp.issubdtype(dtype, np.floating) and dtype.itemsize > 1
+        for dtype in map(dtype_of, (*eqn.invars, *eqn.outvars))
+    )

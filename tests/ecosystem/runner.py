@@ -97,7 +97,7 @@ def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance
 
 def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> Outcome:
     stats = executor.stats()
-    families = executor._engine.signer.families()
+    families = executor._engine.signer.signatures()
     programs = [program for family in families for _, program in family.programs()]
     if stats.fallback_calls:
         reasons = "; ".join(stats.fallback_reasons)
