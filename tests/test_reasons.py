@@ -16,7 +16,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._tracing.program import TraceRefused
-from bucketjit._tracing.skeleton import take_apart
+from bucketjit._tracing.skeleton import decompose
 from tests.comparison import ramp
 
 _LINE = r"\[\S+test_reasons.py:\d+(:\d+)? \([\w.<>]+\)\]"
@@ -137,7 +137,7 @@ DIFFERENCES: dict[Callable[[int, Any], Any], str] = {
 def test_where_two_traces_differ(fn: Callable[[int, Any], Any]) -> None:
     def skeleton(n: int) -> Any:
         closed = jax.make_jaxpr(functools.partial(fn, n))(jnp.zeros(5))
-        return take_apart(closed.jaxpr, closed.consts)
+        return decompose(closed.jaxpr, closed.consts)
 
     told = skeleton(1).difference(skeleton(2))
     assert told is not None
@@ -146,7 +146,7 @@ def test_where_two_traces_differ(fn: Callable[[int, Any], Any]) -> None:
 
 def test_a_constant_that_differs_has_a_line() -> None:
     closed = jax.make_jaxpr(lambda x: x * 2)(jnp.zeros(5))
-    skeleton = take_apart(closed.jaxpr, closed.consts)
+    skeleton = decompose(closed.jaxpr, closed.consts)
     assert re.search(_LINE, skeleton.line_of_constant(0))
 
 

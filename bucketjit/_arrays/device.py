@@ -98,7 +98,7 @@ def can_view(array: jax.Array) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _exports(dtype: Any, platform: str) -> bool:
+def _exports(dtype: np.dtype[Any], platform: str) -> bool:
     if platform not in ("cpu", "gpu", "cuda", "rocm"):
         return False
     try:
@@ -187,7 +187,7 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=4096)
-def _on_device(numbers: tuple[int, ...], device: Any) -> jax.Array:
+def _on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
     return jax.device_put(np.array(numbers, np.int32), device)
 
 

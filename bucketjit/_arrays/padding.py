@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays import device
 from bucketjit._arrays.padded import Padded
@@ -248,7 +249,7 @@ def plain(value: Any) -> Any:
     return unpad(value.array, value.sizes) if type(value) is Padded else value
 
 
-def without_padding(tree: Any) -> Any:
+def without_padding(tree: PyTreeDef) -> Any:
     """A tree without the padding of its `Padded` arrays."""
     return jax.tree_util.tree_map(plain, tree)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, plain, unpad, unpadder
@@ -21,7 +22,7 @@ Change = Callable[[Any], Any]
 
 
 def finisher(
-    tree: Any,
+    tree: PyTreeDef,
     logical: Mapping[int, tuple[int, ...]],
     padded: Mapping[int, tuple[int, ...]],
     weak: Mapping[int, bool],
@@ -122,7 +123,7 @@ def _cut_numpy(shape: tuple[int, ...]) -> Change:
     return cut_numpy
 
 
-def at_leaves(tree: Any, changes: Mapping[int, Change]) -> Change | None:
+def at_leaves(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change | None:
     """A function that applies changes to some leaves of a tree, or None if there are none.
 
     Args:
@@ -158,7 +159,7 @@ def at_leaves(tree: Any, changes: Mapping[int, Change]) -> Change | None:
     return inside
 
 
-def _anywhere(tree: Any, changes: Mapping[int, Change]) -> Change:
+def _anywhere(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change:
     def inside(result: Any) -> Any:
         leaves = tree.flatten_up_to(result)
         for i, change in changes.items():

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import SignatureChanged
@@ -55,7 +56,7 @@ def padded_leaf_shapes(
     return tuple(found)
 
 
-def can_be(shape: Sequence[int], dtype: Any) -> bool:
+def can_be(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
     """Whether an array can have a shape; XLA counts bytes in 64 bits, and ends the process."""
     return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
 

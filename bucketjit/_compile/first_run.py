@@ -11,6 +11,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from bucketjit._compile.executable import Executable
 from bucketjit._jax.compiler import run_once
@@ -55,12 +56,12 @@ def run_first(entry: Executable, program: Program) -> None:
         run_once(entry.compiled, lambda i, aval: _filled(aval, _FIRST_SIZE if i == _SIZES else 0))
 
 
-def _runs_on_zeros(jaxpr: Any) -> bool:
+def _runs_on_zeros(jaxpr: Jaxpr) -> bool:
     names = {eqn.primitive.name for eqn in all_equations(jaxpr)}
     return not jaxpr.effects and names.isdisjoint(_NOT_ON_ZEROS)
 
 
-def _steps(jaxpr: Any, most: int) -> int:
+def _steps(jaxpr: Jaxpr, most: int) -> int:
     """How often the innermost ``scan`` runs; one over an open axis ``most`` times."""
     found = 1
     for eqn in jaxpr.eqns:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import JaxprEqn
 
 from bucketjit._cores.helper_threads import cores, start_helpers
 from bucketjit._jax.cpu_client import can_lend, single_threaded_device
 from bucketjit._jax.devices import is_place, sole_device
-from bucketjit._jax.jaxprs import all_equations, open_jaxpr
+from bucketjit._jax.jaxprs import all_equations, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Program
@@ -69,7 +70,7 @@ def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks:
     return device
 
 
-def _runs_anywhere(eqn: Any) -> bool:
+def _runs_anywhere(eqn: JaxprEqn) -> bool:
     """Whether an equation neither calls back into Python nor names a device."""
     if eqn.primitive.name in CALLBACKS:
         return False
@@ -85,12 +86,12 @@ def _innermost(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _flops(eqn: Any, at: BucketSizes) -> float:
+def _flops(eqn: JaxprEqn, at: BucketSizes) -> float:
     """Floating point operations of a matrix product or convolution, 0 for other equations."""
     name = eqn.primitive.name
     if name not in ("dot_general", "conv_general_dilated"):
         return 0
-    shapes = [x.aval.shape for x in (*eqn.invars[:2], eqn.outvars[0])]
+    shapes = [shape_of(x) for x in (*eqn.invars[:2], eqn.outvars[0])]
     try:
         left, right, out = map(at.padded_shape, shapes)
     except KeyError:  # in the body of a scan, say, that has sizes of its own

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays.padding import pad, plain
 from bucketjit._jax import cpu_client
@@ -31,7 +32,7 @@ Pads = Mapping[int, tuple[int, ...]]
 
 
 def lent_types(
-    sizes: Any, leaves: Sequence[Any], opened: Set[int], device: Any
+    sizes: Any, leaves: Sequence[Any], opened: Set[int], device: jax.Device
 ) -> tuple[Any, list[Any]]:
     """The types of arguments as `SingleThreaded` hands them to its function.
 
@@ -93,7 +94,7 @@ class _BorrowedArrays:
         self._lent: dict[int, _Lent] = {}
         self.last_arguments: WeakKeyDictionary[SingleThreaded, _Given] = WeakKeyDictionary()
 
-    def lend(self, value: Any, device: Any) -> jax.Array:
+    def lend(self, value: Any, device: jax.Device) -> jax.Array:
         """An array on the device; for one of NumPy's a new one each time."""
         found = self._lent.get(id(value))
         if found is not None and found.owner() is value and not value.is_deleted():
@@ -145,8 +146,8 @@ class Bound:
         function: Callable[..., Any],
         leaves: Sequence[Any],
         given: list[Any],
-        tree: Any,
-        device: Any,
+        tree: PyTreeDef,
+        device: jax.Device,
         back: Callable[[Any], Any],
     ) -> None:
         self.leaves = leaves
@@ -210,7 +211,7 @@ class SingleThreaded:
         elsewhere: Callable[..., Any],
         arguments: tuple[Sequence[Any], Mapping[str, Any]],
         opened: Set[int],
-        device: Any,
+        device: jax.Device,
     ) -> None:
         self._function = function
         self._elsewhere = elsewhere

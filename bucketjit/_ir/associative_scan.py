@@ -28,6 +28,7 @@ from jax import lax
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching
+from jax.tree_util import PyTreeDef
 
 from bucketjit._jax.jaxprs import evaluate_jaxpr, open_jaxpr, stage
 from bucketjit._jax.patches.shapes import fresh_dimension
@@ -203,7 +204,7 @@ def _is_open(x: Any, axis: int) -> bool:
     return jax.export.is_symbolic_dim(x.shape[axis])
 
 
-def _close(fn: Any, tree: Any, elems: Sequence[Any], axis: int) -> tuple[list[Any], Combine]:
+def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[list[Any], Combine]:
     """Trace the user's function once, on one element, and map it over any number of them."""
 
     def of_flat(*args: Any) -> list[Any]:

@@ -26,16 +26,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from bucketjit._jax.jaxprs import bodies, open_jaxpr, scan_arity
+from bucketjit._jax.jaxprs import Atom, bodies, open_jaxpr, scan_arity
 from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
-from bucketjit._sizes.expressions import Shape
 
 V = TypeVar("V")
 T = TypeVar("T")
-Atom = Var | Literal
 
 #: From an equation and what is known of its operands to what is known of each of its results.
 Transfer = Callable[[JaxprEqn, Sequence[V]], Sequence[V]]
@@ -160,16 +157,6 @@ def table(rows: Mapping[str, T]) -> dict[str, T]:
 def single(transfer: Callable[[JaxprEqn, Sequence[V]], V]) -> Transfer[V]:
     """The transfer function of primitives that make one result, from what is known of that."""
     return lambda eqn, ins: [transfer(eqn, ins)]
-
-
-def shape_of(atom: Atom) -> Shape:
-    """The shape of an operand or result; what is no array, such as a token, has no axes."""
-    return tuple(getattr(atom.aval, "shape", ()))
-
-
-def dtype_of(atom: Atom) -> Any:
-    """The dtype of an operand or result; what is no array passes for a truth value."""
-    return getattr(atom.aval, "dtype", np.dtype(bool))
 
 
 # --- branches and loops ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import JaxprEqn
 
 from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import lenient_jax
@@ -21,7 +22,7 @@ from bucketjit._jax.primitives import implementation
 from bucketjit._jax.size_hooks import watch_equalities
 
 
-def looked_inside(eqn: Any) -> tuple[Any, Sequence[Any]]:
+def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
     """The program that an equation stands for, by the implementation of its primitive.
 
     Args:

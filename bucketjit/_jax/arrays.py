@@ -21,7 +21,7 @@ _random = names.module("random.core")
 _xla_client = names.module("lib").xla_client
 
 
-def with_type(x: Any, dtype: Any, weak_type: bool) -> Any:
+def with_type(x: Any, dtype: np.dtype[Any], weak_type: bool) -> Any:
     """Give ``x`` this dtype and weak type (``lax._convert_element_type``, since 0.2).
 
     ``lax.convert_element_type`` always returns a strong type, so it cannot reproduce the weak
@@ -44,7 +44,11 @@ def array_from_host(
 
 
 def host_placer(
-    shape: tuple[int, ...], dtype: Any, weak_type: bool, like: jax.Array, exactly: bool = False
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    weak_type: bool,
+    like: jax.Array,
+    exactly: bool = False,
 ) -> Callable[[np.ndarray], jax.Array]:
     """A function from host arrays of one type to ``jax.Array``s on the device of ``like``.
 
@@ -87,7 +91,7 @@ def on_default_device(host: Any, weak_type: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _default_placer(
-    device: Any, shape: tuple[int, ...], dtype: Any, weak_type: bool
+    device: jax.Device, shape: tuple[int, ...], dtype: np.dtype[Any], weak_type: bool
 ) -> Callable[..., jax.Array]:
     like = _on_default_device(device, dtype)
     if like.committed:
@@ -96,7 +100,7 @@ def _default_placer(
 
 
 @functools.lru_cache(maxsize=256)
-def _on_default_device(device: Any, dtype: Any) -> jax.Array:
+def _on_default_device(device: jax.Device, dtype: np.dtype[Any]) -> jax.Array:
     """An array that JAX has put on ``device``, the default one: it takes 100 us and more."""
     with jax.ensure_compile_time_eval():
         return jax.device_put(np.zeros((), dtype))
@@ -133,13 +137,13 @@ def placed_like(array: jax.Array, like: jax.Array, weak_type: bool) -> jax.Array
 
 
 @functools.lru_cache(maxsize=4096)
-def array_type(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
+def array_type(shape: tuple[int, ...], dtype: np.dtype[Any], weak_type: bool) -> Any:
     """The abstract value of arrays of this shape, dtype and weak type."""
     return jax.core.ShapedArray(shape, dtype, weak_type=weak_type)
 
 
 @functools.lru_cache(maxsize=256)
-def _single_device(sharding: Any) -> tuple[Any, list[Any]] | None:
+def _single_device(sharding: jax.sharding.Sharding) -> tuple[Any, list[Any]] | None:
     devices = list(sharding.device_set)
     if len(devices) != 1:
         return None

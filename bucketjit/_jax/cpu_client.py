@@ -72,7 +72,7 @@ def _make_single_threaded_device() -> Any | None:
     return made[0].local_devices()[0]
 
 
-def can_lend(value: Any, device: Any) -> bool:
+def can_lend(value: Any, device: jax.Device) -> bool:
     """Whether JAX would run a program that takes an array on a device, or anywhere it likes.
 
     Not so for a tracer, and for what is committed to another device or several.
@@ -90,7 +90,7 @@ def can_lend(value: Any, device: Any) -> bool:
     )
 
 
-def borrowed(value: Any, device: Any) -> jax.Array:
+def borrowed(value: Any, device: jax.Device) -> jax.Array:
     """The contents of an array for programs of `single_threaded_device`, without a copy.
 
     Args:
@@ -110,18 +110,18 @@ def borrowed(value: Any, device: Any) -> jax.Array:
     return _placed(np.asarray(value, kind.dtype), kind.weak_type, device, True)
 
 
-def returned(array: jax.Array, device: Any, committed: bool) -> jax.Array:
+def returned(array: jax.Array, device: jax.Device, committed: bool) -> jax.Array:
     """A result of `single_threaded_device` on a CPU of JAX's own, without a copy."""
     return _placed(np.asarray(array), array.weak_type, device, committed)
 
 
-def _placed(host: np.ndarray, weak_type: bool, device: Any, committed: bool) -> jax.Array:
+def _placed(host: np.ndarray, weak_type: bool, device: jax.Device, committed: bool) -> jax.Array:
     aval, there = array_type(host.shape, host.dtype, weak_type), _sharding_of(device)
     return cast(jax.Array, _xla_client.batched_device_put(aval, there, [host], [device], committed))
 
 
 @functools.cache
-def _sharding_of(device: Any) -> Any:
+def _sharding_of(device: jax.Device) -> Any:
     return jax.sharding.SingleDeviceSharding(device)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
+import numpy as np
 from jax.extend import core as jex_core
 from jax.extend import source_info_util as jex_source_info
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.interpreters import partial_eval
 
 from bucketjit._jax import names
@@ -18,7 +20,10 @@ from bucketjit._jax.user_code import source_line
 _core = names.module("core")
 _partial_eval = names.module("interpreters.partial_eval")
 
-Jaxpr = Any  # ClosedJaxpr, or since 0.11 the merged Jaxpr
+Atom = Var | Literal
+
+# Since 0.11 one class; before, a closed one holds the other and its constants.
+AnyJaxpr = Jaxpr | ClosedJaxpr
 
 
 def struct_of(aval: Any, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
@@ -37,14 +42,13 @@ def shaped(struct: Any) -> Any:
 _JAXPR_TYPES = (jex_core.Jaxpr, jex_core.ClosedJaxpr)  # one since 0.11
 
 
-def open_jaxpr(jaxpr: Jaxpr) -> tuple[Any, Sequence[Any]]:
+def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     """``(jaxpr, consts)`` of a closed jaxpr; 0.11 merged the two classes into one."""
-    if hasattr(jaxpr, "jaxpr"):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, getattr(jaxpr, "consts", ())
+    inner: Any = getattr(jaxpr, "jaxpr", jaxpr)
+    return inner, getattr(jaxpr, "consts", ())
 
 
-def evaluate_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
+def evaluate_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
     return jax.core.eval_jaxpr(jaxpr, (), *args)
 
@@ -54,7 +58,7 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, _JAXPR_TYPES)
 
 
-def all_equations(jaxpr: Any) -> Iterator[Any]:
+def all_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The equations of an open jaxpr, and of the programs among their parameters."""
     for eqn in jaxpr.eqns:
         yield eqn
@@ -62,25 +66,35 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
             yield from all_equations(body)
 
 
-def is_literal(atom: Any) -> bool:
+def is_literal(atom: Any) -> TypeGuard[Literal]:
     """Whether an operand is a number that is written into its equation."""
-    return isinstance(atom, jex_core.Literal)
+    return isinstance(atom, Literal)
 
 
-def bodies(eqn: Any) -> Iterator[Any]:
+def shape_of(atom: Atom) -> tuple[Any, ...]:
+    """The shape of an operand or result; what is no array, such as a token, has no axes."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def dtype_of(atom: Atom) -> Any:
+    """The dtype of an operand or result; what is no array passes for a truth value."""
+    return getattr(atom.aval, "dtype", np.dtype(bool))
+
+
+def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs among the parameters of an equation, as open jaxprs."""
     for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
         if is_jaxpr(value):
             yield open_jaxpr(value)[0]
 
 
-def variables_read(jaxpr: Any) -> Set[Any]:
+def variables_read(jaxpr: Jaxpr) -> Set[Atom]:
     """The variables of an open jaxpr that an equation of it, or its outputs, read."""
     atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
     return {atom for atom in atoms if not is_literal(atom)}
 
 
-def without_dead_code(jaxpr: Any) -> Any:
+def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """An open jaxpr without equations whose outputs nothing reads, inside its calls too.
 
     ``jit`` does the same to what it compiles (``partial_eval.dce_jaxpr``, since 0.2.9): an
@@ -89,7 +103,7 @@ def without_dead_code(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
 
 
-def without_hi_primitives(closed: Jaxpr) -> Jaxpr:
+def without_hi_primitives(closed: Any) -> Any:
     """A program whose equations name themselves: a hijax one hides its function in an object.
 
     ``jit`` lowers a program in the same way (``partial_eval.lower_jaxpr2``, since 0.7).
@@ -107,7 +121,9 @@ def variable(aval: Any) -> Any:
     return jex_core.Var(aval)
 
 
-def equation(invars: Sequence[Any], outvars: Sequence[Any], primitive: Any, params: Any) -> Any:
+def equation(
+    invars: Sequence[Any], outvars: Sequence[Any], primitive: Primitive, params: Any
+) -> Any:
     """A new equation without effects (``core.new_jaxpr_eqn``, since 0.2)."""
     effects = jex_core.no_effects
     return jex_core.new_jaxpr_eqn(list(invars), list(outvars), primitive, params, effects)
@@ -140,7 +156,7 @@ def rebuilt_jaxpr(
     )
 
 
-def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Run one equation as it stands, sub-programs included (as ``core.eval_jaxpr`` does)."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
@@ -157,7 +173,7 @@ class EquationScopes:
         self._names = jex_source_info.current_name_stack()
         self._context = _core.current_jaxpr_eqn_context()
 
-    def __call__(self, eqn: Any) -> AbstractContextManager[Any]:
+    def __call__(self, eqn: JaxprEqn) -> AbstractContextManager[Any]:
         """The scope of one equation."""
         source = eqn.source_info
         names = jex_source_info.user_context(
@@ -171,7 +187,7 @@ class EquationScopes:
         return both
 
 
-def first_effect(jaxpr: Any) -> str:
+def first_effect(jaxpr: Jaxpr) -> str:
     """The first equation of an open jaxpr that has an effect, with its line; ``""`` if none has."""
     found = next((eqn for eqn in all_equations(jaxpr) if eqn.effects and not [*bodies(eqn)]), None)
     if found is None:
@@ -180,7 +196,7 @@ def first_effect(jaxpr: Any) -> str:
     return f"{found.primitive.name} [{line}]" if line else str(found.primitive.name)
 
 
-def equations_around(jaxpr: Any, eqn: Any) -> tuple[Any, ...]:
+def equations_around(jaxpr: Jaxpr, eqn: JaxprEqn) -> tuple[Any, ...]:
     """The equations of an open jaxpr, outermost first, whose sub-programs hold this equation."""
     for other in jaxpr.eqns:
         if other is eqn:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax.extend import core as jex_core
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 
 from bucketjit._jax import names
@@ -48,13 +49,13 @@ def primitive(name: str) -> Any | None:
     return _primitives.get(name)
 
 
-def name_of(eqn: Any) -> str:
+def name_of(eqn: JaxprEqn) -> str:
     """The name of the primitive of an equation, if it is JAX's; not of another one of that name."""
     return _name_of(eqn.primitive)
 
 
 @functools.lru_cache(maxsize=4096)
-def _name_of(prim: Any) -> str:
+def _name_of(prim: Primitive) -> str:
     name = str(prim.name)
     return name if primitive(name) is prim else ""
 
@@ -88,7 +89,7 @@ def called_jaxpr(params: Mapping[str, Any]) -> Any:
 _LOWERED_BY_FUNCTION = mlir.lower_fun(lambda: None).__code__  # shared by all that it returns
 
 
-def implementation(primitive: Any) -> tuple[Callable[..., Any], bool] | None:
+def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | None:
     """The function in JAX that a primitive stands for, if there is one.
 
     That is its ``impl``, or where this only runs the primitive by itself, what ``mlir.lower_fun``
@@ -115,7 +116,7 @@ def fft_name(fft_type: Any) -> str:
     return fft_type.name
 
 
-def has_ordered_effect(eqn: Any) -> bool:
+def has_ordered_effect(eqn: JaxprEqn) -> bool:
     """True if the equation has an effect that JAX keeps in program order.
 
     ``effects.ordered_effects`` (since 0.3.10) is the only list of them.

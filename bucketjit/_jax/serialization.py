@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._jax import names
@@ -68,7 +69,7 @@ class NotPlain(Exception):
     """An executable that does not go into a file; the message says why."""
 
 
-def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
+def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...]]:
     """The bytes of a compiled executable, and the positions of the arguments that it takes.
 
     ``jax.experimental.serialize_executable`` pickles what is around the bytes, and reading a
@@ -99,7 +100,7 @@ def serialized(compiled: Any, device: Any) -> tuple[bytes, tuple[int, ...]]:
     return bytes(raw), tuple(sorted(around.kept_var_idx))
 
 
-def deserialized(raw: bytes, device: Any) -> Any:
+def deserialized(raw: bytes, device: jax.Device) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
     Raises:
@@ -112,7 +113,7 @@ def deserialized(raw: bytes, device: Any) -> Any:
     return device.client.deserialize_executable(raw, executable_devices=devices)
 
 
-def is_for(executable: Any, device: Any) -> bool:
+def is_for(executable: Any, device: jax.Device) -> bool:
     """Whether a loaded executable runs on a device, of the same client."""
     return list(executable.local_devices()) == [device]
 
@@ -123,8 +124,8 @@ def loaded_function(
     name: str,
     in_avals: Sequence[Any],
     out_avals: Sequence[Any],
-    out_tree: Any,
-    device: Any,
+    out_tree: PyTreeDef,
+    device: jax.Device,
     check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
     fresh: Callable[..., Any],
     failed: Callable[[Exception], None],
@@ -181,8 +182,8 @@ class _Loaded:
         name: str,
         in_avals: Sequence[Any],
         out_avals: Sequence[Any],
-        out_tree: Any,
-        device: Any,
+        out_tree: PyTreeDef,
+        device: jax.Device,
         check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
         fresh: Callable[..., Any],
         failed: Callable[[Exception], None],

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core as jex_core
+from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from bucketjit._jax import names
@@ -67,7 +68,7 @@ def hold_weakly(kind: type) -> None:
         _util.weakref_cache_key_types.add(kind)
 
 
-def set_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
+def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Give a primitive a rule that is told whether reverse mode asks (``ad``, since 0.5).
 
     The public rule of forward mode does not know. The rule gets whether reverse mode asks, which

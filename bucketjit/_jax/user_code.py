@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, cast
 
+from jax.extend.core import JaxprEqn
+
 from bucketjit._jax import names
 
 _core = names.module("core")
@@ -21,7 +23,7 @@ _source_info_util = names.module("source_info_util")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-def source_line(eqn: Any, within: Sequence[Any] = ()) -> str:
+def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     """``file:line (function)`` of the user's code that made the equation, or ``""``.
 
     That is the innermost line outside of JAX and of this package, whose functions stand in for some
@@ -36,7 +38,7 @@ def source_line(eqn: Any, within: Sequence[Any] = ()) -> str:
     return next(filter(None, lines), "")
 
 
-def _line_of_equation(eqn: Any) -> str:
+def _line_of_equation(eqn: JaxprEqn) -> str:
     try:
         frames = _source_info_util.user_frames(eqn.source_info.traceback)
         of_user = (f for f in frames if not f.file_name.startswith(_PACKAGE))

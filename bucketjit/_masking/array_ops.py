@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from bucketjit._jax.arrays import explicit_sharding, key_impl
@@ -25,7 +25,7 @@ def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, boo
     return in_every_row(jnp.all(condition) if batched[0] else condition), False
 
 
-def select(mask: Any, array: Any, value: Any) -> Any:
+def select(mask: Any, array: Array, value: Any) -> Any:
     """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
     if is_key(array):
         data = jax.random.key_data(array)
@@ -42,7 +42,7 @@ def select(mask: Any, array: Any, value: Any) -> Any:
     return lax.select_n(_broadcast(mask, *like), _broadcast(value, *like), array)
 
 
-def is_key(array: Any) -> bool:
+def is_key(array: Array) -> bool:
     """Whether an array holds keys of random numbers."""
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
@@ -54,7 +54,7 @@ def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
     return array if sharding is None else jax.sharding.reshard(array, sharding)
 
 
-def take(array: Any, index: Any, axis: int) -> Any:
+def take(array: Array, index: Any, axis: int) -> Any:
     """Positions ``index`` (a vector) along ``axis``; indices out of range are clamped."""
     sharding = explicit_sharding(array)
     if sharding is None:
@@ -63,7 +63,7 @@ def take(array: Any, index: Any, axis: int) -> Any:
     return at.get(mode="clip", out_sharding=sharding)
 
 
-def crop(array: Any, axis: int, size: int) -> Any:
+def crop(array: Array, axis: int, size: int) -> Any:
     """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys)."""
     now = array.shape[axis]
     if now > size:
@@ -73,7 +73,7 @@ def crop(array: Any, axis: int, size: int) -> Any:
     return array
 
 
-def extend(array: Any, axis: int, low: int, high: int) -> Any:
+def extend(array: Array, axis: int, low: int, high: int) -> Any:
     """Add zeros before and after ``axis``."""
     if low == 0 and high == 0:
         return array
@@ -84,7 +84,7 @@ def extend(array: Any, axis: int, low: int, high: int) -> Any:
     return lax.pad(array, lax.full((), 0, array.dtype), config)
 
 
-def shift_left(array: Any, axis: int, by: Any, size: int | None = None) -> Any:
+def shift_left(array: Array, axis: int, by: Any, size: int | None = None) -> Any:
     """``out[i] = array[i + by]`` along ``axis`` for a run-time ``by >= 0``.
 
     Args:
@@ -99,7 +99,7 @@ def shift_left(array: Any, axis: int, by: Any, size: int | None = None) -> Any:
     return lax.dynamic_slice_in_dim(wide, start, size, axis=axis)
 
 
-def shift_right(array: Any, axis: int, by: Any, size: int) -> Any:
+def shift_right(array: Array, axis: int, by: Any, size: int) -> Any:
     """``out[i + by] = array[i]`` along ``axis``, zeros before; ``out`` has ``size`` positions.
 
     What does not fit is cut off. ``by`` is a run-time int32 scalar, ``0 <= by``.
@@ -109,7 +109,7 @@ def shift_right(array: Any, axis: int, by: Any, size: int) -> Any:
     return lax.dynamic_slice_in_dim(wide, jnp.maximum(low - by, 0), size, axis=axis)
 
 
-def window(array: Any, axis: int, start: Any, size: int, last: int) -> Any:
+def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
     """``out[i] = array[start + i]`` along ``axis``, ``size`` positions; zeros beyond the end.
 
     Args:
@@ -127,7 +127,7 @@ def window(array: Any, axis: int, start: Any, size: int, last: int) -> Any:
     return lax.dynamic_slice(wide, starts, sizes, allow_negative_indices=False)
 
 
-def kept_in_memory(array: Any, size: Any) -> Any:
+def kept_in_memory(array: Array, size: Any) -> Any:
     """The same array, which XLA computes once and writes to memory, however many read it.
 
     XLA fuses a conditional with nothing that reads its result.
@@ -137,7 +137,7 @@ def kept_in_memory(array: Any, size: Any) -> Any:
         size: A run-time int32 scalar that is not negative, which XLA does not know.
     """
 
-    def kept(array: Any) -> Any:
+    def kept(array: Array) -> Any:
         return lax.cond(in_every_row(size >= 0), lambda array: array, lax.neg, array)
 
     return by_platform(array, cpu=kept, default=lax.optimization_barrier)

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import JaxprEqn
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad, placed_beside
@@ -31,7 +32,7 @@ from bucketjit._tracing.program import Program
 POISONS = ("nan", "low")
 
 
-def poison_value(dtype: Any, kind: str) -> Any:
+def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
     """What is written into padding: NaN, infinity or the extremes of a dtype.
 
     Args:
@@ -64,7 +65,7 @@ def poison_equations(which: Any, kinds: Sequence[str] = POISONS) -> Callable[[],
         The hook.
     """
 
-    def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+    def after(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
         return [
             _poisoned(out, getattr(v.aval, "shape", ()), sizes, which, kinds)
             for v, out in zip(eqn.outvars, outs, strict=True)
@@ -112,7 +113,7 @@ def compare(got: Any, want: Any, what: str, exactly: bool) -> str | None:
     return None
 
 
-def _difference(a: Any, b: Any, exactly: bool) -> str | None:
+def _difference(a: Array, b: Array, exactly: bool) -> str | None:
     if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     x, y = np.asarray(a), np.asarray(b)
@@ -135,7 +136,7 @@ def _difference(a: Any, b: Any, exactly: bool) -> str | None:
     return f"at {at}: {shown_x[at]} against {shown_y[at]} ({int(bad.sum())} of {x.size} differ)"
 
 
-def _tolerance(dtype: Any) -> float:
+def _tolerance(dtype: np.dtype[Any]) -> float:
     """Relative error that long sums in another order may have: 4e-4 in float32.
 
     XLA sums narrower types in float32, and rounds them now and then.
@@ -198,7 +199,7 @@ def _record(
     found: list[tuple[Any, list[Any]]] = []
     poison = poison_equations(0, (kind,))() if kind else None
 
-    def after(eqn: Any, outs: list[Any], at: BucketSizes) -> list[Any]:
+    def after(eqn: JaxprEqn, outs: list[Any], at: BucketSizes) -> list[Any]:
         if not any(isinstance(o, jax.core.Tracer) for o in outs):
             real = []
             for v, out in zip(eqn.outvars, outs, strict=True):

@@ -13,13 +13,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import JaxprEqn
 
+from bucketjit._jax.jaxprs import Atom, dtype_of
 from bucketjit._jax.primitives import name_of
 
 _LARGEST = 16  # elements; an index has one for each axis
 
 
-def folded(eqn: Any, operands: Sequence[Any]) -> list[Any] | None:
+def folded(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     """The output of an equation of few integers that are all known, or None.
 
     A selection is known where what it goes by is.
@@ -60,10 +62,10 @@ def known_int(value: Any) -> int | None:
 def _constant(var: Any, operand: Any) -> np.ndarray | None:
     if not isinstance(operand, int | np.bool_ | np.integer | np.ndarray):
         return None
-    return np.asarray(operand, var.aval.dtype)
+    return np.asarray(operand, dtype_of(var))
 
 
-def _is_small(var: Any) -> bool:
+def _is_small(var: Atom) -> bool:
     aval = var.aval
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
@@ -71,7 +73,7 @@ def _is_small(var: Any) -> bool:
     return np.dtype(dtype).kind in "biu" and int(np.prod(shape)) <= _LARGEST
 
 
-def _broadcast_in_dim(eqn: Any, array: np.ndarray) -> np.ndarray:
+def _broadcast_in_dim(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
     shape, places = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     aligned = [1] * len(shape)
     for size, place in zip(array.shape, places, strict=True):
@@ -79,12 +81,12 @@ def _broadcast_in_dim(eqn: Any, array: np.ndarray) -> np.ndarray:
     return np.broadcast_to(array.reshape(aligned), shape)
 
 
-def _concatenate(eqn: Any, *arrays: np.ndarray) -> np.ndarray:
+def _concatenate(eqn: JaxprEqn, *arrays: np.ndarray) -> np.ndarray:
     return np.concatenate(arrays, axis=eqn.params["dimension"])
 
 
-def _convert_element_type(eqn: Any, array: np.ndarray) -> np.ndarray:
-    return array.astype(eqn.outvars[0].aval.dtype)
+def _convert_element_type(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    return array.astype(dtype_of(eqn.outvars[0]))
 
 
 _OF_CONSTANTS: Mapping[str, Callable[..., np.ndarray]] = {

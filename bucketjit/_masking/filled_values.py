@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.extend.core import JaxprEqn
+
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.transformations import current_trace
@@ -35,7 +37,7 @@ class FilledValues:
         """Remember a value of this logical shape with its padding filled."""
         self._made[id(value), current_trace()] = value, str(shape), filled
 
-    def operands(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
         """The operands of an equation, filled ones in place of others if it is elementwise."""
         if not self._made or name_of(eqn) not in _READERS:
             return values

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._ir.opaque import looked_inside
@@ -40,7 +41,7 @@ Hook = Callable[[Any, list[Any], BucketSizes], list[Any]]
 
 
 def interpret(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     consts: Sequence[Any],
     args: Sequence[Any],
     sizes: BucketSizes,
@@ -101,7 +102,7 @@ class _Walk:
 
     def run(
         self,
-        jaxpr: Any,
+        jaxpr: Jaxpr,
         consts: Sequence[Any],
         args: Sequence[Any],
         sizes: Mapping[str, tuple[int, Any]] | None = None,
@@ -135,7 +136,7 @@ class _Walk:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
+    def _equation(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         if not self._equation_mentions_sizes(eqn):
             return folded(eqn, operands) or bind_equation(eqn, operands)
         name = eqn.primitive.name
@@ -200,14 +201,14 @@ class _Walk:
                 return f"dtype {value.dtype}, expected {aval.dtype} for {aval}"
         return ""
 
-    def _look_inside(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _look_inside(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         try:
             inner, consts = looked_inside(eqn)
         except MaskingError as error:
             raise MaskingError(error.reason + _where(eqn), error.remedy) from error
         return self.run(inner, consts, operands)
 
-    def _equation_mentions_sizes(self, eqn: Any) -> bool:
+    def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
@@ -245,11 +246,11 @@ def _as_array(operand: Any, aval: Any) -> Any:
 _DEFECT = "this is a defect of the rule; leave the axis static until it is mended"
 
 
-def _of(eqn: Any, reason: str) -> str:
+def _of(eqn: JaxprEqn, reason: str) -> str:
     """A reason that names a primitive: that of its equation, or of one inside of it."""
     return reason if re.match(r"[\w-]+: ", reason) else f"{eqn.primitive.name}: {reason}"
 
 
-def _where(eqn: Any) -> str:
+def _where(eqn: JaxprEqn) -> str:
     line = source_line(eqn)
     return f" [{line}]" if line else ""

@@ -21,6 +21,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._jax.jaxprs import bodies
 from bucketjit._jax.primitives import CALLS, name_of
@@ -36,7 +38,7 @@ _is_running: ContextVar[Any | None] = ContextVar("is_running", default=None)
 
 
 @contextmanager
-def loops_only_while(running: Any) -> Iterator[None]:
+def loops_only_while(running: Array) -> Iterator[None]:
     """Let the loops that are masked inside run only where ``running``, a boolean scalar, holds."""
     token = _is_running.set(_and_around(running))
     try:
@@ -55,22 +57,22 @@ def _and_around(condition: Any) -> Any:
     return condition if around is None else jnp.logical_and(condition, around)
 
 
-def has_loop(jaxpr: Any) -> bool:
+def has_loop(jaxpr: Jaxpr) -> bool:
     """Whether an open jaxpr has a loop by data, at any depth that the rules evaluate."""
     return any(_is_loop(eqn) or holds_loop(eqn) for eqn in jaxpr.eqns)
 
 
-def holds_loop(eqn: Any) -> bool:
+def holds_loop(eqn: JaxprEqn) -> bool:
     """Whether a program among the parameters of an equation has a loop by data."""
     return name_of(eqn) in _CONTROL and any(map(has_loop, bodies(eqn)))
 
 
-def has_loop_to_stop(eqn: Any) -> bool:
+def has_loop_to_stop(eqn: JaxprEqn) -> bool:
     """Whether an equation without symbolic sizes needs its rule all the same, for its loops."""
     return (is_inside() and _is_loop(eqn)) or holds_loop(eqn)
 
 
-def _is_loop(eqn: Any) -> bool:
+def _is_loop(eqn: JaxprEqn) -> bool:
     return name_of(eqn) == "while"
 
 

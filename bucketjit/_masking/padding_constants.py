@@ -28,7 +28,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
-from bucketjit._ir.dataflow import shape_of
+from bucketjit._jax.jaxprs import dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
@@ -159,10 +159,10 @@ class KnownPadding:
 
     def _constant(self, var: Any, operand: Any) -> Any:
         if isinstance(operand, jax.core.Tracer):
-            return self._constant_of(operand, var.aval.shape)
+            return self._constant_of(operand, shape_of(var))
         if isinstance(operand, jax.Array) or np.ndim(operand):
             return None
-        return np.asarray(operand, var.aval.dtype)
+        return np.asarray(operand, dtype_of(var))
 
     def _factors(self, operand: Any, constant: np.ndarray) -> _Factors:
         known = self._known.get(id(operand))
@@ -199,10 +199,10 @@ def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
     out = str(shape_of(eqn.outvars[0]))
     if any(shape and str(shape) != out for shape in map(shape_of, eqn.invars)):
         return None
-    return _of_two(name_of(eqn), *constants)
+    return of_two(name_of(eqn), *constants)
 
 
-def _of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
+def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
     """What an operation makes of two constants; None if that is not certain."""
     with np.errstate(all="ignore"):
         if name in _CHOICES:

@@ -15,13 +15,14 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import JaxprEqn
 
 from bucketjit._errors import MaskingError
 from bucketjit._ir.size_params import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._jax.arrays import key_impl, key_shape
 from bucketjit._jax.devices import by_platform
-from bucketjit._jax.jaxprs import open_jaxpr
+from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
 from bucketjit._masking.filled_values import FilledValues
@@ -52,7 +53,7 @@ class RuleContext:
 
     def __init__(
         self,
-        eqn: Any,
+        eqn: JaxprEqn,
         sizes: BucketSizes,
         interpret: Interpreter,
         operands: Sequence[Any],
@@ -66,8 +67,8 @@ class RuleContext:
         self.symbolic_params: Mapping[str, Any] = eqn.params
         self.params: dict[str, Any] = {k: _padded_param(v, sizes) for k, v in eqn.params.items()}
         self._refuse_sizes_elsewhere()
-        self.in_avals = [v.aval for v in eqn.invars]
-        self.out_avals = [v.aval for v in eqn.outvars]
+        self.in_avals: list[Any] = [v.aval for v in eqn.invars]
+        self.out_avals: list[Any] = [v.aval for v in eqn.outvars]
         self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
         self.out_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.out_avals]
         self._sizes = sizes
@@ -120,7 +121,7 @@ class RuleContext:
 
     # --- filling ---
 
-    def shape_of(self, operand: Any) -> Shape:
+    def shape_of(self, operand: Array) -> Shape:
         """The logical shape of an array that is one of this equation's operands."""
         for own, shape in zip(self._operands, self.in_shapes, strict=True):
             if own is operand:
@@ -136,7 +137,7 @@ class RuleContext:
 
     def fill(
         self,
-        operand: Any,
+        operand: Array,
         *,
         axes: Iterable[int] | None = None,
         value: Any,
@@ -171,13 +172,13 @@ class RuleContext:
         if operand.dtype.name == "float8_e8m0fnu" and is_zero:
             self.refuse("padding of 0 in float8_e8m0fnu, which has no 0", "use another dtype")
 
-        def filled(array: Any) -> Any:
+        def filled(array: Array) -> Any:
             mask = self._sizes.in_bounds(shape, axes, tuple(array.shape))
             if isinstance(value, jax.Array) or is_key(array):
                 return select(mask, array, value)
             return select(mask, array, self._sizes.constant(array.shape, array.dtype, value))
 
-        def filled_in_a_branch(array: Any) -> Any:
+        def filled_in_a_branch(array: Array) -> Any:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
         if unfused:
@@ -194,7 +195,7 @@ class RuleContext:
 
     # --- evaluation ---
 
-    def bind(self, *operands: Any, **overrides: Any) -> Any:
+    def bind(self, *operands: Array, **overrides: Any) -> Any:
         """Run the primitive on these operands with padded parameters.
 
         Args:
@@ -215,7 +216,7 @@ class RuleContext:
         return out is self._as_it_stands
 
     def evaluate(
-        self, jaxpr: Any, *operands: Any, sizes: Mapping[str, tuple[int, Any]] | None = None
+        self, jaxpr: AnyJaxpr, *operands: Array, sizes: Mapping[str, tuple[int, Any]] | None = None
     ) -> list[Any]:
         """Run a sub-program (a jaxpr among the parameters), masked, on padded operands.
 

@@ -29,7 +29,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
-from bucketjit._ir.dataflow import dtype_of, shape_of
+from bucketjit._jax.jaxprs import Atom, dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._sizes.reshape_groups import without_ones
@@ -110,7 +110,7 @@ class _Signs(dataflow.Analysis[Facts]):
         """Some result depends on the signs of these values."""
         self.shown.update(self._of[group] for fact in facts for group, _ in fact.signs)
 
-    def unknown(self, atom: dataflow.Atom) -> Facts:
+    def unknown(self, atom: Atom) -> Facts:
         """A value is equal to itself, and nothing more is known of it."""
         return Facts(key=("only", next(self._count)))
 

@@ -8,7 +8,6 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ _NO_MATTER = (
 )
 
 
-def environment(device: Any) -> Mapping[str, str]:
+def environment(device: jax.Device) -> Mapping[str, str]:
     """What an executable for this device depends on, by name."""
     return {**_of_process(device), **_of_now()}
 
@@ -54,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _of_process(device: Any) -> dict[str, str]:
+def _of_process(device: jax.Device) -> dict[str, str]:
     client = device.client
     found = {
         **versions(),

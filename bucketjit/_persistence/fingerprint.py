@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend import core as jex_core
+from jax.extend.core import Jaxpr, Primitive
 
 from bucketjit._jax import primitives
 from bucketjit._jax.fingerprints import parts_of, text_of
@@ -168,7 +169,7 @@ class Digest:
         flat = np.ascontiguousarray(host).reshape(-1)
         self._hash.update(flat.view(np.uint8).data)
 
-    def _primitive(self, primitive: Any) -> None:
+    def _primitive(self, primitive: Primitive) -> None:
         name = primitive.name
         if name in _ELSEWHERE:
             raise NoDigest(f"what {name} does is not part of the program")
@@ -177,7 +178,7 @@ class Digest:
         self.primitives.add(primitive)
         self._write("primitive", name)
 
-    def _program(self, jaxpr: Any, consts: Sequence[Any]) -> None:
+    def _program(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
         known = self._programs.get(id(jaxpr))
         if known is None:
             inner = Digest(self._own)
@@ -189,7 +190,7 @@ class Digest:
         self._write("program", known[1])
         self.add(len(consts), *consts)
 
-    def _walk(self, jaxpr: Any) -> None:
+    def _walk(self, jaxpr: Jaxpr) -> None:
         if jaxpr.effects:
             raise NoDigest(f"a program with effects ({min(map(str, jaxpr.effects))}) is not stored")
         number: dict[Any, int] = {}
@@ -241,7 +242,7 @@ class ProgramDigest(NamedTuple):
     primitives: frozenset[Any]
 
 
-def program_digest(jaxpr: Any, own: Own | None = None) -> ProgramDigest:
+def program_digest(jaxpr: Jaxpr, own: Own | None = None) -> ProgramDigest:
     """The digest of an open jaxpr without its constants.
 
     Raises:

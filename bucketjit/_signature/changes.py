@@ -7,6 +7,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from jax.tree_util import PyTreeDef
+
 from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.parameters import Statics
 
@@ -69,7 +71,7 @@ def why_new(before: Key | None, now: Key, paths: Sequence[str], name: Callable[[
     return f"re-signed: {', '.join(changes[:_SHOWN])}{more}"
 
 
-def _short(tree: Any) -> str:
+def _short(tree: PyTreeDef) -> str:
     text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

@@ -87,7 +87,7 @@ def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
     )
 
 
-def _canonical(dtype: Any, path: str) -> Any:
+def _canonical(dtype: np.dtype[Any], path: str) -> Any:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if not dtype.isnative:

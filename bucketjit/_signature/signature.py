@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jax.tree_util import PyTreeDef
+
 from bucketjit._errors import ArgumentError, SpecError, is_of_machine
 from bucketjit._signature.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._signature.binding import bind_sizes
@@ -42,7 +44,7 @@ class Signature:
     def __init__(
         self,
         fn: Callable[..., Any],
-        in_tree: Any,
+        in_tree: PyTreeDef,
         types: Sequence[LeafType],
         paths: Sequence[str],
         specs: Sequence[LeafSpec],

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax.tree_util import PyTreeDef
+
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import LeafType
@@ -130,7 +132,7 @@ class TracedPrograms:
     def __init__(
         self,
         fn: Callable[..., Any],
-        in_tree: Any,
+        in_tree: PyTreeDef,
         types: Sequence[LeafType],
         paths: Sequence[str],
         constraints: Sequence[str],

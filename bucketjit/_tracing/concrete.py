@@ -28,6 +28,7 @@ import cachetools
 import jax
 import numpy as np
 from jax import export
+from jax.tree_util import PyTreeDef
 
 from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax
@@ -84,7 +85,7 @@ class Tracer:
         leaves: What is known of each argument leaf.
     """
 
-    def __init__(self, fn: Callable[..., Any], in_tree: Any, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, fn: Callable[..., Any], in_tree: PyTreeDef, leaves: Sequence[Leaf]) -> None:
         self._fn = fn
         self._in_tree = in_tree
         self._leaves = tuple(leaves)

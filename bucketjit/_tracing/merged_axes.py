@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.jaxprs import (
+    Atom,
     EquationScopes,
     bind_equation,
     is_literal,
@@ -82,7 +84,7 @@ def _shape(atom: Any) -> Shape:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _elementwise(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _elementwise(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     form = next(f for f in forms if f is not None)
     rank = len(_shape(eqn.outvars[0]))
     if not all(f is None or form.same(f) for f in forms):
@@ -91,7 +93,7 @@ def _elementwise(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return Plan(ins, form, eqn.params)
 
 
-def _merge_or_split(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     params = eqn.params
     if params.get("dimensions") is not None or params.get("sharding") is not None:
         return None
@@ -119,7 +121,7 @@ def _position(shape: Shape, axis: int) -> int:
     return len(without_ones(shape[:axis]))
 
 
-def _dot_general(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (contract, batch), (left, right) = eqn.params["dimension_numbers"], forms
     pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
     rows = [f is not None and f.axis not in {p[i] for p in pairs} for i, f in enumerate(forms)]
@@ -148,7 +150,7 @@ def _dot_general(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return Plan((left, right), _out_of_dot(eqn, left, right), params)
 
 
-def _out_of_dot(eqn: Any, left: Form, right: Form) -> Form:
+def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
     """Where the merged axis is in the result: batch, then rows of the left, then of the right."""
     (of_left, of_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     free_left = _others(eqn.invars[0], of_left, batch_left)
@@ -165,7 +167,7 @@ def _others(atom: Any, *used: Sequence[int]) -> list[int]:
     return [i for i in range(len(_shape(atom))) if not any(i in u for u in used)]
 
 
-def _reduction(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _reduction(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (form,) = forms
     assert form is not None
     axes = eqn.params["axes"]
@@ -176,7 +178,7 @@ def _reduction(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return Plan((form,), SplitAxis(form.axis - below, form.sizes), params)
 
 
-def _broadcast(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _broadcast(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     form, params = forms[0], eqn.params
     if form is None or len(forms) > 1 or params.get("sharding") is not None:
         return None
@@ -193,7 +195,7 @@ def _broadcast(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return Plan((form,), out, {**params, **new})
 
 
-def _transpose(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _transpose(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (form,) = forms
     assert form is not None
     order = eqn.params["permutation"]
@@ -201,7 +203,7 @@ def _transpose(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return Plan((form,), out, {**eqn.params, "permutation": form.axes(order)})
 
 
-def _squeeze(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _squeeze(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (form,) = forms
     assert form is not None
     dropped = eqn.params["dimensions"]
@@ -211,7 +213,7 @@ def _squeeze(eqn: Any, forms: Sequence[Form]) -> Plan | None:
     return Plan((form,), out, {**eqn.params, "dimensions": form.axes(dropped)})
 
 
-def _along_one_axis(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _along_one_axis(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (form,) = forms
     assert form is not None
     if eqn.params["axis"] == form.axis:
@@ -252,7 +254,7 @@ class _Analysis:
     _parent: dict[Any, Any] = field(default_factory=dict)
     _saved: dict[Any, int] = field(default_factory=dict)
 
-    def run(self, jaxpr: Any) -> None:
+    def run(self, jaxpr: Jaxpr) -> None:
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         paid: set[Any] = set()
 
@@ -287,7 +289,7 @@ class _Analysis:
             if not is_literal(v) and v in self.forms:
                 pay(v, None)
 
-    def keep_what_pays(self, jaxpr: Any) -> None:
+    def keep_what_pays(self, jaxpr: Jaxpr) -> None:
         """Forget all forms that do not save more than they cost."""
         for i in list(self.plans):
             eqn, plan = jaxpr.eqns[i], self.plans[i]
@@ -318,14 +320,14 @@ def _key(form: Form) -> Any:
     return None if form is None else (form.axis, tuple(map(str, form.sizes)))
 
 
-def _plan(eqn: Any, forms: Sequence[Form]) -> Plan | None:
+def _plan(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     name = name_of(eqn)
     if name not in _FOLLOW or (name != "reshape" and not any(forms)):
         return None
     return _FOLLOW[name](eqn, forms)
 
 
-def _spreads(eqn: Any, form: SplitAxis) -> bool:
+def _spreads(eqn: JaxprEqn | None, form: SplitAxis) -> bool:
     """Whether an equation broadcasts along a merged axis: it makes any form at no cost."""
     return (
         eqn is not None
@@ -346,7 +348,7 @@ class _Rewriting:
         self._values: dict[Any, Any] = {}  # in their own form
         self._converted: dict[Any, Any] = {}
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         self._values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         scope_of = EquationScopes()
         for i, eqn in enumerate(jaxpr.eqns):
@@ -387,7 +389,7 @@ class _Rewriting:
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
-def keep_apart(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """Rewrite a program so that axes which it merges and splits again stay apart.
 
     Args:
@@ -409,16 +411,18 @@ def keep_apart(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     return _retrace(flat, lambda *args: _Rewriting(analysis).run(flat, flat_consts, args))
 
 
-def _retrace(jaxpr: Any, fn: Callable[..., list[Any]]) -> tuple[Any, Sequence[Any]]:
+def _retrace(jaxpr: Jaxpr, fn: Callable[..., list[Any]]) -> tuple[Any, Sequence[Any]]:
     """Trace a function of a program's arguments."""
     structs = [struct_of(v.aval) for v in jaxpr.invars]
     inner, consts = open_jaxpr(jax.make_jaxpr(fn)(*structs))
     return without_dead_code(inner), tuple(consts)
 
 
-def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def _inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Evaluate a program, and the functions it calls in their places."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    env: dict[Atom, Any] = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
+    )
     scope_of = EquationScopes()
     for eqn in jaxpr.eqns:
         operands = [v.val if is_literal(v) else env[v] for v in eqn.invars]
@@ -431,7 +435,7 @@ def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
     return [v.val if is_literal(v) else env[v] for v in jaxpr.outvars]
 
 
-def _merges_and_splits(jaxpr: Any) -> bool:
+def _merges_and_splits(jaxpr: Jaxpr) -> bool:
     """Whether a symbolic axis is merged somewhere, and one split, calls included."""
     found = {"merge": False, "split": False}
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from bucketjit._errors import is_of_machine
 from bucketjit._tracing.closures import holds_a_size
@@ -33,7 +34,7 @@ def same_tree(a: Any, b: Any) -> bool:
         return False
 
 
-def tree_holds_a_size(tree: Any, given: Any) -> bool | None:
+def tree_holds_a_size(tree: PyTreeDef, given: Any) -> bool | None:
     """Whether the data of a tree holds a symbolic size.
 
     Args:
@@ -54,7 +55,7 @@ def tree_holds_a_size(tree: Any, given: Any) -> bool | None:
     return True if True in answers else None if None in answers else False
 
 
-def _data(tree: Any) -> Iterator[Any]:
+def _data(tree: PyTreeDef) -> Iterator[Any]:
     """The data of each container of a tree."""
     node = tree.node_data()
     if node is None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
 from bucketjit._tracing.skeleton import same_constant
@@ -31,7 +32,7 @@ _SHARED = 4096
 _COPIES: weakref.WeakValueDictionary[Hashable, np.ndarray] = weakref.WeakValueDictionary()
 
 
-def own_constants(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+def own_constants(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """A program whose constants nobody else can write to, those of its inner programs included.
 
     Args:
@@ -85,7 +86,7 @@ class _Owned:
         self._programs: dict[int, tuple[Any, Any]] = {}
 
     def program(
-        self, original: Any, jaxpr: Any, consts: Sequence[Any]
+        self, original: Any, jaxpr: Jaxpr, consts: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]] | None:
         owned = [_own(x) for x in consts]
         outvars = [self._atom(atom) for atom in jaxpr.outvars]
@@ -96,7 +97,7 @@ class _Owned:
         args = jaxpr.constvars, owned, jaxpr.invars, outvars, eqns
         return rebuilt_jaxpr(original, *args), owned
 
-    def _equation(self, eqn: Any) -> Any:
+    def _equation(self, eqn: JaxprEqn) -> Any:
         invars = [self._atom(atom) for atom in eqn.invars]
         params = {name: self._param(value) for name, value in eqn.params.items()}
         if all(x is y for x, y in zip(invars, eqn.invars, strict=True)) and all(

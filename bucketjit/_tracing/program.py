@@ -8,9 +8,10 @@ from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from bucketjit._errors import MaskingError, ShapeCheckError
-from bucketjit._jax.jaxprs import all_equations
+from bucketjit._jax.jaxprs import all_equations, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import defining_line
 from bucketjit._sizes.expressions import Dim, Shape, evaluate, is_symbolic
@@ -227,13 +228,13 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
         )
 
 
-def unchecked_reshapes(jaxpr: Any) -> list[tuple[Shape, Shape]]:
+def unchecked_reshapes(jaxpr: Jaxpr) -> list[tuple[Shape, Shape]]:
     """Every reshape whose two shapes are not equal in size for all sizes."""
     found: list[tuple[Shape, Shape]] = []
     for eqn in all_equations(jaxpr):
         if name_of(eqn) == "reshape":
-            before: tuple[Dim, ...] = tuple(eqn.invars[0].aval.shape)
-            after: tuple[Dim, ...] = tuple(eqn.outvars[0].aval.shape)
+            before: tuple[Dim, ...] = tuple(shape_of(eqn.invars[0]))
+            after: tuple[Dim, ...] = tuple(shape_of(eqn.outvars[0]))
             if _product(before) != _product(after):
                 found.append((before, after))
     return found

@@ -24,8 +24,8 @@ from jax import dtypes
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._errors import MaskingError
-from bucketjit._ir.dataflow import Analysis, Atom, dtype_of, follow, follow_inside, through
-from bucketjit._jax.jaxprs import equations_around
+from bucketjit._ir.dataflow import Analysis, follow, follow_inside, through
+from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around
 from bucketjit._jax.number_hooks import NUMBER_OF_SIZES
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import source_line

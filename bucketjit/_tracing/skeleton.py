@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._errors import is_of_machine
 from bucketjit._ir.size_constant import size_constant_p
@@ -55,7 +56,7 @@ class HostFunction:
     function: Any
 
 
-def _is_host(eqn: Any, param: str) -> bool:
+def _is_host(eqn: JaxprEqn, param: str) -> bool:
     return param == "callback" and eqn.primitive.name in CALLBACKS
 
 
@@ -121,7 +122,7 @@ def _told(equations: tuple[Any, ...]) -> str:
     return f"{_name(equations[-1])}{_where(equations)}"
 
 
-def _name(eqn: Any) -> str:
+def _name(eqn: JaxprEqn) -> str:
     """The name of a primitive, and that of the function which it calls."""
     called = eqn.params.get("name") if name_of(eqn) in CALLS else None
     return f"{eqn.primitive.name} of {called}" if called else str(eqn.primitive.name)
@@ -198,7 +199,7 @@ def same_constant(a: Any, b: Any) -> bool:
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
-def decompose(jaxpr: Any, consts: Sequence[Any]) -> Skeleton:
+def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
     """The skeleton of a concrete program, its sizes, and its constants.
 
     Args:
@@ -218,7 +219,7 @@ class _Apart:
         self._part = found.parts.append
         self._within: tuple[Any, ...] = ()  # the equations around
 
-    def program(self, jaxpr: Any, consts: Sequence[Any]) -> None:
+    def program(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
         number: dict[Any, int] = {}
         self._part(("program", len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
         for var, value in zip(jaxpr.constvars, consts, strict=False):
@@ -297,7 +298,7 @@ class _Apart:
 
 
 def recompose(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     consts: Sequence[Any],
     sizes: Sequence[Dim],
     size_constants: Sequence[int | None],
@@ -338,7 +339,7 @@ class _Together:
         self.shapes: dict[int, Shape] = {}
 
     def program(
-        self, original: Any, jaxpr: Any, consts: Sequence[Any]
+        self, original: Any, jaxpr: Jaxpr, consts: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         env: dict[Any, Any] = {}
         eqns: list[Any] = []

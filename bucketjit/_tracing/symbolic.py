@@ -18,6 +18,8 @@ from typing import Any
 import jax
 from jax import export
 from jax.errors import InconclusiveDimensionOperation
+from jax.extend.core import Jaxpr
+from jax.tree_util import PyTreeDef
 
 from bucketjit._errors import MaskingError, handled_before, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax
@@ -118,7 +120,7 @@ class _Tracing:
     def used_as_key(self, size: Any) -> None:
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
-    def run(self, fn: Callable[..., Any], in_tree: Any) -> Any:
+    def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> Any:
         arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
 
         def flat(*values: Any) -> list[Any]:
@@ -137,7 +139,7 @@ class _Tracing:
 
 def trace(
     fn: Callable[..., Any],
-    in_tree: Any,
+    in_tree: PyTreeDef,
     leaves: Sequence[Leaf],
     sizes: Mapping[str, int],
     constraints: Sequence[str] = (),
@@ -327,7 +329,7 @@ def _in_brackets(line: str) -> str:
 def _program(
     closed: Any,
     attempt: _Tracing,
-    in_tree: Any,
+    in_tree: PyTreeDef,
     leaves: Sequence[Leaf],
     constraints: Sequence[str],
     guards: Sequence[Guard],
@@ -366,7 +368,7 @@ def _program(
     )
 
 
-def _refuse_host_functions(jaxpr: Any) -> None:
+def _refuse_host_functions(jaxpr: Jaxpr) -> None:
     """A host function that closes over a size would see an expression: it needs its number."""
     for eqn in all_equations(jaxpr):
         if holds_a_size(eqn.params.get("callback")):

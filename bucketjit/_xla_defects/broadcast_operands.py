@@ -24,8 +24,8 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
-from bucketjit._ir.dataflow import shape_of
 from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._jax.jaxprs import Atom, shape_of
 
 _SAMPLE = 64  # elements of a constant that are compared before all of them
 
@@ -45,7 +45,7 @@ def has_constant_sides(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> bool:
     """
     varying = _Varying()
     known = zip(jaxpr.constvars, consts, strict=True) if consts else ()
-    numbers: dict[dataflow.Atom, Axes] = {v: Axes() for v, x in known if _is_one_number(x)}
+    numbers: dict[Atom, Axes] = {v: Axes() for v, x in known if _is_one_number(x)}
     dataflow.follow(varying, jaxpr, list(map(varying.unknown, jaxpr.invars)), numbers)
     return varying.found
 
@@ -64,7 +64,7 @@ class _Varying(dataflow.Analysis[Axes]):
         own = dataflow.table({"dot_general": self._product, "cond scan while": self.default})
         self.table = {**_TABLE, **own}
 
-    def unknown(self, atom: dataflow.Atom) -> Axes:
+    def unknown(self, atom: Atom) -> Axes:
         return Axes(range(len(shape_of(atom))))
 
     def literal(self, atom: Literal) -> Axes:

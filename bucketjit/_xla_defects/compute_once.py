@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
+from jax.extend.core import JaxprEqn
 
 from bucketjit._masking.array_ops import kept_in_memory
 from bucketjit._masking.interpreter import Hook
@@ -26,7 +27,7 @@ def computing_once(once: Mapping[Any, Hashable]) -> Callable[[], Hook]:
     def begun() -> Hook:
         kept: dict[Hashable, Any] = {}
 
-        def hook(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+        def hook(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
             size = next(iter(sizes.values.values()), None)
             found = list(outs)
             for i, (var, value) in enumerate(zip(eqn.outvars, outs, strict=True)):

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from bucketjit._ir.dataflow import Analysis, Atom, dtype_of, follow, shape_of
+from bucketjit._ir.dataflow import Analysis, follow
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._jax.jaxprs import all_equations, bodies
+from bucketjit._jax.jaxprs import Atom, all_equations, bodies, dtype_of, shape_of
 from bucketjit._jax.primitives import CALLS, name_of
 
 _EXTREMA = ("reduce_max", "reduce_min")

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax import jaxprs
-from bucketjit._jax.jaxprs import all_equations, is_literal, open_jaxpr, scan_arity
+from bucketjit._jax.jaxprs import Atom, all_equations, is_literal, open_jaxpr, scan_arity
 from bucketjit._jax.primitives import CALLBACKS, CALLS, called_jaxpr, name_of
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))
@@ -94,7 +95,7 @@ class _Facts(NamedTuple):
     origins: _Origins = frozenset()
 
 
-def recomputed_values(jaxpr: Any) -> Mapping[Any, Hashable]:
+def recomputed_values(jaxpr: Jaxpr) -> Mapping[Any, Hashable]:
     """The variables, of all programs inside this one too, that must be computed once.
 
     Args:
@@ -149,7 +150,7 @@ class _Following:
         """Facts of values of which nothing is known."""
         return [_Facts(next(self._count)) for _ in variables]
 
-    def program(self, jaxpr: Any, facts: Sequence[_Facts], is_call: bool = False) -> list[_Facts]:
+    def program(self, jaxpr: Jaxpr, facts: Sequence[_Facts], is_call: bool = False) -> list[_Facts]:
         """Follow a program.
 
         Args:
@@ -239,7 +240,7 @@ class _Following:
 
     # --- equations ---
 
-    def _equation(self, eqn: Any, ins: Sequence[_Facts]) -> Sequence[_Facts]:
+    def _equation(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> Sequence[_Facts]:
         name = name_of(eqn)
         if name in CALLS:
             inner = open_jaxpr(called_jaxpr(eqn.params))[0]
@@ -269,7 +270,7 @@ class _Following:
                 facts.append(_Facts(number, None, chosen))
         return facts
 
-    def _read(self, eqn: Any, name: str, ins: Sequence[_Facts], near: _Values) -> None:
+    def _read(self, eqn: JaxprEqn, name: str, ins: Sequence[_Facts], near: _Values) -> None:
         """Note the values that decide what an equation makes, if they do by a last bit."""
         cut_off = name == "convert_element_type" and not _is_inexact(eqn.outvars[0])
         if name in _READ_SIGNS or cut_off:
@@ -282,7 +283,7 @@ class _Following:
             self._found |= near | self._shared(ins[0].source, ins[1].source)
 
     def _number_of(
-        self, eqn: Any, name: str, i: int, ins: Sequence[_Facts], has_bodies: bool
+        self, eqn: JaxprEqn, name: str, i: int, ins: Sequence[_Facts], has_bodies: bool
     ) -> int:
         # What has no name is not JAX's, and what it does is not known.
         if not name or name in _ANEW or has_bodies or eqn.effects:
@@ -301,7 +302,7 @@ class _Following:
     # --- loops and branches ---
 
     def _inside(
-        self, follow: Callable[..., list[_Facts]], eqn: Any, ins: Sequence[_Facts]
+        self, follow: Callable[..., list[_Facts]], eqn: JaxprEqn, ins: Sequence[_Facts]
     ) -> list[_Facts]:
         """What comes out of a loop or branch, as far as it is known around it."""
         before, around = next(self._count), self._loop
@@ -329,12 +330,12 @@ class _Following:
             )
         return _Facts(number, self._is_made(number, parts) if sources else None, chosen, nearly)
 
-    def _branches(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
+    def _branches(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> list[_Facts]:
         bodies = [open_jaxpr(branch)[0] for branch in eqn.params["branches"]]
         outs = [self.program(body, ins[1:]) for body in bodies]
         return [self._mixed(facts) for facts in zip(*outs, strict=True)]
 
-    def _scan(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
+    def _scan(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> list[_Facts]:
         (body,) = jaxprs.bodies(eqn)
         at, carries = scan_arity(eqn.params)
         rows = [f._replace(number=next(self._count)) for f in ins[at + carries :]]
@@ -343,7 +344,7 @@ class _Following:
         )
         return [*carried, *outs[carries:]]
 
-    def _while(self, eqn: Any, ins: Sequence[_Facts]) -> list[_Facts]:
+    def _while(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> list[_Facts]:
         of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         condition, body = (open_jaxpr(eqn.params[name])[0] for name in ("cond_jaxpr", "body_jaxpr"))
         consts, first = ins[of_condition : of_condition + of_body], ins[of_condition + of_body :]
@@ -372,7 +373,7 @@ _LOOPS: Mapping[str, Callable[..., list[_Facts]]] = {
 }
 
 
-def _keeps_bits(eqn: Any, name: str) -> bool:
+def _keeps_bits(eqn: JaxprEqn, name: str) -> bool:
     """Whether it makes integers that are the bits of numbers, or moves them."""
     if name == "bitcast_convert_type":
         return True
@@ -394,11 +395,11 @@ def _origins(name: str, ins: Sequence[_Facts]) -> _Origins:
     )
 
 
-def _is_inexact(var: Any) -> bool:
+def _is_inexact(var: Atom) -> bool:
     return jnp.issubdtype(getattr(var.aval, "dtype", np.dtype(bool)), np.inexact)
 
 
-def _params(eqn: Any) -> Hashable:
+def _params(eqn: JaxprEqn) -> Hashable:
     """Parameters, equal only if they mean the same; text, as 0.0 and -0.0 are the same number."""
     params = tuple(sorted(eqn.params.items()))
     try:

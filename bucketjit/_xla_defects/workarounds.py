@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from jax.extend.core import Jaxpr
+
 from bucketjit._masking.interpreter import Hook
 from bucketjit._xla_defects.broadcast_operands import has_constant_sides
 from bucketjit._xla_defects.compiled_reductions import has_wrong_reductions
@@ -39,7 +41,7 @@ class Workarounds:
         return library_options(side_by_side, self.avoids_reductions)
 
 
-def workarounds(jaxpr: Any, consts: Sequence[Any]) -> Workarounds:
+def workarounds(jaxpr: Jaxpr, consts: Sequence[Any]) -> Workarounds:
     """What a program needs, as far as the program shows it.
 
     Args:

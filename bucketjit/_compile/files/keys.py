@@ -38,7 +38,7 @@ def device_of(leaves: Sequence[Any]) -> Any:
     return device
 
 
-def kind_of(signed: SignedCall, device: Any) -> str:
+def kind_of(signed: SignedCall, device: jax.Device) -> str:
     """The kind of a call: what is known of it before its program is, sizes aside."""
     signature = signed.signature
     leaves = zip(signature.types, signature.specs, signed.shapes, strict=True)

@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bucketjit._compile.background import is_running, short_turns
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._jax.serialization import deserialized
@@ -50,7 +52,11 @@ class Preloading:
         self._preloads: dict[tuple[Path, str], _Preloads] = {}
 
     def expect(
-        self, store: Store, kind: str, device: Any, environment: Callable[[], Mapping[str, str]]
+        self,
+        store: Store,
+        kind: str,
+        device: jax.Device,
+        environment: Callable[[], Mapping[str, str]],
     ) -> None:
         """Begin to load what a directory holds of a kind of calls, the latest first.
 
@@ -99,7 +105,7 @@ class _Preloads:
     """What is loaded ahead from one directory, for one kind of calls."""
 
     def __init__(
-        self, store: Store, kind: str, most: int, device: Any, environment: Mapping[str, str]
+        self, store: Store, kind: str, most: int, device: jax.Device, environment: Mapping[str, str]
     ) -> None:
         self._programs: set[_Program] = set()  # that were asked for; the threads look there too
         self._waiting: dict[str, Future[_Found | None]] = {}
@@ -154,7 +160,11 @@ def _work(todo: deque[tuple[_Load, Future[_Found | None]]]) -> None:
 
 
 def _load(
-    store: Store, device: Any, environment: Mapping[str, str], programs: set[_Program], path: Path
+    store: Store,
+    device: jax.Device,
+    environment: Mapping[str, str],
+    programs: set[_Program],
+    path: Path,
 ) -> _Found | None:
     """Load a file that is fit for this process, and for one of the programs if they are known.
 

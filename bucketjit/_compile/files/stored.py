@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr
 
 from bucketjit._compile.argument_types import Expected, without_values
 from bucketjit._compile.build import Masked, masked_executable
@@ -155,7 +156,7 @@ class ExecutableFiles:
             raise NoDigest(known)
         return known
 
-    def digests(self, jaxpr: Any, consts: Sequence[Any]) -> Mapping[str, str]:
+    def digests(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> Mapping[str, str]:
         """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
 
         Raises:

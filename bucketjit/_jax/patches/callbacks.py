@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.export import is_symbolic_dim
+from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from bucketjit._jax.patches.patch import Patch
@@ -16,7 +17,7 @@ from bucketjit._jax.primitives import primitives
 def open_debug_callbacks() -> list[Patch]:
     """Debugging callbacks that are mapped over an open axis scan it."""
 
-    def rolled(prim: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def rolled(prim: Primitive, original: Callable[..., Any]) -> Callable[..., Any]:
         def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
             mapped = [i for i, d in enumerate(dims) if d is not None]
             if not (mapped and is_symbolic_dim(axis.size)):

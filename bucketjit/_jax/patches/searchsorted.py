@@ -48,7 +48,7 @@ def open_searches() -> list[Patch]:
     ]
 
 
-def _search(array: Any, query: Any, side: str, dtype: Any) -> Any:
+def _search(array: Any, query: Any, side: str, dtype: np.dtype[Any]) -> Any:
     compare = _lax._sort_le_comparator if side == "left" else _lax._sort_lt_comparator
     array, query = jax.lax.stop_gradient(array), jax.lax.stop_gradient(query)
     size = _core.dimension_as_value(array.shape[0]).astype(np.int32)

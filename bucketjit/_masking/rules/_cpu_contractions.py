@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._masking.rule_context import RuleContext
 from bucketjit._sizes.expressions import is_symbolic
@@ -38,7 +38,7 @@ class Arranged(NamedTuple):
     exchanged: bool
 
 
-def arranged(ctx: RuleContext, lhs: Any, rhs: Any) -> Arranged | None:
+def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
     """How XLA's CPU backend has least to transpose for a ``dot_general``; None if as it stands.
 
     XLA transposes operands that are contracted along several axes, and slowly where what makes or
@@ -74,7 +74,7 @@ def arranged(ctx: RuleContext, lhs: Any, rhs: Any) -> Arranged | None:
     return Arranged(runs if merges else None, numbers, exchanged)
 
 
-def contracted(ctx: RuleContext, way: Arranged, lhs: Any, rhs: Any) -> Any:
+def contracted(ctx: RuleContext, way: Arranged, lhs: Array, rhs: Array) -> Any:
     """A ``dot_general`` of filled operands, arranged so."""
     if way.runs is not None:
         left, right = zip(*way.runs, strict=True)
@@ -91,7 +91,7 @@ def contracted(ctx: RuleContext, way: Arranged, lhs: Any, rhs: Any) -> Any:
     return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, way.numbers))
 
 
-def _may_exchange(params: Mapping[str, Any], lhs: Any, rhs: Any) -> bool:
+def _may_exchange(params: Mapping[str, Any], lhs: Array, rhs: Array) -> bool:
     """Whether operands mean the same on either side.
 
     XLA's CPU backend (jaxlib 0.10 to 0.12) takes operands of one type and results of a wider one on

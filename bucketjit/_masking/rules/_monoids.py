@@ -12,32 +12,32 @@ from jax import dtypes
 Identity = Callable[[Any], Any]
 
 
-def zero(dtype: Any) -> Any:
+def zero(dtype: np.dtype[Any]) -> Any:
     """The neutral element of addition, bitwise or and bitwise xor (False for bool)."""
     return np.zeros((), dtype)
 
 
-def one(dtype: Any) -> Any:
+def one(dtype: np.dtype[Any]) -> Any:
     """The neutral element of multiplication."""
     return np.ones((), dtype)
 
 
-def all_ones(dtype: Any) -> Any:
+def all_ones(dtype: np.dtype[Any]) -> Any:
     """The neutral element of bitwise and (True for bool)."""
     return np.array(True) if dtypes.issubdtype(dtype, np.bool_) else np.array(-1).astype(dtype)
 
 
-def lowest(dtype: Any) -> Any:
+def lowest(dtype: np.dtype[Any]) -> Any:
     """The neutral element of maximum: -inf where the dtype has one, else its smallest value."""
     return _extreme(dtype, -1)
 
 
-def highest(dtype: Any) -> Any:
+def highest(dtype: np.dtype[Any]) -> Any:
     """The neutral element of minimum: +inf where the dtype has one, else its largest value."""
     return _extreme(dtype, 1)
 
 
-def last(dtype: Any) -> Any:
+def last(dtype: np.dtype[Any]) -> Any:
     """What nothing sorts after: NaN where the dtype has a positive one, else `highest`."""
     if dtypes.issubdtype(dtype, np.complexfloating):
         return np.array(complex(np.nan, np.nan), dtype)
@@ -48,12 +48,12 @@ def last(dtype: Any) -> Any:
     return highest(dtype)
 
 
-def only_nan(dtype: Any) -> Any | None:
+def only_nan(dtype: np.dtype[Any]) -> Any | None:
     """The one NaN of ``float8_*fnuz``, what would be -0: it comes first in their order."""
     return np.array(np.nan).astype(dtype) if dtype.name.endswith("fnuz") else None
 
 
-def _extreme(dtype: Any, sign: int) -> Any:
+def _extreme(dtype: np.dtype[Any], sign: int) -> Any:
     if dtypes.issubdtype(dtype, np.bool_):
         return np.array(sign > 0)
     if dtypes.issubdtype(dtype, np.integer):

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._masking.array_ops import crop, extend, select, shift_right
 from bucketjit._masking.constant_folding import known_int
@@ -87,7 +87,7 @@ def is_whole(dim: Dim, size: Dim) -> bool:
 
 
 def with_room(
-    ctx: RuleContext, operand: Any, axis: int, dim: Dim, size: Dim, start: int | None = None
+    ctx: RuleContext, operand: Array, axis: int, dim: Dim, size: Dim, start: int | None = None
 ) -> Any:
     """Extend ``axis`` so that a window of padded size fits at ``start``; by default, anywhere."""
     last = ctx.padded(dim - size) if start is None else start
@@ -95,7 +95,7 @@ def with_room(
 
 
 def read_window(
-    ctx: RuleContext, operand: Any, shape: Shape, starts: Sequence[Any], sizes: Shape
+    ctx: RuleContext, operand: Array, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
     """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
     begin, known = [], []
@@ -113,9 +113,9 @@ def read_window(
 
 def write_window(
     ctx: RuleContext,
-    operand: Any,
+    operand: Array,
     shape: Shape,
-    update: Any,
+    update: Array,
     sizes: Shape,
     starts: Sequence[Any],
     *,

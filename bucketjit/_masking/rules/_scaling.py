@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 
-def without_overflow(x: Any, axes: Sequence[int], headroom: int) -> tuple[Any, Any]:
+def without_overflow(x: Array, axes: Sequence[int], headroom: int) -> tuple[Any, Any]:
     """Numbers so small that what is computed of them on the way does not overflow.
 
     Args:
@@ -33,7 +33,7 @@ def without_overflow(x: Any, axes: Sequence[int], headroom: int) -> tuple[Any, A
     return scaled(x, 1 / back), back
 
 
-def scaled(x: Any, factor: Any) -> Any:
+def scaled(x: Array, factor: Any) -> Any:
     """Real or complex numbers times a real one: infinity times 0i would be NaN."""
     if jnp.iscomplexobj(x):
         return lax.complex(jnp.real(x) * factor, jnp.imag(x) * factor)

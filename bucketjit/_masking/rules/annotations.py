@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax import Array
+
 from bucketjit._jax.primitives import primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 
-def annotation(ctx: RuleContext, *operands: Any) -> Any:
+def annotation(ctx: RuleContext, *operands: Array) -> Any:
     """The padded array is named, placed or kept like the logical one."""
     return ctx.bind(*operands)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import Jaxpr
 
 from bucketjit._ir.associative_scan import (
     CURVATURE,
@@ -41,7 +42,7 @@ class _Scan:
         self._consts = consts
         self._axis = combine.axis
 
-    def _call(self, jaxpr: Any, size: int, logical: Any, *args: Any) -> Arrays:
+    def _call(self, jaxpr: Jaxpr, size: int, logical: Any, *args: Any) -> Arrays:
         sizes = {self._combine.length: (size, jnp.asarray(logical, jnp.int32))}
         return self._ctx.evaluate(jaxpr, *self._consts, *args, sizes=sizes)
 
@@ -115,7 +116,7 @@ class _Scan:
         a, b = map(len, self._combine.floats)
         return found[:a], found[a : a + b], found[a + b :]
 
-    def _real(self, array: Any, logical: Any) -> Any:
+    def _real(self, array: Array, logical: Any) -> Any:
         index = jnp.arange(array.shape[self._axis], dtype=jnp.int32)
         return select(along(index < logical, self._axis, array.ndim), array, 0)
 
@@ -126,7 +127,7 @@ def _interleave(even: Any, odd: Any, axis: int, size: int) -> Any:
     return crop(both.reshape(shape), axis, size)
 
 
-def associative_scan(ctx: RuleContext, *operands: Any) -> Arrays:
+def associative_scan(ctx: RuleContext, *operands: Array) -> Arrays:
     """Padding comes after all that is real, and in a pullback it is kept from what is real."""
     combine, mode = ctx.params["combine"], ctx.params["mode"]
     logical = ctx.logical(ctx.in_shapes[combine.num_consts][combine.axis])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax import Array
+
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero
@@ -17,7 +19,7 @@ from bucketjit._masking.rules.refused import COLLECTIVE, COLLECTIVE_REMEDY
 def fold(identity: Identity) -> Rule:
     """The rule of a fold over axes given by position."""
 
-    def rule(ctx: RuleContext, *operands: Any) -> Any:
+    def rule(ctx: RuleContext, *operands: Array) -> Any:
         """Padding holds the neutral element, so it cannot change the result."""
         axes = ctx.params["axes"]
         if not all(isinstance(a, int) for a in axes):

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from jax import Array
+
 from bucketjit._jax.devices import by_platform
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.array_ops import crop
@@ -23,7 +25,7 @@ def _matched(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[An
     return [left, right]
 
 
-def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
+def dot_general(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     """Contracted padding is zero on both sides, since 0 * NaN is NaN; other axes are carried."""
     contract, batch = ctx.params["dimension_numbers"]
     lhs = ctx.fill(lhs, axes=contract[0], value=0)
@@ -36,7 +38,7 @@ def dot_general(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
     return by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
 
 
-def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -> Any:
+def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Any) -> Any:
     """As `dot_general`; padded groups have no rows and meet zeros.
 
     Groups are laid out from the front of the ragged axis, so its padding stays at its end.
@@ -51,7 +53,7 @@ def ragged_dot_general(ctx: RuleContext, lhs: Any, rhs: Any, group_sizes: Any) -
     return ctx.bind(lhs, rhs, group_sizes)
 
 
-def scaled_dot(ctx: RuleContext, *operands: Any) -> Any:
+def scaled_dot(ctx: RuleContext, *operands: Array) -> Any:
     """As `dot_general`; padded scales are one, since a scale type need not have a zero."""
     contract, batch = ctx.params["dimension_numbers"]
     filled = []

@@ -12,40 +12,41 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import Jaxpr
 
 from bucketjit._errors import is_of_machine
 from bucketjit._jax.arrays import with_type
-from bucketjit._jax.jaxprs import expand_hi_primitive, open_jaxpr, stage
+from bucketjit._jax.jaxprs import dtype_of, expand_hi_primitive, open_jaxpr, shape_of, stage
 from bucketjit._jax.primitives import called_jaxpr, primitives
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 
-def strong(x: Any) -> Any:
+def strong(x: Array) -> Any:
     """``x`` as an array without a weak type: loops and branches compare types exactly."""
     x = x if hasattr(x, "dtype") else jnp.asarray(x)
     return with_type(x, x.dtype, False)
 
 
-def evaluate_strong(ctx: RuleContext, jaxpr: Any, *operands: Any) -> tuple[Any, ...]:
+def evaluate_strong(ctx: RuleContext, jaxpr: Jaxpr, *operands: Array) -> tuple[Any, ...]:
     """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
     inner, _ = open_jaxpr(jaxpr)
     outs = ctx.evaluate(jaxpr, *operands)
     return tuple(
-        with_type(strong(x), v.aval.dtype, False) for x, v in zip(outs, inner.outvars, strict=True)
+        with_type(strong(x), dtype_of(v), False) for x, v in zip(outs, inner.outvars, strict=True)
     )
 
 
 # --- calls --------------------------------------------------------------------------------
 
 
-def call(ctx: RuleContext, *operands: Any) -> list[Any]:
+def call(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Evaluate the called program in place: what calls it does not change what it computes."""
     return ctx.evaluate(called_jaxpr(ctx.params), *operands)
 
 
-def remat(ctx: RuleContext, *operands: Any) -> Any:
+def remat(ctx: RuleContext, *operands: Array) -> Any:
     """Bind the rematerialisation again around the masked program, so memory use stays as asked."""
     jaxpr = ctx.params["jaxpr"]
     inner, consts = stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
@@ -55,7 +56,7 @@ def remat(ctx: RuleContext, *operands: Any) -> Any:
     return ctx.bind(*consts, *operands, jaxpr=inner, prevent_cse=cse)
 
 
-def custom_linear_solve(ctx: RuleContext, *operands: Any) -> list[Any]:
+def custom_linear_solve(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Evaluate the user's own ``solve``; the other three programs serve derivatives only."""
     lengths, jaxprs = ctx.params["const_lengths"], ctx.params["jaxprs"]
     start = lengths.matvec + lengths.vecmat
@@ -64,7 +65,7 @@ def custom_linear_solve(ctx: RuleContext, *operands: Any) -> list[Any]:
     return ctx.evaluate(jaxprs.solve, *consts, *rhs)
 
 
-def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
+def call_hi_primitive(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
     try:
         expanded = expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
@@ -82,7 +83,7 @@ def call_hi_primitive(ctx: RuleContext, *operands: Any) -> list[Any]:
 # --- branches -----------------------------------------------------------------------------
 
 
-def cond(ctx: RuleContext, index: Any, *operands: Any) -> Any:
+def cond(ctx: RuleContext, index: Any, *operands: Array) -> Any:
     """Switch over the masked branches; the index is a scalar, so it has no padding."""
     jaxprs, platforms = ctx.params["branches"], ctx.params.get("branches_platforms")
     operands = tuple(map(strong, operands))
@@ -102,7 +103,7 @@ def cond(ctx: RuleContext, index: Any, *operands: Any) -> Any:
 
 
 def _branch(
-    ctx: RuleContext, jaxpr: Any, taken: Callable[[], Any] | None = None
+    ctx: RuleContext, jaxpr: Jaxpr, taken: Callable[[], Any] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
     """One branch; ``taken`` says at run time whether it runs, where that is not known before."""
     if taken is None or not has_loop(open_jaxpr(jaxpr)[0]):
@@ -118,7 +119,7 @@ def _branch(
 # --- while --------------------------------------------------------------------------------
 
 
-def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
+def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     """Loop while a real row's predicate holds.
 
     The predicate of a vmapped loop has the batch axes: rows that are done keep their carry, and
@@ -130,7 +131,7 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     body_consts = operands[split : (split := split + ctx.params["body_nconsts"])]
     init = tuple(map(strong, operands[split:]))
     cond_jaxpr, body_jaxpr = ctx.params["cond_jaxpr"], ctx.params["body_jaxpr"]
-    rows = tuple(open_jaxpr(cond_jaxpr)[0].outvars[0].aval.shape)
+    rows = tuple(shape_of(open_jaxpr(cond_jaxpr)[0].outvars[0]))
 
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
@@ -156,7 +157,7 @@ def while_loop(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
     return lax.while_loop(lambda state: jnp.any(state[0]), step_running, begin)[1]
 
 
-def _keep(running: Any, new: Any, old: Any) -> Any:
+def _keep(running: Array, new: Any, old: Any) -> Any:
     """``new`` in the rows that are running, ``old`` elsewhere; rows are the leading axes."""
     wide = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
     return lax.select_n(jnp.broadcast_to(wide, new.shape), old, new)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._jax.primitives import primitives
@@ -44,7 +44,7 @@ class _Axis:
         )
 
 
-def convolution(ctx: RuleContext, lhs: Any, rhs: Any) -> Any:
+def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     """Zeros on every axis that is contracted or read beyond its end, then a plain convolution."""
     axes = [_Axis(ctx, i) for i in range(len(ctx.params["window_strides"]))]
     _check(ctx, axes)
@@ -91,7 +91,7 @@ def _splits(ctx: RuleContext, size: Dim, groups: Dim) -> bool:
     return bool(size == groups * each) and ctx.padded(size) == ctx.padded(groups) * each
 
 
-def _fill(ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis]) -> tuple[Any, Any]:
+def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tuple[Any, Any]:
     """Zeros into what is contracted: features, kernels, and data read beyond its end.
 
     Padding makes groups of its own, but XLA may take the groups for one dense convolution with
@@ -119,7 +119,7 @@ def _fill(ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis]) -> tuple[
 
 
 def _convolve(
-    ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis], windows: Sequence[_Axis] = ()
+    ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis], windows: Sequence[_Axis] = ()
 ) -> Any:
     """Convolve filled operands, the data where its logical low padding puts it.
 
@@ -179,7 +179,7 @@ def _overreaches(slide: Slide) -> bool:
 
 
 def _window_by_window(
-    ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis], loose: Sequence[_Axis]
+    ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis], loose: Sequence[_Axis]
 ) -> Any:
     """Convolve with every window along the ``loose`` axes laid out by itself, padding zeroed."""
     counts = tuple(ctx.padded(a.slide.out) for a in loose)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
@@ -24,7 +25,7 @@ def cumulative(identity: Identity, ordered: bool = False) -> Rule:
         ordered: The operation chooses by order; complex numbers have none next to a NaN.
     """
 
-    def rule(ctx: RuleContext, operand: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array) -> Any:
         """In reverse, padding holds the neutral element."""
         axis = ctx.params["axis"]
         if not is_symbolic(ctx.in_shapes[0][axis]):
@@ -40,7 +41,7 @@ def cumulative(identity: Identity, ordered: bool = False) -> Rule:
     return rule
 
 
-def _log_of_zero(dtype: Any) -> Any:
+def _log_of_zero(dtype: np.dtype[Any]) -> Any:
     """The neutral element of logsumexp: -inf, without an imaginary part, which is an angle."""
     return np.array(-np.inf).astype(dtype)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.experimental import io_callback as jax_io_callback
 
 from bucketjit._jax.primitives import has_ordered_effect, primitives
@@ -93,7 +94,7 @@ def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
     return (), lambda: function
 
 
-def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:
+def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Run the primitive's own host function (print, log or call) on the logical arrays."""
     host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
@@ -107,7 +108,7 @@ def debug_callback(ctx: RuleContext, *operands: Any) -> list[Any]:
     return []
 
 
-def callback_with_results(ctx: RuleContext, *operands: Any) -> list[Any]:
+def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Call the function on the logical arrays; the host pads what it returns.
 
     Under a later `vmap` each row has sizes of its own, hence one call for each row.

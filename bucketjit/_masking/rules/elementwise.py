@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.primitives import primitives
@@ -14,7 +14,7 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
 
-def fit(array: Any, shape: Shape, target: Sequence[int]) -> Any:
+def fit(array: Array, shape: Shape, target: Sequence[int]) -> Any:
     """Give the symbolic axes of an operand the padded sizes of the output.
 
     Sizes that are equal as expressions almost always have equal padded sizes, and then this
@@ -26,7 +26,7 @@ def fit(array: Any, shape: Shape, target: Sequence[int]) -> Any:
     return array
 
 
-def elementwise(ctx: RuleContext, *operands: Any) -> Any:
+def elementwise(ctx: RuleContext, *operands: Array) -> Any:
     """Padding in, padding out."""
     target = ctx.padded_shape(ctx.out_shapes[0])
     fitted = [
@@ -36,7 +36,7 @@ def elementwise(ctx: RuleContext, *operands: Any) -> Any:
     return ctx.bind(*fitted)
 
 
-def unchanged(ctx: RuleContext, *operands: Any) -> Any:
+def unchanged(ctx: RuleContext, *operands: Array) -> Any:
     """Every output has the sizes of its operand: run it as it stands.
 
     ``bitcast_convert_type`` between widths adds or removes a trailing axis, which is static:

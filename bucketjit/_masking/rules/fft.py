@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._jax.primitives import fft_name, primitives
 from bucketjit._masking.array_ops import crop, kept_in_memory, select, take
@@ -25,7 +25,7 @@ from bucketjit._sizes.expressions import Dim, is_symbolic
 CHIRP_LIMIT = 46340  # its square is the largest that int32 holds
 
 
-def fft(ctx: RuleContext, operand: Any) -> Any:
+def fft(ctx: RuleContext, operand: Array) -> Any:
     """Transform axis by axis, the real side of a real transform where it belongs."""
     rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
     axes = range(out_rank - rank, out_rank)
@@ -62,7 +62,7 @@ def fft(ctx: RuleContext, operand: Any) -> Any:
     return scaled(x, back)
 
 
-def _transform(ctx: RuleContext, x: Any, axis: int, length: Dim, inverse: bool) -> Any:
+def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool) -> Any:
     """A complex transform along one axis, whose padding holds zeros."""
     if not is_symbolic(length):
         return (jnp.fft.ifft if inverse else jnp.fft.fft)(x, axis=axis)
@@ -93,7 +93,7 @@ def _wide(size: int) -> int:
     return min(w for w in (power, power * 3 // 4, power * 5 // 8) if w >= 2 * size - 1)
 
 
-def _chirp(position: Any, n: Any, dtype: Any, inverse: bool) -> Any:
+def _chirp(position: Any, n: Any, dtype: np.dtype[Any], inverse: bool) -> Any:
     """``exp(-i pi k^2 / n)``, its angle reduced as a whole number, so that it stays accurate."""
     turn = (position * position) % (2 * n)
     turn = jnp.where(turn > n, turn - 2 * n, turn)
@@ -102,7 +102,7 @@ def _chirp(position: Any, n: Any, dtype: Any, inverse: bool) -> Any:
     return lax.complex(jnp.cos(angle), jnp.sin(angle) if inverse else -jnp.sin(angle))
 
 
-def _from_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
+def _from_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
     """Real input: the first half of the complex transform."""
     if not is_symbolic(length):
         return jnp.fft.rfft(x, axis=axis)
@@ -111,7 +111,7 @@ def _from_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
     return crop(full, axis, ctx.padded(ctx.out_shapes[0][axis]))
 
 
-def _to_real(ctx: RuleContext, x: Any, axis: int, length: Dim) -> Any:
+def _to_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
     """Real output: the other half of the spectrum is the first half's mirror image."""
     if not is_symbolic(length):
         return jnp.fft.irfft(x, length, axis=axis)

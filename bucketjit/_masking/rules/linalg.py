@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.array_ops import crop, shift_left
@@ -26,19 +26,19 @@ Fill = Callable[[RuleContext, Any, int], Any]
 # --- what padding holds ---------------------------------------------------------------------
 
 
-def zero(ctx: RuleContext, operand: Any, position: int) -> Any:
+def zero(ctx: RuleContext, operand: Array, position: int) -> Any:
     """Zeros in all padding."""
     return ctx.fill(operand, value=0, shape=ctx.in_shapes[position])
 
 
-def identity(ctx: RuleContext, operand: Any, position: int) -> Any:
+def identity(ctx: RuleContext, operand: Array, position: int) -> Any:
     """The matrix with an identity block after it; identity matrices in padded rows."""
     rows, columns = operand.shape[-2:]
     eye = jnp.eye(rows, columns, dtype=operand.dtype)
     return ctx.fill(operand, value=eye, shape=ctx.in_shapes[position])
 
 
-def own_index(ctx: RuleContext, operand: Any, position: int) -> Any:
+def own_index(ctx: RuleContext, operand: Array, position: int) -> Any:
     """Each index itself: a step of a permutation that moves nothing."""
     index = lax.broadcasted_iota(operand.dtype, operand.shape, operand.ndim - 1)
     return ctx.fill(operand, value=index, shape=ctx.in_shapes[position])
@@ -61,7 +61,7 @@ def _fit_all(ctx: RuleContext, outs: Any) -> Any:
 def extended(*fills: Fill) -> Rule:
     """Fill each operand's padding and run: exact over batch axes and matrix axes alike."""
 
-    def rule(ctx: RuleContext, *operands: Any) -> Any:
+    def rule(ctx: RuleContext, *operands: Array) -> Any:
         filled = [f(ctx, x, i) for i, (f, x) in enumerate(zip(fills, operands, strict=True))]
         return _fit_all(ctx, ctx.bind(*filled))
 
@@ -71,7 +71,7 @@ def extended(*fills: Fill) -> Rule:
 def batched(fill: Fill, why: str) -> Rule:
     """Open batch axes only: over a matrix axis the reason is ``why``."""
 
-    def rule(ctx: RuleContext, operand: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array) -> Any:
         if sizes := _open_matrix(ctx):
             ctx.refuse(f"a matrix of symbolic size {sizes[0]}: {why}")
         return _fit_all(ctx, ctx.bind(fill(ctx, operand, 0)))
@@ -79,7 +79,7 @@ def batched(fill: Fill, why: str) -> Rule:
     return rule
 
 
-def lu(ctx: RuleContext, operand: Any) -> Any:
+def lu(ctx: RuleContext, operand: Array) -> Any:
     """A square matrix gets an identity block, any other zeros.
 
     Rows of zeros are never the pivot of a real column, since the first of equal candidates
@@ -104,7 +104,7 @@ def reflectors(columns: Sequence[int]) -> Rule:
             no more of them than rows.
     """
 
-    def rule(ctx: RuleContext, *operands: Any) -> Any:
+    def rule(ctx: RuleContext, *operands: Array) -> Any:
         rows = operands[0].shape[-2]
         filled = []
         for i, x in enumerate(operands):
@@ -120,7 +120,7 @@ def reflectors(columns: Sequence[int]) -> Rule:
     return rule
 
 
-def tridiagonal(ctx: RuleContext, operand: Any) -> Any:
+def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
     """The lower form works from the first column on, so zeros after the matrix stay zeros."""
     if (sizes := _open_matrix(ctx)) and not ctx.params["lower"]:
         ctx.refuse(
@@ -131,13 +131,13 @@ def tridiagonal(ctx: RuleContext, operand: Any) -> Any:
     return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
 
 
-def triangular_solve(ctx: RuleContext, matrix: Any, rhs: Any) -> Any:
+def triangular_solve(ctx: RuleContext, matrix: Array, rhs: Array) -> Any:
     """An identity block after the matrix, nothing after the right-hand side."""
     ctx.require_equal(ctx.in_shapes[0][:-2], ctx.in_shapes[1][:-2])
     return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
 
 
-def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: Any) -> Any:
+def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: Array) -> Any:
     """An identity block after the system, not coupled to it by what lies off its diagonals."""
     lower, rhs = zero(ctx, lower, 0), zero(ctx, rhs, 3)
     main = ctx.fill(main, value=1, shape=ctx.in_shapes[1])
@@ -149,7 +149,7 @@ def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: 
     return fit(ctx, ctx.bind(lower, main, upper, rhs))
 
 
-def eigh(ctx: RuleContext, operand: Any) -> Any:
+def eigh(ctx: RuleContext, operand: Array) -> Any:
     """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them.
 
     The eigenvectors of a matrix with a block added are its own, up to their signs. Of equal
@@ -198,7 +198,7 @@ def _up_to_sign(ctx: RuleContext) -> bool:
     return bool(real) and ctx.signs_are_hidden()
 
 
-def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
+def _with_large_eigenvalues(ctx: RuleContext, matrix: Array) -> Any:
     """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal.
 
     Args:
@@ -212,7 +212,7 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Any) -> Any:
     return ctx.fill(matrix, axes=(-2, -1), value=diagonal, shape=ctx.in_shapes[0])
 
 
-def svd(ctx: RuleContext, operand: Any) -> Any:
+def svd(ctx: RuleContext, operand: Array) -> Any:
     """Rows and columns of zeros add singular values of 0, which come last.
 
     Singular vectors are those of the matrix up to their signs; of equal singular values they are
@@ -235,7 +235,7 @@ def svd(ctx: RuleContext, operand: Any) -> Any:
     return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
 
 
-def _singular_vectors(ctx: RuleContext, matrix: Any) -> list[Any]:
+def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
     """Those of the square factor R of a tall matrix, which is ``Q @ R``, turned by Q.
 
     R gets a block whose singular values are larger than all of its own, so that a singular value

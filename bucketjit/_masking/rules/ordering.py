@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import dtypes, lax
+from jax import Array, dtypes, lax
 
 from bucketjit._jax.devices import by_platform
 from bucketjit._jax.primitives import primitive
@@ -25,7 +25,7 @@ from bucketjit._sizes.expressions import is_symbolic
 _WITHOUT_NEGATIVE_NAN = {"float8_e5m2", "float8_e8m0fnu"}
 
 
-def sort(ctx: RuleContext, *operands: Any) -> list[Any]:
+def sort(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Keys of padding hold what sorts last; a stable sort keeps it behind real equals.
 
     An unstable sort may leave equal keys in any order, so it becomes a stable one. Where every
@@ -39,7 +39,7 @@ def sort(ctx: RuleContext, *operands: Any) -> list[Any]:
     return list(ctx.bind(*keys, *operands[num_keys:], is_stable=stable))
 
 
-def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
+def top_k(ctx: RuleContext, operand: Array) -> list[Any]:
     """Padding holds what nothing is below; ties go by index, so it is taken last.
 
     ``k`` is at most the logical size, so it is never taken. On CPU floats are in total order,
@@ -62,7 +62,7 @@ def top_k(ctx: RuleContext, operand: Any) -> list[Any]:
     return [crop(x, axis, k) for x in out]
 
 
-def _first_in_total_order(dtype: Any) -> Any:
+def _first_in_total_order(dtype: np.dtype[Any]) -> Any:
     """The first value of the total order of a dtype: for floats -NaN, every bit set."""
     if (nan := only_nan(dtype)) is not None:
         return nan
@@ -72,7 +72,7 @@ def _first_in_total_order(dtype: Any) -> Any:
     return lowest(dtype)
 
 
-def approx_top_k(ctx: RuleContext, operand: Any) -> list[Any]:
+def approx_top_k(ctx: RuleContext, operand: Array) -> list[Any]:
     """Off TPU the approximate search is exact, a sort, which padding goes through as in `sort`.
 
     On TPU it deals the axis out over bins by its size, so another size finds other values.

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.extend.random import threefry2x32_p
 
 from bucketjit._errors import is_of_machine
@@ -29,7 +29,7 @@ _HARDWARE = (
 )
 
 
-def natural(ctx: RuleContext, *operands: Any) -> Any:
+def natural(ctx: RuleContext, *operands: Array) -> Any:
     """Each key is its own stream, so padded keys give padding and real ones what they always do."""
     return ctx.bind(*operands)
 
@@ -63,7 +63,7 @@ def linear_index(positions: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, A
     return high, low
 
 
-def _wide_product(a: Any, b: Any) -> tuple[Any, Any]:
+def _wide_product(a: Array, b: Array) -> tuple[Any, Any]:
     """The 64-bit product of two uint32, as (high, low), by schoolbook on 16-bit halves."""
     half = jnp.uint32(0xFFFF)
     a_high, a_low, b_high, b_low = a >> 16, a & half, b >> 16, b & half
@@ -141,7 +141,7 @@ def _draw(ctx: RuleContext, keys: Any, draw: Callable[[Any], Any]) -> Any:
     return _traced(ctx, draw, [jax.ShapeDtypeStruct(logical, words.dtype)], words)
 
 
-def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Any) -> Any:
+def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array) -> Any:
     try:
         jaxpr = jax.make_jaxpr(fn)(*structs)
     except Exception as error:

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import Jaxpr
 
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import name_of, primitive
@@ -23,7 +24,7 @@ from bucketjit._sizes.expressions import is_symbolic
 def reduction(identity: Identity) -> Rule:
     """The rule of a fold with this neutral element."""
 
-    def rule(ctx: RuleContext, operand: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array) -> Any:
         """Padding holds the neutral element, so it cannot change the result."""
         return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=identity(operand.dtype)))
 
@@ -38,7 +39,7 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
     """
     plain = reduction(identity)
 
-    def rule(ctx: RuleContext, operand: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array) -> Any:
         """Padding holds the lowest (highest) value, or is skipped."""
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
             return plain(ctx, operand)
@@ -59,7 +60,7 @@ def position_of(identity: Identity) -> Rule:
     never wins: not against the same value, and not against a NaN, whose first one wins.
     """
 
-    def rule(ctx: RuleContext, operand: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array) -> Any:
         """Padding holds what loses every comparison and every tie."""
         (axis,) = ctx.params["axes"]
         filled = ctx.fill(operand, axes=(axis,), value=identity(operand.dtype))
@@ -72,7 +73,7 @@ def position_of(identity: Identity) -> Rule:
     return rule
 
 
-def general(ctx: RuleContext, *operands: Any) -> list[Any]:
+def general(ctx: RuleContext, *operands: Array) -> list[Any]:
     """A fold with the user's own function: padding is neutral where known, else skipped.
 
     The user's start value is folded in as it is, once. Of a single element nothing is folded:
@@ -109,7 +110,7 @@ def general(ctx: RuleContext, *operands: Any) -> list[Any]:
     return [lax.select_n(single, x, _front(y, axes)) for x, y in zip(folded, arrays, strict=True)]
 
 
-def _reads_size(jaxpr: Any) -> bool:
+def _reads_size(jaxpr: Jaxpr) -> bool:
     """Whether any equation, at any depth, has a symbolic size as its value."""
     for eqn in jaxpr.eqns:
         values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
@@ -119,7 +120,7 @@ def _reads_size(jaxpr: Any) -> bool:
     return False
 
 
-def _front(array: Any, axes: Sequence[int]) -> Any:
+def _front(array: Array, axes: Sequence[int]) -> Any:
     """The first position along every one of these axes."""
     return array[tuple(0 if i in axes else slice(None) for i in range(array.ndim))]
 

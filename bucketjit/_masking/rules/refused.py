@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from jax import Array
+
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 _LEAVE_STATIC = "leave the axis static (None or _)"
@@ -73,7 +75,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def _refusal(reason: str, remedy: str) -> Rule:
-    def rule(ctx: RuleContext, *operands: Any) -> NoReturn:
+    def rule(ctx: RuleContext, *operands: Array) -> NoReturn:
         ctx.refuse(reason, remedy)
 
     return rule

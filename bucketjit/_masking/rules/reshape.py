@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._jax.primitives import primitives
 from bucketjit._masking.array_ops import crop
@@ -23,7 +23,7 @@ from bucketjit._sizes.expressions import Shape, is_symbolic
 from bucketjit._sizes.reshape_groups import groups, without_ones
 
 
-def reshape(ctx: RuleContext, operand: Any) -> Any:
+def reshape(ctx: RuleContext, operand: Array) -> Any:
     """Each group of axes is reshaped by itself, plainly or by computed index."""
     if ctx.params.get("sharding") is not None:
         ctx.refuse(
@@ -42,7 +42,7 @@ def reshape(ctx: RuleContext, operand: Any) -> Any:
     return lax.reshape(out, ctx.padded_shape(ctx.out_shapes[0]))
 
 
-def _regroup(ctx: RuleContext, array: Any, axis: int, old: Shape, new: Shape) -> Any:
+def _regroup(ctx: RuleContext, array: Array, axis: int, old: Shape, new: Shape) -> Any:
     """Reshape the axes from ``axis`` on, of logical sizes ``old``, to ``new``."""
     if old == new:
         return array

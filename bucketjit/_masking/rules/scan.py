@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from bucketjit._jax.jaxprs import scan_arity
@@ -18,7 +18,7 @@ from bucketjit._masking.rules.control import evaluate_strong, strong
 from bucketjit._sizes.expressions import is_symbolic
 
 
-def scan(ctx: RuleContext, *operands: Any) -> Sequence[Any]:
+def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     """Run exactly the logical steps: padding along the scanned axis is never read."""
     num_consts, num_carry = scan_arity(ctx.params)
     split = num_consts + num_carry
@@ -93,12 +93,12 @@ def _(axis_size: int, batched: Sequence[bool], steps: Any) -> tuple[Any, bool]:
 
 
 @custom_vmap
-def _while_running(running: Any, new: Any, old: Any) -> Any:
+def _while_running(running: Array, new: Any, old: Any) -> Any:
     return new
 
 
 @_while_running.def_vmap
-def _(axis_size: int, batched: Sequence[bool], running: Any, new: Any, old: Any) -> Any:
+def _(axis_size: int, batched: Sequence[bool], running: Array, new: Any, old: Any) -> Any:
     if not batched[0]:
         return _while_running(running, new, old), batched[1]
     in_axes = [0 if b else None for b in batched]

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.rule_context import Rule, RuleContext
@@ -29,7 +29,7 @@ _MODE = lax.GatherScatterMode
 def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
     """The rule of the scatter that puts ``combine(old, update)`` in place."""
 
-    def rule(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array, indices: Any, updates: Array) -> Any:
         """One window is written in place; many have their indices rewritten."""
         applies = ctx.primitive.name == "scatter" and ctx.params["update_jaxpr"] is not None
         if indices.ndim == 1 and not applies:
@@ -48,7 +48,7 @@ def _window_sizes(ctx: RuleContext) -> Shape:
     return tuple(1 if axis in single else updates[next(rest)] for axis in range(rank))
 
 
-def _one_window(ctx: RuleContext, operand: Any, index: Any, update: Any, combine: Any) -> Any:
+def _one_window(ctx: RuleContext, operand: Array, index: Any, update: Array, combine: Any) -> Any:
     """A single window is written like a dynamic update: how ``x.at[1:].add(y)`` is traced."""
     numbers = ctx.params["dimension_numbers"]
     shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
@@ -62,7 +62,7 @@ def _one_window(ctx: RuleContext, operand: Any, index: Any, update: Any, combine
     return write_window(ctx, operand, shape, update, sizes, starts, combine=combine, where=where)
 
 
-def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
+def _many_windows(ctx: RuleContext, operand: Array, indices: Any, updates: Array) -> Any:
     """Indices that must not write are sent out of bounds, where a scatter drops updates.
 
     A window whose padding would be written is taken apart into single positions first.
@@ -113,7 +113,7 @@ def _outside(shape: tuple[int, ...], unique: bool) -> Any:
 
 
 def _taken_apart(
-    ctx: RuleContext, axes: list[int], columns: list[Any], good: Any, updates: Any
+    ctx: RuleContext, axes: list[int], columns: list[Any], good: Any, updates: Array
 ) -> tuple[Any, list[Any], Any, Any]:
     """Turn the window positions along these axes of the operand into rows of indices.
 

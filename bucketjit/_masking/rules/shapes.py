@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._jax.primitives import primitive, primitives
 from bucketjit._masking.array_ops import crop, take, window
@@ -18,12 +18,12 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
 
-def carry(ctx: RuleContext, *operands: Any) -> Any:
+def carry(ctx: RuleContext, *operands: Array) -> Any:
     """Whole axes are kept, moved, or repeated from size 1: the front stays the front."""
     return ctx.bind(*operands)
 
 
-def concatenate(ctx: RuleContext, *operands: Any) -> Any:
+def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     """Every piece is written at the logical end of those before it, over their padding."""
     axis = ctx.params["dimension"]
     sizes = [shape[axis] for shape in ctx.in_shapes]
@@ -50,7 +50,7 @@ def _runs(sizes: Sequence[Dim]) -> list[list[int]]:
     return runs
 
 
-def split(ctx: RuleContext, operand: Any) -> list[Any]:
+def split(ctx: RuleContext, operand: Array) -> list[Any]:
     """Every piece is read from the logical end of those before it."""
     axis, sizes = ctx.symbolic_params["axis"], ctx.symbolic_params["sizes"]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -60,7 +60,7 @@ def split(ctx: RuleContext, operand: Any) -> list[Any]:
     ]
 
 
-def tile(ctx: RuleContext, operand: Any) -> Any:
+def tile(ctx: RuleContext, operand: Array) -> Any:
     """Copies of a symbolic axis follow each other at its logical size, by computed index."""
     reps = ctx.symbolic_params["reps"]
     dims = ctx.in_shapes[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.array_ops import crop, select, take, window
@@ -14,7 +14,7 @@ from bucketjit._masking.rules._regions import read_window, saturate, write_windo
 from bucketjit._sizes.expressions import is_symbolic
 
 
-def slice_(ctx: RuleContext, operand: Any) -> Any:
+def slice_(ctx: RuleContext, operand: Array) -> Any:
     """Read from the logical start; what lies beyond the logical limit is padding."""
     params = ctx.symbolic_params
     strides = params["strides"] or (1,) * operand.ndim
@@ -32,7 +32,7 @@ def slice_(ctx: RuleContext, operand: Any) -> Any:
     return out
 
 
-def rev(ctx: RuleContext, operand: Any) -> Any:
+def rev(ctx: RuleContext, operand: Array) -> Any:
     """The reversal puts padding in front: read from where the real data begins."""
     out = ctx.bind(operand)
     for axis in ctx.params["dimensions"]:
@@ -43,7 +43,7 @@ def rev(ctx: RuleContext, operand: Any) -> Any:
     return out
 
 
-def pad(ctx: RuleContext, operand: Any, value: Any) -> Any:
+def pad(ctx: RuleContext, operand: Array, value: Any) -> Any:
     """The operand's padding becomes the padding value, which then reaches to the end.
 
     Behind the data stands the padding value whatever ``high`` is, so the end is simply
@@ -64,7 +64,7 @@ def pad(ctx: RuleContext, operand: Any, value: Any) -> Any:
     return out
 
 
-def _spread(ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
+def _spread(ctx: RuleContext, array: Array, axis: int, value: Any) -> Any:
     """Pad one axis by amounts known at run time: each position computes what stands there."""
     low, _, interior = ctx.symbolic_params["padding_config"][axis]
     count = ctx.in_shapes[0][axis]
@@ -76,13 +76,13 @@ def _spread(ctx: RuleContext, array: Any, axis: int, value: Any) -> Any:
     return select(real, take(crop(array, axis, max(array.shape[axis], 1)), source, axis), value)
 
 
-def dynamic_slice(ctx: RuleContext, operand: Any, *starts: Any) -> Any:
+def dynamic_slice(ctx: RuleContext, operand: Array, *starts: Any) -> Any:
     """Starts are clamped by the logical sizes."""
     sizes = ctx.symbolic_params["slice_sizes"]
     return read_window(ctx, operand, ctx.in_shapes[0], [*map(saturate, starts)], sizes)
 
 
-def dynamic_update_slice(ctx: RuleContext, operand: Any, update: Any, *starts: Any) -> Any:
+def dynamic_update_slice(ctx: RuleContext, operand: Array, update: Array, *starts: Any) -> Any:
     """Starts are clamped by the logical sizes; the padding of the update is not written."""
     shape, sizes = ctx.in_shapes[:2]
     return write_window(ctx, operand, shape, update, sizes, [*map(saturate, starts)])

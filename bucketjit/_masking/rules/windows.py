@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import Jaxpr
 
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._jax.primitives import name_of, primitive
@@ -151,7 +152,7 @@ def _reduce_real(
 def reduction(identity: Identity) -> Rule:
     """Padding that a window reads holds the neutral element."""
 
-    def rule(ctx: RuleContext, operand: Any) -> Any:
+    def rule(ctx: RuleContext, operand: Array) -> Any:
         slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
         if 0 in ctx.padded_shape(ctx.out_shapes[0]):
             return zeros(ctx, ctx.out_avals[0])
@@ -172,7 +173,7 @@ _MONOIDS: dict[str, Identity] = {
 }
 
 
-def _starts_neutral(jaxpr: Any, init: Any, dtype: Any) -> bool:
+def _starts_neutral(jaxpr: Jaxpr, init: Array, dtype: np.dtype[Any]) -> bool:
     """True if a reducer of one value is a known monoid, starting from its neutral element."""
     inner, _ = open_jaxpr(jaxpr)
     if len(inner.eqns) != 1 or isinstance(init, jax.core.Tracer):
@@ -183,7 +184,7 @@ def _starts_neutral(jaxpr: Any, init: Any, dtype: Any) -> bool:
     return identity is not None and whole and bool(np.asarray(init) == identity(dtype))
 
 
-def reduce_window(ctx: RuleContext, *operands: Any) -> list[Any]:
+def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     """The user's own reducer: it must not see padding, unless that is neutral to it."""
     arrays, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
@@ -214,12 +215,12 @@ def _chooser(ctx: RuleContext) -> Reducer:
     return reducer
 
 
-def _worst(ctx: RuleContext, dtype: Any) -> Any:
+def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
     """What the equation selects last."""
     return (lowest if ctx.params["select_prim"] is lax.ge_p else highest)(dtype)
 
 
-def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Any) -> Any:
+def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Array) -> Any:
     """The tangent of the element each window selects; NaN is selected by position, so flags."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.out_shapes[0])
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
@@ -232,7 +233,7 @@ def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Any) -> Any:
     return fit(ctx, ctx.bind(*laid, **params))
 
 
-def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
+def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Array) -> Any:
     """Windows beyond the logical ones add 0; the rest select where the logical ones do."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
     for slide in slides:
@@ -256,7 +257,9 @@ def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Any) -> Any:
     return out
 
 
-def _scatter_selected(ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Any) -> Any:
+def _scatter_selected(
+    ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Array
+) -> Any:
     """Add the source of each window where its selected element came from (a window of any size)."""
     count = math.prod(operand.shape)
     if count > INT32_MAX:
@@ -269,7 +272,7 @@ def _scatter_selected(ctx: RuleContext, slides: Sequence[Slide], source: Any, op
     return out.reshape(operand.shape)
 
 
-def select_and_scatter(ctx: RuleContext, operand: Any, source: Any, init: Any) -> Any:
+def select_and_scatter(ctx: RuleContext, operand: Array, source: Any, init: Array) -> Any:
     """Only rows of their own can be padding: what a user's scatter does with it is unknown."""
     if any(map(_is_open, _slides(ctx, ctx.in_shapes[0], ctx.in_shapes[1]))):
         ctx.refuse("windows slide along a symbolic axis, and its scatter is the user's own")

@@ -11,7 +11,7 @@ from bucketjit._ir.associative_scan import PRIMAL, associative_scan_p
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._jax.arrays import key_impl
-from bucketjit._jax.jaxprs import expand_hi_primitive, open_jaxpr, scan_arity
+from bucketjit._jax.jaxprs import dtype_of, expand_hi_primitive, open_jaxpr, scan_arity, shape_of
 from bucketjit._jax.primitives import called_jaxpr, primitives
 from bucketjit._runtime.chunks.independence_walk import Rule, Step
 from bucketjit._sizes.reshape_groups import groups, without_ones
@@ -260,7 +260,7 @@ def _keys_of(*generators: str) -> Callable[[Rule], Rule]:
 
     def held_to(rule: Rule) -> Rule:
         def checked(step: Step) -> None:
-            keys = step.eqn.invars[0].aval.dtype
+            keys = dtype_of(step.eqn.invars[0])
             if key_impl(keys) not in generators:
                 step.refuse(
                     f"keys of {keys} are not known to be used one by one, and each chunk might "
@@ -309,7 +309,7 @@ def _cond(step: Step) -> None:
 def _while(step: Step) -> None:
     """A predicate with rows lets each row go on by itself: rows are the leading axes."""
     condition, body = step.params["cond_jaxpr"], step.params["body_jaxpr"]
-    rows = step.proof.axis(open_jaxpr(condition)[0].outvars[0].aval.shape)
+    rows = step.proof.axis(shape_of(open_jaxpr(condition)[0].outvars[0]))
     carried = step.ins[step.params["cond_nconsts"] + step.params["body_nconsts"] :]
     if rows is not None and any(axis != rows for axis in carried):
         step.refuse(f"it goes on for as long as some part along {step.variable} does")

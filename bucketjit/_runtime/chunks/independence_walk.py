@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._errors import MaskingError
 from bucketjit._ir.opaque import looked_inside
@@ -122,7 +123,7 @@ class Proof:
         leaves = jax.tree_util.tree_leaves(value, is_leaf=is_jaxpr)
         return not (len(leaves) == 1 and leaves[0] is value) and any(map(self.mentions, leaves))
 
-    def _equation_mentions(self, eqn: Any) -> bool:
+    def _equation_mentions(self, eqn: JaxprEqn) -> bool:
         shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
         return any(self._named(d) for shape in shapes for d in shape) or any(
             map(self.mentions, eqn.params.values())
@@ -130,7 +131,7 @@ class Proof:
 
     # --- the walk ---
 
-    def check(self, jaxpr: Any) -> None:
+    def check(self, jaxpr: Jaxpr) -> None:
         """Hold every equation of an open jaxpr to the rules.
 
         Raises:
@@ -140,11 +141,11 @@ class Proof:
             if self._equation_mentions(eqn):
                 self._equation(eqn)
 
-    def inside(self, jaxpr: Any) -> None:
+    def inside(self, jaxpr: Jaxpr) -> None:
         """The same for a jaxpr among the parameters of an equation."""
         self.check(open_jaxpr(jaxpr)[0])
 
-    def _equation(self, eqn: Any) -> None:
+    def _equation(self, eqn: JaxprEqn) -> None:
         try:
             step = Step(self, eqn)
             if (control := self._rules.control.get(eqn.primitive)) is not None:
@@ -165,7 +166,7 @@ class Proof:
             reason = f"{eqn.primitive.name}: {error.reason}"
             raise _Refusal(reason, error.remedy, source_line(eqn)) from None
 
-    def look_inside(self, eqn: Any) -> None:
+    def look_inside(self, eqn: JaxprEqn) -> None:
         """The same for the implementation of an equation that has no rule.
 
         Raises:
@@ -195,7 +196,7 @@ class Step:
         ins, outs: Where they have the axis of the variable's size.
     """
 
-    def __init__(self, proof: Proof, eqn: Any) -> None:
+    def __init__(self, proof: Proof, eqn: JaxprEqn) -> None:
         self.proof = proof
         self.variable = proof.variable
         self.eqn = eqn

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._jax.arrays import CONCRETE_ARRAY, KEY_ARRAY
@@ -45,7 +46,7 @@ def reading(value: Any) -> Hashable:
     return value if kind is int else None
 
 
-def container_reader(tree: Any, places: Sequence[int]) -> Reader:
+def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
     """A function that reads some leaves of a container of known structure."""
     flatten = jax.tree_util.tree_flatten
 
