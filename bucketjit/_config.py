@@ -187,7 +187,7 @@ def is_int_from(value: Any, least: int) -> bool:
     return is_int and bool(value >= least)
 
 
-def is_positive_int(value: Any) -> bool:
+def is_positive_int(value: object) -> bool:
     """Whether it is an int of at least 1, of Python or NumPy."""
     return is_int_from(value, 1)
 

@@ -172,7 +172,7 @@ class BucketBuilders(ResourceBuilders):
         policies = {**self._config.overflow_per_dim, dim: policy}
         return self._with(overflow_per_dim=MappingProxyType(policies))
 
-    def with_dynamic_axes(self, spec: Any) -> Self:
+    def with_dynamic_axes(self, spec: object) -> Self:
         """Declare the open axes; see ``dynamic_axes`` of the class."""
         return self._with(dynamic_axes=spec)
 
@@ -200,7 +200,7 @@ class BucketBuilders(ResourceBuilders):
             raise SpecError(f"rules must map primitives to functions, got {rules!r}")
         return self._with(rules=MappingProxyType({**self._config.rules, **rules}))
 
-    def with_plan(self, plan: Any) -> Self:
+    def with_plan(self, plan: object) -> Self:
         """Choose the buckets of several dimension variables together.
 
         A plan decides for all variables that it names. Their own strategies, whether given before

@@ -54,7 +54,7 @@ def jit(
     fn: Callable[..., Any] | None = None,
     *,
     buckets: Buckets | Mapping[str, Buckets] = "pow2",
-    dynamic_axes: Any = None,
+    dynamic_axes: object = None,
     constraints: Sequence[str] = (),
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,

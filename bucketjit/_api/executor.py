@@ -102,7 +102,7 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         self,
         fn: Callable[..., Any],
         *,
-        dynamic_axes: Any = None,
+        dynamic_axes: object = None,
         constraints: Sequence[str] = (),
         static_argnums: int | Sequence[int] | None = (),
         static_argnames: str | Sequence[str] | None = (),
@@ -195,13 +195,13 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
             "function again where it is needed (with_persistence shares what is compiled)"
         )
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object, owner: object = None) -> Any:
         """A method, where the function is one of a class, as with ``jax.jit``."""
         return self if instance is None else MethodType(self, instance)
 
     # --- the call path ---
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the function; see the class."""
         if _THREAD_TRACE.value not in _NO_TRACE:
             return self._inside(args, kwargs)
@@ -249,7 +249,7 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
     def _name(self) -> str:
         return self._engine.name
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: object, **kwargs: object) -> Explanation:
         """Say what a call with these arguments would do, without compiling or running it.
 
         Args:

@@ -30,7 +30,7 @@ class ResourceBuilders:
 
     _config: Config
 
-    def _with(self, **changes: Any) -> Self:
+    def _with(self, **changes: object) -> Self:
         """Another executor, with some options changed."""
         raise NotImplementedError
 

@@ -45,7 +45,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def _pointer_of(capsule: Any) -> int:
+def _pointer_of(capsule: object) -> int:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return int(get(capsule, b"dltensor") or 0)
@@ -66,7 +66,7 @@ class _View:
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
 
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+    def __dlpack__(self, *, stream: object = None, **_: object) -> Any:
         capsule = self._array.__dlpack__(stream=stream)
         tensor = _Tensor.from_address(_pointer_of(capsule))
         tensor.ndim = len(self._shape)

@@ -52,7 +52,7 @@ class Padded:
     array: Any
     sizes: tuple[int, ...]
 
-    def __init__(self, array: Any, sizes: Sequence[int] | Mapping[int, int]) -> None:
+    def __init__(self, array: object, sizes: Sequence[int] | Mapping[int, int]) -> None:
         if not isinstance(array, jax.Array | np.ndarray):
             raise ArgumentError(f"Padded: expected an array, got {type(array).__name__}")
         if isinstance(sizes, Mapping):

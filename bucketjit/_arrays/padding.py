@@ -108,7 +108,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     return add_rows if type(like) is np.ndarray else add_rows_of_jax
 
 
-def _is_cut_by_type(array: Any) -> bool:
+def _is_cut_by_type(array: object) -> bool:
     """Whether a mesh with explicit axes cuts an array, which another size may not allow."""
     sharding = getattr(array, "sharding", None)
     several = is_on_several_devices(sharding)
@@ -227,7 +227,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
         return host
 
 
-def fresh(value: Any) -> Any:
+def fresh(value: object) -> Any:
     """A copy of an argument that may be donated in its place; a NumPy array as it is."""
     if type(value) is Padded:
         return Padded(fresh(value.array), value.sizes)
@@ -239,12 +239,12 @@ def fresh(value: Any) -> Any:
     return array_from_host(np.array(value), bool(value.weak_type), value)
 
 
-def copied(value: Any) -> Any:
+def copied(value: object) -> Any:
     """A copy of a NumPy array, which the caller may overwrite; anything else as it is."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """``value``, without its padding if it is a `Padded` array."""
     return unpad(value.array, value.sizes) if type(value) is Padded else value
 

@@ -98,7 +98,7 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     return as_padded(whole) if out is Out.PADDED else whole
 
 
-def _host(value: Any) -> np.ndarray:
+def _host(value: object) -> np.ndarray:
     return (
         cut(np.asarray(value.array), value.sizes)
         if isinstance(value, Padded)
@@ -116,7 +116,7 @@ def _padded(shape: tuple[int, ...]) -> Change:
 
 
 def _cut_numpy(shape: tuple[int, ...]) -> Change:
-    def cut_numpy(value: Any) -> Any:
+    def cut_numpy(value: object) -> Any:
         host = as_numpy(value)
         return cut(host, shape) if isinstance(host, np.ndarray) else unpad(value, shape)
 
@@ -160,7 +160,7 @@ def at_leaves(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change | None:
 
 
 def _anywhere(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change:
-    def inside(result: Any) -> Any:
+    def inside(result: object) -> Any:
         leaves = tree.flatten_up_to(result)
         for i, change in changes.items():
             leaves[i] = change(leaves[i])

@@ -128,7 +128,7 @@ class Derivatives:
         signed = dataclasses.replace(signed, leaves=[])  # kept, and the arguments need not be
         engine, signature = self._engine, signed.signature
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: object) -> list[Any]:
             args, kwargs = signed.tree.unflatten(leaves)
             return jax.tree_util.tree_leaves(signature.fn(*args, **kwargs))
 

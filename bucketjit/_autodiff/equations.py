@@ -124,7 +124,7 @@ class Bucketed:
         """Tangents of the float results, of the arguments and tangents of some of them."""
         count = len(self.ins)
 
-        def pushforward(*values: Any) -> list[Any]:
+        def pushforward(*values: object) -> list[Any]:
             primals, tangents = values[:count], values[count:]
             chosen = [primals[i] for i in wrt]
             return list(jax.jvp(self._only(wrt, primals), chosen, list(tangents))[1])
@@ -140,7 +140,7 @@ class Bucketed:
         """Cotangents of some arguments, of the arguments and cotangents of the float results."""
         count = len(self.ins)
 
-        def pullback(*values: Any) -> list[Any]:
+        def pullback(*values: object) -> list[Any]:
             primals, cotangents = values[:count], values[count:]
             chosen = [primals[i] for i in wrt]
             return list(jax.vjp(self._only(wrt, primals), *chosen)[1](list(cotangents)))
@@ -154,7 +154,7 @@ class Bucketed:
     def with_gradient(self, wrt: tuple[int, ...]) -> Bucketed:
         """The results, and the gradient of the first one, a float scalar, of some arguments."""
 
-        def with_gradient(*primals: Any) -> list[Any]:
+        def with_gradient(*primals: object) -> list[Any]:
             def loss(chosen: Sequence[Any]) -> tuple[Any, list[Any]]:
                 outs = self._of(wrt, primals, chosen)
                 return outs[0], outs
@@ -169,7 +169,7 @@ class Bucketed:
         return Bucketed(with_gradient, execute, self.ins, outs, self.derive)
 
 
-def is_differentiable(value: Any) -> bool:
+def is_differentiable(value: object) -> bool:
     """Whether an array (or a Python scalar) has a tangent."""
     return bool(jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact))
 
@@ -199,7 +199,7 @@ def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None
     return bucketed_p.bind(*values, fn=fn, types=types)
 
 
-def _run(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+def _run(*values: object, fn: Bucketed, types: object) -> list[Any]:
     with eval_context():
         return list(fn.execute(*values))
 
@@ -227,7 +227,9 @@ def _jvp(
     return outs, out_tangents
 
 
-def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed, types: Any) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object
+) -> list[Any]:
     assert fn.of is not None, "only pushforwards are linear"
     base, wrt, floats = fn.of
     count = len(base.ins)
@@ -245,7 +247,7 @@ def _transpose(cotangents: Sequence[Any], *values: Any, fn: Bucketed, types: Any
 
 
 def _linearize(
-    in_reverse: bool, nonzero: Sequence[bool], *primals: Any, fn: Bucketed, types: Any
+    in_reverse: bool, nonzero: Sequence[bool], *primals: object, fn: Bucketed, types: object
 ) -> tuple[Any, Any, Any, Any] | None:
     if not (in_reverse and fn.dtypes and fn.speculation.pays):
         return None
@@ -257,7 +259,7 @@ def _linearize(
     floats, out_types = _floats(outs), _tangent_types(outs)
     pushed_types = tuple(out_types[i] for i in floats)
 
-    def linear(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
+    def linear(residuals: Sequence[Any], *tangents: object) -> list[Any]:
         chosen = [ad.instantiate_zeros(tangents[i]) for i in wrt]
         pushed = along_gradient_p.bind(
             *residuals, *chosen, fn=fn.pushforward(wrt, floats), types=pushed_types
@@ -286,26 +288,26 @@ def _along(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
     return call(fn, values[_brought(fn) :], types)
 
 
-def _along_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
+def _along_types(*ins: object, fn: Bucketed, types: object) -> list[Any]:
     return _out_types(*ins[_brought(fn) :], fn=fn, types=types)
 
 
 def _along_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
     count = _brought(fn)
     return _jvp(primals[count:], tangents[count:], fn=fn, types=types)
 
 
 def _along_batch(
-    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: Any
+    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
     count = _brought(fn)
     return _batch(values[count:], dims[count:], fn=fn, types=types)
 
 
 def _along_transpose(
-    cotangents: Sequence[Any], *values: Any, fn: Bucketed, types: Any
+    cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object
 ) -> list[Any]:
     assert fn.of is not None
     base, count = fn.of[0], _brought(fn)
@@ -321,7 +323,7 @@ def _along_transpose(
     return found
 
 
-def _is_one(cotangent: Any) -> bool:
+def _is_one(cotangent: object) -> bool:
     """Whether it is what `jax.grad` starts from.
 
     Another one is no factor of the result: loss scaling is there because 16 bits lose what it
@@ -337,17 +339,17 @@ def _zeros(aval: Any) -> np.ndarray:
 
 
 def _batch(
-    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: Any
+    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
     outs = jax.vmap(fn.flat, in_axes=list(dims))(*values)
     return outs, [0] * len(outs)
 
 
-def _lower(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+def _lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
     return fn.flat(*values)
 
 
-def _along_lower(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+def _along_lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
     return fn.flat(*values[_brought(fn) :])
 
 

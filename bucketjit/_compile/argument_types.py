@@ -126,7 +126,7 @@ class Expected:
         self._padded = padded
         self._first: Any = None
 
-    def check(self, args: Any, kwargs: Any) -> list[Any]:
+    def check(self, args: object, kwargs: object) -> list[Any]:
         """Take the types of the first arguments, and hold later ones to them.
 
         Args:

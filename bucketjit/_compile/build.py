@@ -103,7 +103,7 @@ def masked_function(
     expected = Expected({i for i, _ in pads})
     is_size = [t.dtype is None for t in signature.types]
 
-    def masked(sizes: Any, *args: Any, **kwargs: Any) -> Any:
+    def masked(sizes: object, *args: object, **kwargs: object) -> Any:
         leaves = expected.check(args, kwargs)
         arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
         vector, size_constants = sizes if isinstance(sizes, tuple) else (sizes, ())
@@ -238,7 +238,7 @@ def build_masked(made: Masked, compile: Compile) -> Executable:
 def masked_executable(
     made: Masked,
     function: Callable[..., Any],
-    compiled: Any,
+    compiled: jax.stages.Compiled,
     padded_outs: Sequence[tuple[int, ...]],
     began: float,
     loaded: bool = False,

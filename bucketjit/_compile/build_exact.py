@@ -51,7 +51,7 @@ def exact_function(signed: SignedCall, check: Check, options: Mapping[str, Any])
 
     expected = Expected(set())
 
-    def exact(*args: Any, **kwargs: Any) -> Any:
+    def exact(*args: object, **kwargs: object) -> Any:
         leaves = expected.check(args, kwargs)
         tree: Any = jax.tree_util.tree_structure((args, kwargs))
         for i, value in static.items():

@@ -126,7 +126,7 @@ class Executable:
         return float(told.get("flops", math.nan))
 
     def run(
-        self, sizes: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
+        self, sizes: object, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
         """Call it with padded arguments; its results are padded.
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+
 from bucketjit._compile.background import Workers
 from bucketjit._compile.budget import Allowance, Spending
 from bucketjit._compile.build import Compile
@@ -247,7 +249,7 @@ class ExecutableProvider:
         """Whether another process compiles what compiles in the background."""
         return self._may_ask and can_start() and only_on_cpu()
 
-    def _compile_apart(self, request: CompileRequest, lowered: Any) -> Any:
+    def _compile_apart(self, request: CompileRequest, lowered: jax.stages.Lowered) -> Any:
         """Have another process compile; it may take long where all cores are wanted."""
         ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
         try:

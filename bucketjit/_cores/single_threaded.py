@@ -32,7 +32,7 @@ Pads = Mapping[int, tuple[int, ...]]
 
 
 def lent_types(
-    sizes: Any, leaves: Sequence[Any], opened: Set[int], device: jax.Device
+    sizes: object, leaves: Sequence[Any], opened: Set[int], device: jax.Device
 ) -> tuple[Any, list[Any]]:
     """The types of arguments as `SingleThreaded` hands them to its function.
 
@@ -94,7 +94,7 @@ class _BorrowedArrays:
         self._lent: dict[int, _Lent] = {}
         self.last_arguments: WeakKeyDictionary[SingleThreaded, _Given] = WeakKeyDictionary()
 
-    def lend(self, value: Any, device: jax.Device) -> jax.Array:
+    def lend(self, value: object, device: jax.Device) -> jax.Array:
         """An array on the device; for one of NumPy's a new one each time."""
         found = self._lent.get(id(value))
         if found is not None and found.owner() is value and not value.is_deleted():
@@ -104,7 +104,7 @@ class _BorrowedArrays:
             place = id(value)
             ends = sys.is_finalizing  # when modules may have lost what `_forget` needs
 
-            def forget(gone: Any) -> None:
+            def forget(gone: object) -> None:
                 if not ends():
                     self._forget(place, gone)
 
@@ -112,7 +112,7 @@ class _BorrowedArrays:
             self._lent[place] = _Lent(owner, lent)
         return lent
 
-    def _forget(self, place: int, gone: Any) -> None:
+    def _forget(self, place: int, gone: object) -> None:
         found = self._lent.get(place)
         if found is not None and found.owner is gone:  # no other array is in its place by now
             self._lent.pop(place, None)
@@ -182,7 +182,7 @@ def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], An
     return leaves, tree
 
 
-def _on_host(result: Any) -> Any:
+def _on_host(result: object) -> Any:
     if isinstance(result, jax.Array):  # the most frequent tree, without the way through it
         return np.asarray(result)
     return jax.tree_util.tree_map(np.asarray, result)
@@ -220,12 +220,12 @@ class SingleThreaded:
         self._device = device
         self._here = sole_device()
 
-    def __call__(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, sizes: object, *args: object, **kwargs: object) -> Any:
         """Serve a call; it is over when this returns."""
         result, committed = self._run(sizes, args, kwargs)
         return result if committed is None else self._given_back(result, committed)
 
-    def to_host(self, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_host(self, sizes: object, *args: object, **kwargs: object) -> Any:
         """Serve a call; results are NumPy's where JAX would put them on its default device."""
         result, committed = self._run(sizes, args, kwargs)
         if committed is None:
@@ -233,7 +233,7 @@ class SingleThreaded:
         return self._given_back(result, True) if committed else _on_host(result)
 
     def bind(
-        self, sizes: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pads: Pads
+        self, sizes: object, args: Sequence[Any], kwargs: Mapping[str, Any], pads: Pads
     ) -> Bound | None:
         """What several calls have in common, looked at once; None where it is not for this device.
 
@@ -261,7 +261,7 @@ class SingleThreaded:
         function = functools.partial(self._function, sizes)
         return Bound(function, leaves, values, tree, self._device, back)
 
-    def _given_back(self, result: Any, committed: bool) -> Any:
+    def _given_back(self, result: object, committed: bool) -> Any:
         return jax.tree_util.tree_map(lambda x: returned(x, self._here, committed), result)
 
     def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:

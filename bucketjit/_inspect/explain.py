@@ -166,7 +166,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
     """A rule that notes the equations for which it does more than run them as they stand."""
 
     @functools.wraps(rule)
-    def watched(ctx: RuleContext, *operands: Any) -> Any:
+    def watched(ctx: RuleContext, *operands: object) -> Any:
         plain: list[Any] = []
         fills: list[str] = []
         bind, fill = ctx.bind, ctx.fill
@@ -206,11 +206,11 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
     return watched
 
 
-def _is(a: Any, b: Any) -> bool:
+def _is(a: object, b: object) -> bool:
     return a is b
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
 
 

@@ -15,7 +15,7 @@ def how(rule: Callable[..., Any]) -> str:
     return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
 
 
-def closure_of(rule: Any) -> dict[str, Any]:
+def closure_of(rule: object) -> dict[str, Any]:
     """What a rule was made with: its arguments of `functools.partial`, and what it closes over."""
     if isinstance(rule, functools.partial):
         return {**closure_of(rule.func), **rule.keywords}
@@ -40,7 +40,7 @@ def functions_in(values: Any) -> Iterator[FunctionType]:
             yield value
 
 
-def maker_of(rule: Any) -> Any:
+def maker_of(rule: object) -> Any:
     """The function at the top level of its module that a rule is, or was made by."""
     if isinstance(rule, functools.partial):
         return maker_of(rule.func)

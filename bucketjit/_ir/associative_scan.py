@@ -58,7 +58,7 @@ class Combine:
         consts: Sequence[Any],
         elems: Sequence[Any],
         axis: int,
-        length: Any,
+        length: object,
     ) -> None:
         self.length, self.axis, self.num_consts = str(length), axis, len(consts)
         self._dim = length
@@ -80,7 +80,7 @@ class Combine:
                 "associative_scan: its function depends on how many elements it is given"
             ) from error
 
-    def _apply(self, *args: Any) -> list[Any]:
+    def _apply(self, *args: object) -> list[Any]:
         return jex_core.jaxpr_as_fun(self.jaxpr)(*args)
 
     def split(self, args: Sequence[Any], *, floats: bool = False) -> tuple[list[Any], list[Any]]:
@@ -99,12 +99,12 @@ class Combine:
         in_c, in_e = self.floats
         moved = (in_c, [*in_e], [*in_e])
 
-        def fn(*args: Any) -> list[Any]:
+        def fn(*args: object) -> list[Any]:
             sizes = [len(consts), len(in_c)] + 2 * [len(elems), len(in_e)]
             parts = _cut(args, sizes)
             primals, dots = parts[0::2], list(itertools.chain(*parts[1::2]))
 
-            def of_floats(*floats: Any) -> tuple[list[Any], list[Any]]:
+            def of_floats(*floats: object) -> tuple[list[Any], list[Any]]:
                 given = iter(floats)
                 full = [
                     next(given) if i in at else x
@@ -128,10 +128,10 @@ class Combine:
         moved = (in_c, in_e, in_e)
         sizes = [self.num_consts, len(self._elems), len(self._elems)]
 
-        def fn(*args: Any) -> list[Any]:
+        def fn(*args: object) -> list[Any]:
             *primals, cotangents = _cut(args, [*sizes, len(in_e)])
 
-            def of_floats(*floats: Any) -> list[Any]:
+            def of_floats(*floats: object) -> list[Any]:
                 given = iter(floats)
                 full = [
                     next(given) if i in at else x
@@ -147,7 +147,7 @@ class Combine:
         cotangents = [self._elems[i] for i in in_e]
         return self._trace(fn, self._consts + 2 * self._elems + cotangents)
 
-    def batched(self, const_batched: Sequence[bool], size: Any) -> Combine:
+    def batched(self, const_batched: Sequence[bool], size: object) -> Combine:
         """The function with a leading batch axis on all elements and on these constants."""
         axes = [0 if b else None for b in const_batched] + 2 * len(self._elems) * [0]
         fn = jax.vmap(lambda *args: self._apply(*args), in_axes=axes)
@@ -178,7 +178,7 @@ def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """``lax.associative_scan``, extended to axes of symbolic size."""
 
     @functools.wraps(original)
-    def associative_scan(fn: Any, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    def associative_scan(fn: object, elems: object, reverse: bool = False, axis: int = 0) -> Any:
         flat, tree = jax.tree_util.tree_flatten(elems)
         where = axis + flat[0].ndim if flat and axis < 0 and not reverse else axis
         if not flat or not 0 <= where < flat[0].ndim or not _is_open(flat[0], where):
@@ -238,12 +238,12 @@ def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[l
 # --- the primitive --------------------------------------------------------------------------
 
 
-def _bind(combine: Combine, mode: str, *operands: Any) -> list[Any]:
+def _bind(combine: Combine, mode: str, *operands: object) -> list[Any]:
     return list(associative_scan_p.bind(*operands, combine=combine, mode=mode))
 
 
 @associative_scan_p.def_abstract_eval  # type: ignore[untyped-decorator]
-def _abstract_eval(*avals: Any, combine: Combine, mode: str) -> list[Any]:
+def _abstract_eval(*avals: object, combine: Combine, mode: str) -> list[Any]:
     consts, rest = combine.split(avals)
     elems = rest[: len(rest) if mode == PRIMAL else _num_elems(combine)]
     if mode == PRIMAL:
@@ -311,7 +311,7 @@ def _jvp(
     return outs, found[len(e_dots) :]
 
 
-def _zero(x: Any) -> Any:
+def _zero(x: object) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
@@ -319,7 +319,9 @@ def _zeros_for_none(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any
     return [_zero(x) if t is None else t for x, t in zip(primals, tangents, strict=True)]
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, combine: Combine, mode: str) -> list[Any]:
+def _transpose(
+    cotangents: Sequence[Any], *operands: object, combine: Combine, mode: str
+) -> list[Any]:
     consts, elems, linear = operands_of(combine, operands)
     known = [*consts, *elems]
     given = [ad.instantiate_zeros(t) for t in cotangents]

@@ -69,7 +69,7 @@ class _Replacing:
         return [patch for find in there for patch in find()]
 
 
-def _names_of(owner: Any) -> Any:
+def _names_of(owner: object) -> Any:
     return owner if isinstance(owner, dict) else vars(owner)
 
 

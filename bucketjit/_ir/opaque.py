@@ -43,12 +43,12 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
     function, several = found
     decided: list[str] = []
 
-    def note(*what: Any) -> None:
+    def note(*what: object) -> None:
         decided.append(" == ".join(map(str, what)))
 
     structs = [struct_of(v.aval) for v in eqn.invars]
 
-    def run(*operands: Any) -> Any:
+    def run(*operands: object) -> Any:
         outs = function(*operands, **prim.get_bind_params(eqn.params))
         return outs if several else [outs]
 

@@ -12,5 +12,5 @@ size_constant_p = jex_core.Primitive("size_constant")
 
 
 @size_constant_p.def_abstract_eval  # type: ignore[untyped-decorator]
-def _abstract_eval(*, index: int, aval: Any, depends_on: Dim) -> Any:
+def _abstract_eval(*, index: int, aval: object, depends_on: Dim) -> Any:
     return aval

@@ -21,7 +21,7 @@ _random = names.module("random.core")
 _xla_client = names.module("lib").xla_client
 
 
-def with_type(x: Any, dtype: np.dtype[Any], weak_type: bool) -> Any:
+def with_type(x: object, dtype: np.dtype[Any], weak_type: bool) -> Any:
     """Give ``x`` this dtype and weak type (``lax._convert_element_type``, since 0.2).
 
     ``lax.convert_element_type`` always returns a strong type, so it cannot reproduce the weak
@@ -79,7 +79,7 @@ def host_placer(
     return lambda host: put(aval, sharding, [host], devices, committed)
 
 
-def on_default_device(host: Any, weak_type: bool = False) -> Any:
+def on_default_device(host: object, weak_type: bool = False) -> Any:
     """``jax.device_put(host)``; of one array, which nobody writes to again, in less time.
 
     3 us in place of 21 (``config.default_device`` is not typed among the public flags).
@@ -159,7 +159,7 @@ CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays: `type(x) is` 
 KEY_ARRAY = _random.prng.PRNGKeyArray  # that of typed random keys, which wrap one
 
 
-def is_concrete_array(x: Any) -> bool:
+def is_concrete_array(x: object) -> bool:
     """True for a concrete ``jax.Array`` (typed keys are not one: they wrap one)."""
     return isinstance(x, _array.ArrayImpl)
 
@@ -190,7 +190,7 @@ def key_generator(dtype: Any) -> Any:
     return dtype._impl
 
 
-def explicit_sharding(array: Any) -> Any | None:
+def explicit_sharding(array: object) -> Any | None:
     """How an array, or a type, is sharded over explicit axes of a mesh; None if it is not.
 
     Such axes are part of types, and what is put together must be sharded alike (since 0.7).
@@ -220,7 +220,7 @@ def on_one_device(value: Any) -> Any | None:
     return aval if aval.sharding.mesh.empty else None
 
 
-def partitions(array: Any) -> tuple[int, ...] | None:
+def partitions(array: object) -> tuple[int, ...] | None:
     """Into how many parts of one size each axis is cut over several devices; None if none is.
 
     Of an array that is differentiated, outside of ``jit``, that is what its value tells.

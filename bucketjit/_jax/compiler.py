@@ -55,7 +55,7 @@ class NotElsewhere(Exception):
     """A program cannot be compiled elsewhere, and can be here; the message says why."""
 
 
-def compile_here(lowered: Any) -> Any:
+def compile_here(lowered: jax.stages.Lowered) -> Any:
     """Compile a lowered program, as `compile_elsewhere` does elsewhere.
 
     What JAX has in its own persistent cache is read from there. XLA does not write an executable
@@ -77,7 +77,9 @@ def _is_cpu_of_one_host(client: Any) -> bool:
     return getattr(client, "platform", None) == "cpu" and jax.process_count() == 1
 
 
-def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowered: Any) -> Any:
+def compile_elsewhere(
+    compile: Callable[[bytes, bytes, int, int], bytes], lowered: jax.stages.Lowered
+) -> Any:
     """What ``lowered.compile()`` returns, from an executable that is compiled somewhere else.
 
     That takes part in all that JAX does around a compile, its events and its persistent cache,
@@ -113,14 +115,14 @@ def compile_elsewhere(compile: Callable[[bytes, bytes, int, int], bytes], lowere
         raise
 
 
-def forget_bytes(compiled: Any) -> None:
+def forget_bytes(compiled: object) -> None:
     """Drop the bytes that `compile_here` and `compile_elsewhere` have kept."""
     client = _client_of(compiled)
     if isinstance(client, _Remembering):
         client.raw = None
 
 
-def has_bytes(compiled: Any) -> bool:
+def has_bytes(compiled: object) -> bool:
     """Whether the bytes of an executable are kept."""
     client = _client_of(compiled)
     return isinstance(client, _Remembering) and client.raw is not None

@@ -58,7 +58,7 @@ class ThreadConfig:
         self._context = _config.trace_context()
         self._local = [(config, config.get_local()) for config in _configs()]
 
-    def run(self, work: Callable[..., _T], *args: Any) -> _T:
+    def run(self, work: Callable[..., _T], *args: object) -> _T:
         """Call ``work`` in this thread as it would be in the one that made this.
 
         Raises:
@@ -113,7 +113,7 @@ def context_of_keys() -> Sequence[Any]:
     of every mapping it is the empty one. A device (``jax.default_device``) is told by its number.
     """
 
-    def told(value: Any) -> Any:
+    def told(value: object) -> Any:
         if value is _core.top_axis_env:
             return "no axes"
         return device_name(value) if isinstance(value, jax.Device) else value

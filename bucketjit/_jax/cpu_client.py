@@ -90,7 +90,7 @@ def can_lend(value: Any, device: jax.Device) -> bool:
     )
 
 
-def borrowed(value: Any, device: jax.Device) -> jax.Array:
+def borrowed(value: object, device: jax.Device) -> jax.Array:
     """The contents of an array for programs of `single_threaded_device`, without a copy.
 
     Args:
@@ -125,7 +125,7 @@ def _sharding_of(device: jax.Device) -> Any:
     return jax.sharding.SingleDeviceSharding(device)
 
 
-def placed_on(struct: Any, device: Any | None) -> jax.ShapeDtypeStruct:
+def placed_on(struct: object, device: Any | None) -> jax.ShapeDtypeStruct:
     """The type of an array, committed to a device or to none."""
     kind, placed = jax.typeof(struct), None if device is None else _sharding_of(device)
     weak = bool(getattr(kind, "weak_type", False))

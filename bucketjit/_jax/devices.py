@@ -37,7 +37,7 @@ def is_started() -> bool:
     return bool(_xla_bridge._backends)
 
 
-def by_platform(*operands: Any, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
+def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """``lax.platform_dependent``; only one of both is traced where there is nothing but the CPU."""
     if only_on_cpu():
         return cpu(*operands)
@@ -54,7 +54,7 @@ def sole_device() -> Any | None:
     return default_device() if _mesh.get_concrete_mesh().empty else None
 
 
-def is_place(value: Any) -> bool:
+def is_place(value: object) -> bool:
     """Whether a parameter of an equation says where something is to be: not so an empty mesh."""
     if isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return not value.empty

@@ -48,12 +48,12 @@ def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     return inner, getattr(jaxpr, "consts", ())
 
 
-def evaluate_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+def evaluate_jaxpr(jaxpr: Jaxpr, *args: object) -> list[Any]:
     """Evaluate an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
     return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
-def is_jaxpr(value: Any) -> bool:
+def is_jaxpr(value: object) -> bool:
     """True for a jaxpr, closed or not."""
     return isinstance(value, _JAXPR_TYPES)
 
@@ -66,7 +66,7 @@ def all_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield from all_equations(body)
 
 
-def is_literal(atom: Any) -> TypeGuard[Literal]:
+def is_literal(atom: object) -> TypeGuard[Literal]:
     """Whether an operand is a number that is written into its equation."""
     return isinstance(atom, Literal)
 
@@ -111,7 +111,7 @@ def without_hi_primitives(closed: Any) -> Any:
     return _partial_eval.lower_jaxpr2(closed) if closed.is_high else closed
 
 
-def is_shaped(aval: Any) -> bool:
+def is_shaped(aval: object) -> bool:
     """True for the abstract value of an array (``core.ShapedArray``, since 0.2)."""
     return type(aval) is jax.core.ShapedArray
 
@@ -122,7 +122,7 @@ def variable(aval: Any) -> Any:
 
 
 def equation(
-    invars: Sequence[Any], outvars: Sequence[Any], primitive: Primitive, params: Any
+    invars: Sequence[Any], outvars: Sequence[Any], primitive: Primitive, params: object
 ) -> Any:
     """A new equation without effects (``core.new_jaxpr_eqn``, since 0.2)."""
     effects = jex_core.no_effects

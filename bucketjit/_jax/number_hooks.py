@@ -26,18 +26,18 @@ NUMBER_OF_SIZES = "bucketjit: a number of sizes"
 _LEAST_FLOAT, _MOST_FLOAT = 2.0**-64, 2.0**64
 
 
-def _marked(value: Any) -> Any:
+def _marked(value: object) -> Any:
     """Say of an array that the unpadded run has a number of Python in its place."""
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, np.inexact):
         return checkpoint_name(value, NUMBER_OF_SIZES)
     return value
 
 
-def _is_number(other: Any) -> bool:
+def _is_number(other: object) -> bool:
     return isinstance(other, numbers.Number) and not isinstance(other, numbers.Integral)
 
 
-def _is_left_alone(other: Any) -> bool:
+def _is_left_alone(other: object) -> bool:
     """Whether a hook has nothing to say: nobody watches, or the operation is one of arrays."""
     return getattr(watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray)
 
@@ -81,7 +81,7 @@ def whole_operation(name: str) -> Callable[..., Any]:
     divides = not name.startswith("__r")
 
     @functools.wraps(plain)
-    def operation(self: Any, other: Any) -> Any:
+    def operation(self: object, other: object) -> Any:
         if _is_left_alone(other):
             return plain(self, other)
         if _is_number(other):
@@ -92,13 +92,13 @@ def whole_operation(name: str) -> Callable[..., Any]:
     return operation
 
 
-def _report_zero(divisor: Any) -> None:
+def _report_zero(divisor: object) -> None:
     """A size is divided by, which JAX takes for different from 0."""
     if isinstance(divisor, _shape_poly._DimExpr) and not is_positive(divisor):
         watching.report(divisor, 0)
 
 
-def _or_report(plain: Callable[..., Any], *operands: Any) -> Any:
+def _or_report(plain: Callable[..., Any], *operands: object) -> Any:
     """Run an operation, and report what it raises for user code."""
     try:
         return plain(*operands)
@@ -107,14 +107,14 @@ def _or_report(plain: Callable[..., Any], *operands: Any) -> Any:
         raise
 
 
-def power(self: Any, power: Any, modulo: Any = None) -> Any:
+def power(self: object, power: object, modulo: object = None) -> Any:
     """``size ** power``, which is reported where it raises."""
     if _is_left_alone(power):
         return _plain_pow(self, power, modulo)
     return _or_report(_plain_pow, self, power, modulo)
 
 
-def exponent(self: Any, base: Any, modulo: Any = None) -> Any:
+def exponent(self: object, base: object, modulo: object = None) -> Any:
     """``2 ** n`` wraps, and ``0.999 ** n`` is off by more than a rounding."""
     if _is_left_alone(base) or not caller_is_user():
         return _plain_rpow(self, base, modulo)
@@ -157,7 +157,7 @@ def reporting_conversion(name: str) -> Callable[..., Any]:
     plain = getattr(jax.core.Tracer, name)
 
     @functools.wraps(plain)
-    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def reporting(self: object, *args: object, **kwargs: object) -> Any:
         try:
             return plain(self, *args, **kwargs)
         except (TypeError, AttributeError) as error:

@@ -58,7 +58,7 @@ _cache_hits = threading.local()
 
 @functools.cache
 def _count_cache_hits() -> None:
-    def note(event: str, **_: Any) -> None:
+    def note(event: str, **_: object) -> None:
         if event == "/jax/compilation_cache/cache_hits":
             _cache_hits.count = getattr(_cache_hits, "count", 0) + 1
 
@@ -119,7 +119,7 @@ def is_for(executable: Any, device: jax.Device) -> bool:
 
 
 def loaded_function(
-    xla: Any,
+    xla: object,
     kept: Sequence[int],
     name: str,
     in_avals: Sequence[Any],
@@ -177,7 +177,7 @@ class _Loaded:
 
     def __init__(
         self,
-        xla: Any,
+        xla: object,
         kept: Sequence[int],
         name: str,
         in_avals: Sequence[Any],
@@ -235,12 +235,12 @@ class _Loaded:
             for committed in (False, True)
         ]
 
-    def without_jit(self, *args: Any, **kwargs: Any) -> Any:
+    def without_jit(self, *args: object, **kwargs: object) -> Any:
         """Serve a call where ``jax.disable_jit`` is in force."""
         self._check(args, kwargs)
         return self._fresh(*args, **kwargs)
 
-    def meet(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def meet(self, *args: object, **kwargs: object) -> tuple[Any, Any, bool]:
         """Serve a call with arguments of types or placements that were not seen before."""
         self._check(args, kwargs)
         leaves = jax.tree_util.tree_leaves((args, kwargs))

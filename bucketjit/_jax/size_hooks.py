@@ -95,16 +95,16 @@ _plain_eq = _shape_poly._DimExpr.__eq__
 _plain_hash = _shape_poly._DimExpr.__hash__
 
 
-def _reporting_eq(self: Any, other: Any) -> Any:
+def _reporting_eq(self: object, other: object) -> Any:
     return _reported_answer(self, other)
 
 
-def _reporting_ne(self: Any, other: Any) -> Any:
+def _reporting_ne(self: object, other: object) -> Any:
     answer = _reported_answer(self, other)
     return not answer if isinstance(answer, bool) else ~answer
 
 
-def _reported_answer(size: Any, other: Any) -> Any:
+def _reported_answer(size: object, other: object) -> Any:
     """What ``size == other`` says to the code that a hook runs for."""
     report = getattr(watching, "report", None)
     if report is not None and isinstance(other, jax.Array | np.ndarray):
@@ -123,7 +123,7 @@ def _equal_to_array(size: Any, array: Any) -> Any:
     return jax.numpy.equal(_core.dimension_as_value(size), array)
 
 
-def _reported_equal(size: Any, number: Any) -> bool:
+def _reported_equal(size: object, number: object) -> bool:
     answer = _plain_eq(size, number)
     if answer is False:
         watching.report(size, number)
@@ -134,7 +134,7 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
     """An operation of sizes that reports what it raises for user code."""
 
     @functools.wraps(plain)
-    def reporting(*operands: Any) -> Any:
+    def reporting(*operands: object) -> Any:
         try:
             return plain(*operands)
         except InconclusiveDimensionOperation as error:
@@ -147,7 +147,7 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _missing(name: str) -> Callable[..., Any]:
     """An operator that ints have and sizes have not."""
 
-    def operator(self: Any, *others: Any) -> Any:
+    def operator(self: object, *others: object) -> Any:
         if any(isinstance(x, jax.Array | np.ndarray) for x in others):
             return NotImplemented
         fail(TypeError(f"a symbolic size has no {name}"))
@@ -155,7 +155,7 @@ def _missing(name: str) -> Callable[..., Any]:
     return operator
 
 
-def _no_index(self: Any) -> int:
+def _no_index(self: object) -> int:
     fail(TypeError("'_DimExpr' object cannot be interpreted as an integer"))
 
 
@@ -177,14 +177,14 @@ class SizeAttributeError(AttributeError):
     """User code asks a symbolic size for an attribute that it does not have."""
 
 
-def _no_attribute(self: Any, name: str) -> Any:
+def _no_attribute(self: object, name: str) -> Any:
     error = SizeAttributeError(f"a symbolic size has no attribute {name!r}")
     if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
         report_raised(error)
     raise error
 
 
-def _class_of_size(self: Any) -> type:
+def _class_of_size(self: object) -> type:
     """``int`` for user code that is being traced: it has to take the branch that exact takes."""
     if getattr(watching, "report", None) is not None and caller_is_user():
         return int
@@ -203,7 +203,7 @@ def _let_sizes_pass_for_ints() -> None:
     setattr(_shape_poly._DimExpr, "_passes_for_int", True)  # noqa: B010
 
 
-def _reporting_bool(self: Any) -> bool:
+def _reporting_bool(self: object) -> bool:
     # Anyone decides here, JAX too: the gradient of rfft asks ``not n % 2``.
     report = getattr(watching, "report", None)
     if report is not None and not is_positive(self):
@@ -211,7 +211,7 @@ def _reporting_bool(self: Any) -> bool:
     return True
 
 
-def _reporting_hash(self: Any) -> int:
+def _reporting_hash(self: object) -> int:
     report = getattr(watching, "report_key", None)
     if report is not None and caller_decides() and not caller_caches():
         report(self)
@@ -225,7 +225,7 @@ def _text_of(
     plain = getattr(kind, name)
 
     @functools.wraps(plain)
-    def text(self: Any, *args: Any, **kwargs: Any) -> str:
+    def text(self: object, *args: object, **kwargs: object) -> str:
         report = getattr(watching, "report_text", None)
         if report is not None and caller_is_user() and tells_a_size(self):
             report(calling_line())

@@ -82,7 +82,9 @@ def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
     if count not in (4, 5):
         return
 
-    def linearize(in_reverse: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> Any:
+    def linearize(
+        in_reverse: bool, nonzero: Sequence[bool], *primals: object, **params: object
+    ) -> Any:
         found = rule(in_reverse, nonzero, *primals, **params)
         if found is None:
             return _ad.fallback_linearize_rule(primitive, in_reverse, nonzero, *primals, **params)

@@ -15,7 +15,7 @@ from bucketjit._jax.devices import by_platform
 
 
 @custom_vmap
-def in_every_row(condition: Any) -> Any:
+def in_every_row(condition: object) -> Any:
     """A scalar condition that under `vmap` holds if it does in all rows: its branch stays one."""
     return condition
 

@@ -54,7 +54,7 @@ def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
     return np.asarray(value).astype(dtype)
 
 
-def poison_equations(which: Any, kinds: Sequence[str] = POISONS) -> Callable[[], Hook]:
+def poison_equations(which: object, kinds: Sequence[str] = POISONS) -> Callable[[], Hook]:
     """Makes a hook of `interpret` that overwrites the padding of every output.
 
     Args:
@@ -96,7 +96,7 @@ def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
     return placed_beside(padded, array)
 
 
-def compare(got: Any, want: Any, what: str, exactly: bool) -> str | None:
+def compare(got: object, want: object, what: str, exactly: bool) -> str | None:
     """The first output that differs, in words; None if all agree.
 
     Args:

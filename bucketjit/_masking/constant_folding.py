@@ -50,7 +50,7 @@ def folded(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         return [np.asarray(evaluate(eqn, *constants))]
 
 
-def known_int(value: Any) -> int | None:
+def known_int(value: object) -> int | None:
     """The integer that a scalar is known to be while the program is built, or None."""
     if isinstance(value, int | np.integer):
         return int(value)

@@ -33,7 +33,7 @@ class FilledValues:
         # By identity: tracers are compared by what they trace. What is looked up is kept alive.
         self._made: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
 
-    def note(self, value: Any, shape: Shape, filled: Any) -> None:
+    def note(self, value: object, shape: Shape, filled: object) -> None:
         """Remember a value of this logical shape with its padding filled."""
         self._made[id(value), current_trace()] = value, str(shape), filled
 
@@ -43,7 +43,7 @@ class FilledValues:
             return values
         return [self._of(x, v.aval) for x, v in zip(values, eqn.invars, strict=True)]
 
-    def _of(self, value: Any, aval: Any) -> Any:
+    def _of(self, value: object, aval: object) -> Any:
         made = self._made.get((id(value), current_trace()))
         if made is None or made[1] != str(getattr(aval, "shape", ())):
             return value

@@ -47,7 +47,7 @@ def interpret(
     sizes: BucketSizes,
     rules: RuleTable,
     after: Callable[[], Hook] | None = None,
-    padding: Any = None,
+    padding: object = None,
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
@@ -122,7 +122,7 @@ class _Walk:
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
 
-        def read(atom: Any) -> Any:
+        def read(atom: object) -> Any:
             return atom.val if is_literal(atom) else env[atom]
 
         ever_read = variables_read(jaxpr)

@@ -47,7 +47,7 @@ def loops_only_while(running: Array) -> Iterator[None]:
         _is_running.reset(token)
 
 
-def where_running(predicate: Any) -> Any:
+def where_running(predicate: object) -> Any:
     """The predicate of a loop, False in a body or branch that does not run."""
     return _and_around(predicate)
 

@@ -124,11 +124,11 @@ class KnownPadding:
         if every.are_exact(kept):
             self._known.setdefault(id(value), (value, str(shape), kept, every))
 
-    def knows(self, value: Any, shape: Shape) -> bool:
+    def knows(self, value: object, shape: Shape) -> bool:
         """Whether the padding of a value is known to hold some constant."""
         return self._constant_of(value, shape) is not None
 
-    def _constant_of(self, value: Any, shape: Shape) -> np.ndarray | None:
+    def _constant_of(self, value: object, shape: Shape) -> np.ndarray | None:
         known = self._known.get(id(value))
         return known[2] if known is not None and known[1] == str(shape) else None
 
@@ -164,7 +164,7 @@ class KnownPadding:
             return None
         return np.asarray(operand, dtype_of(var))
 
-    def _factors(self, operand: Any, constant: np.ndarray) -> _Factors:
+    def _factors(self, operand: object, constant: np.ndarray) -> _Factors:
         known = self._known.get(id(operand))
         return known[3] if known is not None else _factors(constant)
 

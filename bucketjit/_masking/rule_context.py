@@ -195,7 +195,7 @@ class RuleContext:
 
     # --- evaluation ---
 
-    def bind(self, *operands: Array, **overrides: Any) -> Any:
+    def bind(self, *operands: Array, **overrides: object) -> Any:
         """Run the primitive on these operands with padded parameters.
 
         Args:
@@ -211,7 +211,7 @@ class RuleContext:
             self._as_it_stands = out
         return out
 
-    def stands(self, out: Any) -> bool:
+    def stands(self, out: object) -> bool:
         """Whether an output is that of the primitive run on its operands as they stand."""
         return out is self._as_it_stands
 
@@ -259,7 +259,7 @@ class RuleContext:
         )
 
 
-def _padded_param(value: Any, sizes: BucketSizes) -> Any:
+def _padded_param(value: object, sizes: BucketSizes) -> Any:
     """Replace symbolic sizes in a parameter, inside tuples and lists too."""
     if is_symbolic(value):
         return sizes.padded(value)

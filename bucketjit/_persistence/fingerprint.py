@@ -87,7 +87,7 @@ class Digest:
         """The digest of all that was taken in so far."""
         return self._hash.hexdigest()
 
-    def add(self, *values: Any) -> Digest:
+    def add(self, *values: object) -> Digest:
         """Take values in.
 
         Raises:
@@ -133,14 +133,14 @@ class Digest:
         else:
             self._write("object", self._object(value))
 
-    def _parts(self, value: Any) -> Sequence[Any] | None:
+    def _parts(self, value: object) -> Sequence[Any] | None:
         if (parts := self._own.parts.get(type(value))) is not None:
             name, rest = parts(value)
             self._renamed.setdefault(name, f"#{len(self._renamed)}")
             return rest
         return parts_of(value)
 
-    def _object(self, value: Any) -> bytes:
+    def _object(self, value: object) -> bytes:
         """The text of an object of JAX's, which is long to make and comes again and again."""
         known = self._told.get(id(value))
         if known is None:
@@ -257,7 +257,7 @@ def _named(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     name = getattr(value, "__qualname__", None)
     return f"the function {name}" if name and callable(value) else f"a {_named(type(value))}"
 

@@ -23,6 +23,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._tracing.program import Program
+from bucketjit.strategies.base import Strategy
 
 _EVERY = 64  # calls between two looks for a better plan
 _MOST_KINDS, _MOST_SIZES = 256, 4096
@@ -177,7 +178,7 @@ class Adapting:
             return None
         return self._strategies.get(variable if variable in self._own else None)
 
-    def kinds_of(self, strategy: Any) -> list[tuple[Program, _Kind, list[str]]]:
+    def kinds_of(self, strategy: Strategy) -> list[tuple[Program, _Kind, list[str]]]:
         """The programs of which a strategy chooses buckets, and of which variables."""
         found = []
         with self._lock:
@@ -225,12 +226,14 @@ class _Used(NamedTuple):
                 found.setdefault(tuple((v, plan.bucket(named[v])) for v in self.own), named)
         return found
 
-    def new_of(self, plan: Any) -> int:
+    def new_of(self, plan: object) -> int:
         """How many executables a plan needs that are not there."""
         return sum(tuple(n for _, n in own) not in self.made for own in self.buckets_of(plan))
 
 
-def _programs(engine: Engine, strategy: Any) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
+def _programs(
+    engine: Engine, strategy: Strategy
+) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
     """Of which programs a strategy chooses buckets, and which variables; derivatives included."""
     for other in engine.shared.engines:
         if isinstance(other.observer, Adapting):
@@ -238,7 +241,7 @@ def _programs(engine: Engine, strategy: Any) -> Iterator[tuple[Engine, Program, 
                 yield other, program, kind, own
 
 
-def _made(engine: Engine, strategy: Any) -> set[int]:
+def _made(engine: Engine, strategy: Strategy) -> set[int]:
     """Buckets of a strategy's variables that the cache holds."""
     counts = _counts(engine)
     return {
@@ -249,7 +252,7 @@ def _made(engine: Engine, strategy: Any) -> set[int]:
     }
 
 
-def _in_use(engine: Engine, strategy: Any) -> list[_Used]:
+def _in_use(engine: Engine, strategy: Strategy) -> list[_Used]:
     """What has a share in all calls, derivatives included; the largest first."""
     found = []
     counts = _counts(engine)
@@ -293,13 +296,13 @@ def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]
     return found
 
 
-def _affordable(engine: Engine, plan: Any, uses: Sequence[_Used]) -> bool:
+def _affordable(engine: Engine, plan: object, uses: Sequence[_Used]) -> bool:
     """Whether all that is new of a plan may be compiled."""
     new = sum(used.new_of(plan) for used in uses)
     return not new or engine.provider.allowance.affordable(new)
 
 
-def _too_many(engine: Engine, strategy: Any, plan: Any, uses: Sequence[_Used]) -> str:
+def _too_many(engine: Engine, strategy: Strategy, plan: object, uses: Sequence[_Used]) -> str:
     """Why the cache is too small for a plan, where it has more buckets than the one in use."""
     bound = engine.config.maxsize
     needed, now = (sum(len(used.buckets_of(p)) for used in uses) for p in (plan, strategy))
@@ -345,5 +348,5 @@ def adaptive(engine: Engine) -> Adapting | None:
     return Adapting(engine, found) if found else None
 
 
-def _adapts(strategy: Any) -> bool:
+def _adapts(strategy: Strategy) -> bool:
     return all(callable(getattr(strategy, m, None)) for m in ("observe", "propose", "adopt"))

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._errors import MaskingError
@@ -16,7 +16,7 @@ from bucketjit._events import one_line, printable, shown
 class _Unbreakable:
     """A stream that a full disk or a closed pipe does not break: progress is worth no warm-up."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:

@@ -80,7 +80,7 @@ def combinations(
     return list(found.values())
 
 
-def _size_of(variable: str, given: Any) -> int:
+def _size_of(variable: str, given: object) -> int:
     if not isinstance(given, int | np.integer):
         raise SpecError(
             f"warmup: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
@@ -120,7 +120,7 @@ def _ends(sizes: Sequence[int], bucket_of: Callable[[int], Hashable]) -> list[in
     return [n for pair in ends.values() for n in dict.fromkeys(pair)]
 
 
-def _is_strategy(sizes: Any) -> bool:
+def _is_strategy(sizes: object) -> bool:
     """Whether it has buckets; one's own strategies list theirs in ``boundaries``."""
     return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
 

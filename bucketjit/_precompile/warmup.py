@@ -41,7 +41,7 @@ from bucketjit._sizes.dynamic_axes import Tokens
 _LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
 
 
-def check_options(workers: Any, time_budget: Any, **flags: Any) -> None:
+def check_options(workers: object, time_budget: object, **flags: object) -> None:
     """Hold options of a warm-up to what they may be.
 
     Raises:
@@ -69,7 +69,7 @@ def check_seconds(what: str, given: Any) -> None:
 def warm_up(
     engine: Engine,
     signed: SignedCall,
-    sizes: Any,
+    sizes: object,
     workers: int | None,
     time_budget: float | None,
     progress: bool,
@@ -397,7 +397,7 @@ def _orders_of(
 
 
 def _asked(
-    engine: Engine, signed: SignedCall, sizes: Any
+    engine: Engine, signed: SignedCall, sizes: object
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
     """The axes of a call, its sizes, and those that are asked for.
 

@@ -124,7 +124,7 @@ def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str
     return written
 
 
-def _written_sharding(sharding: Any, path: str) -> dict[str, Any]:
+def _written_sharding(sharding: object, path: str) -> dict[str, Any]:
     """A sharding over a mesh, whose devices are written by their numbers."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         raise CannotWrite(f"{path}: a {type(sharding).__name__} is not written down")
@@ -175,7 +175,7 @@ def _imported(module: str, name: str) -> Any:
     return found
 
 
-def _written_static(value: Any, path: str) -> Any:
+def _written_static(value: object, path: str) -> Any:
     if type(value) not in PLAIN_STATICS:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise CannotWrite(f"{path}: a static argument of type {kind} is not written down")
@@ -219,14 +219,14 @@ def read_sizes(written: Mapping[str, Any], variables: Sequence[str]) -> dict[str
     return {v: _whole(written[v]) for v in variables}
 
 
-def read_text(name: str, value: Any) -> str:
+def read_text(name: str, value: object) -> str:
     """A text of a manifest, checked."""
     if not isinstance(value, str):
         raise SpecError(f"{name}: expected text, got {value!r}")
     return value
 
 
-def read_texts(name: str, values: Any) -> Mapping[str, str]:
+def read_texts(name: str, values: object) -> Mapping[str, str]:
     """The texts of a manifest by their names, checked."""
     if not isinstance(values, dict):
         raise SpecError(f"{name}: expected texts by name, got {values!r}")
@@ -283,7 +283,7 @@ def _placement(written: Mapping[str, Any]) -> jax.sharding.Sharding | None:
     return None
 
 
-def _sharding(written: Any) -> jax.sharding.NamedSharding:
+def _sharding(written: object) -> jax.sharding.NamedSharding:
     match written:
         case {"mesh": list(axes), "devices": list(ids), "spec": list(spec)}:
             here = {device.id: device for device in jax.devices()}
@@ -317,7 +317,7 @@ def _is_plain(size: str) -> bool:
     return _EXPRESSION.fullmatch(size) is not None and _POWERS.search(size) is None
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise SpecError(f"expected a size, got {str(value)[:50]!r}")
     return value

@@ -68,7 +68,7 @@ class CheckedCall(NamedTuple):
             self._compare(result, run_exact(), "the unpadded run", False)
         return result
 
-    def _compare(self, result: Any, other: Any, what: str, to_the_bit: bool) -> None:
+    def _compare(self, result: object, other: object, what: str, to_the_bit: bool) -> None:
         problem = compare(result, other, what, to_the_bit)
         if problem and (to_the_bit or not is_of_jit(self.name, problem, self.signed, result)):
             program = self.call.program
@@ -86,7 +86,7 @@ class CheckedCall(NamedTuple):
         self.entry.checked = True
 
 
-def check_joined(name: str, signed: SignedCall, result: Any, other: Any) -> None:
+def check_joined(name: str, signed: SignedCall, result: object, other: object) -> None:
     """Compare the joined results of chunks with those of a run in one piece.
 
     Raises:
@@ -97,7 +97,7 @@ def check_joined(name: str, signed: SignedCall, result: Any, other: Any) -> None
         raise failed(name, problem, "")
 
 
-def is_of_jit(name: str, problem: str, signed: SignedCall, result: Any) -> bool:
+def is_of_jit(name: str, problem: str, signed: SignedCall, result: object) -> bool:
     """Whether it is the compiled unpadded run that is wrong, and the bucket is right.
 
     Args:

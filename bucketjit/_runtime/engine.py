@@ -70,7 +70,7 @@ class CallObserver(Protocol):
 class Preparer(Protocol):
     """Who is told of each new call before it runs; see `bucketjit._precompile.listed_buckets`."""
 
-    def prepare(self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Any) -> None:
+    def prepare(self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: object) -> None:
         """Compile what calls like this one will need; ``key`` is that of its own executable."""
 
 
@@ -307,7 +307,9 @@ class Engine:
             raise
         self.counters.call(line, compiled)
 
-    def _run(self, entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
+    def _run(
+        self, entry: Executable, sizes: object, signed: SignedCall, finish: Change | None
+    ) -> Any:
         args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
         result = entry.run(sizes, args, kwargs)
         give_away([signed.leaves[i] for i in entry.donated_leaves])
@@ -416,8 +418,8 @@ class Engine:
         signed: SignedCall,
         given: CallArguments,
         call: ResolvedCall,
-        key: Any,
-        sizes: Any,
+        key: object,
+        sizes: object,
         finish: Change | None,
         line: CallCounter,
     ) -> Handler | None:

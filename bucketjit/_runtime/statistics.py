@@ -27,7 +27,7 @@ OTHER = "other"
 class FrozenDict(dict[K, V]):
     """A dict that cannot be changed; unlike a mapping proxy it can be hashed, copied, pickled."""
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("a snapshot cannot be changed")
 
     __setitem__ = __delitem__ = __ior__ = _refuse

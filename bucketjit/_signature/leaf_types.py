@@ -44,7 +44,7 @@ _SCALARS = {
 }
 
 
-def leaf_type(value: Any, path: str) -> tuple[LeafType, tuple[int, ...]]:
+def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
     """Type and shape of an argument leaf.
 
     Raises:

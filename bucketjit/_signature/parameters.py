@@ -152,7 +152,7 @@ class Statics:
             return fn
         positional, keyword = self.positional, self.keyword
 
-        def bound(*args: Any, **kwargs: Any) -> Any:
+        def bound(*args: object, **kwargs: object) -> Any:
             rest = iter(args)
             merged = [
                 positional[i] if i in positional else next(rest)

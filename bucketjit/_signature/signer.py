@@ -208,7 +208,7 @@ class Signer:
             pairs += leaf_entries(by_name.get(name), kwargs[name], name)
         return [s for s, _ in pairs]
 
-    def _refuse_entries_of_statics(self, spec: Any, every: Sequence[Any]) -> None:
+    def _refuse_entries_of_statics(self, spec: object, every: Sequence[Any]) -> None:
         names = self._parameters.name
         static = {names(i) for i in self._parameters.static_nums} | self._parameters.static_names
         entries = {names(i): entry for i, entry in enumerate(every)}
@@ -245,7 +245,7 @@ class Signer:
             )
 
 
-def _default_entry(value: Any) -> Any:
+def _default_entry(value: object) -> Any:
     """Axis 0 of an argument that is an array with axes; containers and scalars are static."""
     if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
         return Anonymous((0,))

@@ -14,7 +14,7 @@ from bucketjit._jax.arrays import is_on_several_devices, key_impl, key_shape, wi
 from bucketjit._signature.signer import SignedCall, Signer
 
 
-def array_like(value: Any) -> Any:
+def array_like(value: object) -> Any:
     """An argument with arrays for each ``jax.ShapeDtypeStruct`` in it.
 
     They take no memory, unless they say what only a ``jax.Array`` can: keys, weak types, and what

@@ -212,7 +212,7 @@ class BucketSizes:
             self._made[key] = mask
         return mask
 
-    def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> Any:
+    def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: object) -> Any:
         """An array of this (padded) shape filled with a known scalar, made once per trace."""
         scalar = np.asarray(value).astype(dtype)
         key = (current_trace(), shape, str(dtype), scalar.tobytes())

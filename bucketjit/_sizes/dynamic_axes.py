@@ -82,7 +82,7 @@ class Anonymous:
 LeafSpec = Any  # text, Anonymous, _NegativeAxes, names by axis, or None
 
 
-def is_leaf_entry(entry: Any) -> bool:
+def is_leaf_entry(entry: object) -> bool:
     """True for an entry that describes arrays, False for a container of such entries."""
     if entry is None or isinstance(entry, str | Anonymous):
         return True
@@ -102,12 +102,12 @@ def opens(entry: Any) -> bool:
     return any(map(opens, entry.values() if isinstance(entry, Mapping) else entry))
 
 
-def _is_axis_names(entry: Any) -> bool:
+def _is_axis_names(entry: object) -> bool:
     return type(entry) is tuple and all(e is None or isinstance(e, str) for e in entry)
 
 
 def entries_of_arguments(
-    spec: Any,
+    spec: object,
     n_positional: int,
     names: Sequence[str],
     keywords: Sequence[str],
@@ -175,7 +175,7 @@ def _is_keyword_entry(
     return len(entries) > len(names) or all(k in names or k in keywords for k in last)
 
 
-def leaf_entries(entry: Any, value: Any, path: str) -> list[tuple[LeafSpec, str]]:
+def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec, str]]:
     """One entry per leaf of an argument, matched as a pytree prefix.
 
     Args:
@@ -211,7 +211,7 @@ def leaf_entries(entry: Any, value: Any, path: str) -> list[tuple[LeafSpec, str]
     return [pair for part in nested for pair in part]
 
 
-def _children(node: Any) -> list[tuple[str, Any]]:
+def _children(node: object) -> list[tuple[str, Any]]:
     pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
     return [(jax.tree_util.keystr(keys), child) for keys, child in pairs]
 

@@ -20,7 +20,7 @@ _PLAIN = (
 _UNBOUND = object()  # in place of a name that a closure has not bound yet
 
 
-def held_by(value: Any) -> tuple[Any, ...] | None:
+def held_by(value: object) -> tuple[Any, ...] | None:
     """The parts that a function, a method, a partial, a dataclass or a container is made of.
 
     Returns:
@@ -49,7 +49,7 @@ def _contents(cell: CellType) -> Any:
         return _UNBOUND
 
 
-def holds_a_size(value: Any) -> bool | None:
+def holds_a_size(value: object) -> bool | None:
     """Whether user code that is given a value can get at a symbolic size, an expression.
 
     Looks into closures, partial arguments, methods, dataclasses and containers.
@@ -63,7 +63,7 @@ def holds_a_size(value: Any) -> bool | None:
     return _holds_a_size(value, 8, {})
 
 
-def _holds_a_size(value: Any, depth: int, seen: dict[int, Any]) -> bool | None:
+def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | None:
     if is_symbolic(value):
         return True
     if isinstance(value, jax.core.Tracer):  # in place of a number that was computed of a size?

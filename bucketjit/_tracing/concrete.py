@@ -115,7 +115,7 @@ class Tracer:
         out_tree: Any = None
 
         @functools.wraps(self._fn)  # so that an error of JAX's names the user's function
-        def flat(*values: Any) -> list[Any]:
+        def flat(*values: object) -> list[Any]:
             nonlocal out_tree
             rest = iter(values)
             given = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in inputs]

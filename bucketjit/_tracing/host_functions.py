@@ -26,7 +26,7 @@ class Hosts:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # the host calls from threads of its own
 
-    def number_of(self, function: Any) -> np.ndarray:
+    def number_of(self, function: object) -> np.ndarray:
         """A number for this function, an int32 scalar."""
         with self._lock:
             number = next(self._numbers)

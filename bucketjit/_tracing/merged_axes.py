@@ -163,7 +163,7 @@ def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
     return None
 
 
-def _others(atom: Any, *used: Sequence[int]) -> list[int]:
+def _others(atom: object, *used: Sequence[int]) -> list[int]:
     return [i for i in range(len(_shape(atom))) if not any(i in u for u in used)]
 
 
@@ -258,7 +258,7 @@ class _Analysis:
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         paid: set[Any] = set()
 
-        def pay(v: Any, wanted: Form) -> None:
+        def pay(v: object, wanted: Form) -> None:
             free = wanted is not None and _spreads(self.made_by.get(v), wanted)
             if (v, _key(wanted)) not in paid and not free:
                 paid.add((v, _key(wanted)))
@@ -299,18 +299,18 @@ class _Analysis:
                 del self.plans[i]
                 self.forms.pop(eqn.outvars[0], None)
 
-    def _root(self, v: Any) -> Any:
+    def _root(self, v: object) -> Any:
         while (parent := self._parent.get(v, v)) is not v:
             v = parent
         return v
 
-    def _join(self, a: Any, b: Any) -> None:
+    def _join(self, a: object, b: object) -> None:
         a, b = self._root(a), self._root(b)
         if a is not b:
             self._parent[b] = a
             self._saved[a] = self._saved.pop(b, 0) + self._saved.get(a, 0)
 
-    def _add(self, v: Any, gathers: int) -> None:
+    def _add(self, v: object, gathers: int) -> None:
         root = self._root(v)
         self._saved[root] = self._saved.get(root, 0) + gathers
 
@@ -363,7 +363,7 @@ class _Rewriting:
             self._values.update(zip(eqn.outvars, outs, strict=True))
         return [self._read(v, None) for v in jaxpr.outvars]
 
-    def _read(self, v: Any, wanted: Form) -> Any:
+    def _read(self, v: object, wanted: Form) -> Any:
         if is_literal(v):
             return v.val
         own = self._analysis.forms.get(v)
@@ -374,7 +374,7 @@ class _Rewriting:
             self._converted[key] = self._convert(v, wanted)
         return self._converted[key]
 
-    def _convert(self, v: Any, wanted: Form) -> Any:
+    def _convert(self, v: object, wanted: Form) -> Any:
         eqn = self._analysis.made_by.get(v)
         if eqn is not None and wanted is not None and _spreads(eqn, wanted):
             places = wanted.axes(eqn.params["broadcast_dimensions"])

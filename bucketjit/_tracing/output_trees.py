@@ -24,7 +24,7 @@ def flat(count: int) -> Any:
     return jax.tree_util.tree_structure((0,) * count)
 
 
-def same_tree(a: Any, b: Any) -> bool:
+def same_tree(a: object, b: object) -> bool:
     """Whether two trees are equal, their data included."""
     try:
         return bool(a == b)
@@ -34,7 +34,7 @@ def same_tree(a: Any, b: Any) -> bool:
         return False
 
 
-def tree_holds_a_size(tree: PyTreeDef, given: Any) -> bool | None:
+def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
     """Whether the data of a tree holds a symbolic size.
 
     Args:
@@ -67,7 +67,7 @@ def _data(tree: PyTreeDef) -> Iterator[Any]:
         yield from _data(child)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     try:
         return bool(a is b or a == b)
     except Exception as error:

@@ -106,7 +106,7 @@ class _Owned:
             return eqn
         return eqn.replace(invars=invars, params=params)
 
-    def _atom(self, atom: Any) -> Any:
+    def _atom(self, atom: object) -> Any:
         if not is_literal(atom):
             return atom
         owned = _own(atom.val)

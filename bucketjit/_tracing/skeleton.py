@@ -93,7 +93,7 @@ class Skeleton:
         first = next((e for i, e in longer.equations.items() if i >= after), ())
         return f"{_told(first)}, at one size only" if first else "it returns other arrays"
 
-    def _difference_at(self, i: int, a: Any, other: Skeleton, b: Any) -> str:
+    def _difference_at(self, i: int, a: object, other: Skeleton, b: object) -> str:
         if i in self.equations and i in other.equations:
             mine = self.equations[i]
             names = [_name(s.equations[i][-1]) for s in (self, other)]
@@ -133,7 +133,7 @@ def _where(equations: tuple[Any, ...]) -> str:
     return f" [{line}]" if line else ""
 
 
-def _both(a: Any, b: Any) -> str:
+def _both(a: object, b: object) -> str:
     """What differs between two parts of programs, in words."""
     match a, b:
         case _Type(), _Type() if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
@@ -257,11 +257,11 @@ class _Apart:
     def _tell(self, what: str) -> None:
         self._found.told[len(self._found.parts)] = what
 
-    def _value(self, value: Any) -> None:
+    def _value(self, value: object) -> None:
         self._found.values.append(value)
         self._found.owners.append(self._within)
 
-    def _atom(self, atom: Any, number: Mapping[Any, int]) -> None:
+    def _atom(self, atom: object, number: Mapping[Any, int]) -> None:
         if is_literal(atom):
             self._part("literal")
             self._aval(atom.aval)
@@ -375,7 +375,7 @@ class _Together:
         inputs = [env[v] for v in jaxpr.invars]
         return rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
 
-    def _host(self, function: Any) -> Any:
+    def _host(self, function: object) -> Any:
         index = next(self._size_constants)
         if index is None:
             return function
@@ -389,7 +389,7 @@ class _Together:
         eqns.append(equation([], [var], size_constant_p, params))
         return var
 
-    def _atom(self, atom: Any, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
+    def _atom(self, atom: object, env: Mapping[Any, Any], eqns: list[Any]) -> Any:
         if not is_literal(atom):
             return env[atom]
         aval = self._aval(atom.aval)
@@ -417,5 +417,5 @@ class _Together:
         return value
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

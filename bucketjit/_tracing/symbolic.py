@@ -117,13 +117,13 @@ class _Tracing:
             # The trace is lost, and may go on for ever: a recursion that ends at ``n == 1``.
             raise _WrongBranch(f"{left} is taken to be different from {right}")
 
-    def used_as_key(self, size: Any) -> None:
+    def used_as_key(self, size: object) -> None:
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
     def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> Any:
         arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
 
-        def flat(*values: Any) -> list[Any]:
+        def flat(*values: object) -> list[Any]:
             rest = iter(values)
             leaves = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in self.inputs]
             args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
@@ -271,7 +271,7 @@ def _notes_of(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-def _whole_number(value: Any) -> int | None:
+def _whole_number(value: object) -> int | None:
     """The int that a complex number, a fraction or a decimal is equal to, if there is one."""
     if not isinstance(value, numbers.Number | decimal.Decimal):
         return None

@@ -110,7 +110,7 @@ _AXES: Mapping[str, Callable[[JaxprEqn, Sequence[Axes]], Axes]] = dataflow.table
 _TABLE = {name: dataflow.single(axes_of) for name, axes_of in _AXES.items()}
 
 
-def _is_one_number(value: Any) -> bool:
+def _is_one_number(value: object) -> bool:
     """Whether an array holds the same number everywhere."""
     if isinstance(value, jax.Array):
         try:

@@ -166,7 +166,7 @@ class _Following:
         env: dict[Any, _Facts] = dict(zip(jaxpr.invars, facts, strict=True))
         env.update(zip(jaxpr.constvars, self.unknown(jaxpr.constvars), strict=True))
 
-        def read(atom: Any) -> _Facts:
+        def read(atom: object) -> _Facts:
             return self._literal(atom) if is_literal(atom) else env[atom]
 
         for eqn in jaxpr.eqns:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Jaxpr
 
 from bucketjit._masking.interpreter import Hook
@@ -61,7 +62,7 @@ def exact_options(is_reference: bool) -> Mapping[str, Any]:
     return library_options(False, is_reference)
 
 
-def must_rebuild(compiled: Any) -> bool:
+def must_rebuild(compiled: jax.stages.Compiled) -> bool:
     """Whether an executable has reductions that XLA's library computes wrongly.
 
     It is then compiled again, with `Workarounds.avoids_reductions`.

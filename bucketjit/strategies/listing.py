@@ -12,7 +12,7 @@ from bucketjit.strategies.multiple_of import MultipleOf
 MOST_LISTED = 65_536
 
 
-def buckets_of(strategy: Any) -> tuple[int, ...] | None:
+def buckets_of(strategy: object) -> tuple[int, ...] | None:
     """List the buckets of a strategy, to compile them before calls need them.
 
     Those that were planned: of one that goes on beyond them (`Extended`, an `Optimal` with

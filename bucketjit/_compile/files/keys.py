@@ -55,12 +55,12 @@ def kind_of(signed: SignedCall, device: jax.Device) -> str:
     )
 
 
-def _static_text(value: Any) -> str:
+def _static_text(value: object) -> str:
     """What files are told apart by; of what has no sure text, only its type."""
     return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
 
 
-def short_digest(*values: Any) -> str:
+def short_digest(*values: object) -> str:
     """The first 8 hexadecimal digits of the digest of some values."""
     return Digest().add(*values).hexdigest()[:8]
 
@@ -70,13 +70,13 @@ def digest_of(consts: Sequence[Any]) -> str:
     return Digest(OWN_PRIMITIVES).add(*consts).hexdigest()
 
 
-def type_text(value: Any) -> str:
+def type_text(value: object) -> str:
     """The shape, the dtype and the weak type of an array as one text."""
     aval = jax.typeof(value)
     return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
 
 
-def placement_text(value: Any) -> str:
+def placement_text(value: object) -> str:
     """Whether an argument is committed to its devices, as a text."""
     sharding = getattr(value, "sharding", None)
     return "anywhere" if sharding is None else "committed"

@@ -316,7 +316,7 @@ class Stored:
     def _device(self) -> Any:
         return device_of(self._leaves())
 
-    def _checked(self, expected: Expected, args: Any, kwargs: Any, sizes: Any) -> Any:
+    def _checked(self, expected: Expected, args: object, kwargs: object, sizes: object) -> Any:
         """A check of arguments by their types, as the first tracing would make it."""
         expected.check(args, kwargs)
         leaves = jax.tree_util.tree_leaves(sizes)
@@ -342,7 +342,7 @@ class Stored:
     def _digests(self) -> Mapping[str, str]:
         raise NotImplementedError
 
-    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
+    def _entry(self, header: Header, xla: object, began: float) -> Executable:
         raise NotImplementedError
 
 
@@ -383,7 +383,7 @@ class StoredMasked(Stored):
     def _digests(self) -> Mapping[str, str]:
         return self._shelf.digests_of(self._program)
 
-    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
+    def _entry(self, header: Header, xla: object, began: float) -> Executable:
         program, made = self._program, self._made
         outs = [
             shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
@@ -426,7 +426,7 @@ class StoredExact(Stored):
     def _digests(self) -> Mapping[str, str]:
         return self._shelf.digests(*open_jaxpr(self._traced.jaxpr))
 
-    def _entry(self, header: Header, xla: Any, began: float) -> Executable:
+    def _entry(self, header: Header, xla: object, began: float) -> Executable:
         made = self._made
         tree = jax.tree_util.tree_structure(self._traced.out_info)
         function, compiled = loaded_function(

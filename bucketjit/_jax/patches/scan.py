@@ -41,7 +41,7 @@ def open_scans() -> list[Patch]:
     ]
 
 
-def holders(name: str, value: Any) -> list[tuple[Any, str]]:
+def holders(name: str, value: object) -> list[tuple[Any, str]]:
     """The modules that have a function under its name: user code may have imported it."""
     modules = modules_of_jax().values()
     return [(m, name) for m in modules if getattr(m, "__dict__", {}).get(name) is value]

@@ -45,7 +45,9 @@ def brief_decisions() -> list[Patch]:
     given_up: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @functools.wraps(original)
-    def bounds(self: Any, scope: Any, terms: Any, i: int, precision: Any) -> tuple[Any, Any]:
+    def bounds(
+        self: object, scope: object, terms: object, i: int, precision: object
+    ) -> tuple[Any, Any]:
         left = getattr(_deciding, "left", None)
         if left is None:
             is_late = given_up.get(scope, 0) >= _PATIENCE

@@ -33,7 +33,7 @@ def saturate(index: Any) -> Any:
     return wrapped(index)
 
 
-def as_index(index: Any) -> Any:
+def as_index(index: Array) -> Any:
     """Indices of a gather or scatter as int32.
 
     ``jax.numpy`` indexes an axis of static size with int32, a symbolic one with the widest
@@ -50,7 +50,7 @@ def wrapped(index: Any) -> Any:
     return lax.convert_element_type(index, jnp.int32)
 
 
-def clamp(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
+def clamp(ctx: RuleContext, start: Array, dim: Dim, size: Dim) -> Any:
     """Starts (int32) of a window of ``size`` moved inside an axis of logical size ``dim``."""
     constant = _clamped(start, dim, size)
     if constant is not None:
@@ -59,7 +59,7 @@ def clamp(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
     return lax.clamp(np.zeros((), start.dtype), start, end)
 
 
-def _clamped(start: Any, dim: Dim, size: Dim) -> int | None:
+def _clamped(start: Array, dim: Dim, size: Dim) -> int | None:
     """The start that `clamp` gives, if that is the same whatever the logical sizes are."""
     constant, room = known_int(start), dim - size
     if constant is None:
@@ -69,7 +69,7 @@ def _clamped(start: Any, dim: Dim, size: Dim) -> int | None:
     return None if is_symbolic(room) else min(constant, int(room))
 
 
-def inside(ctx: RuleContext, start: Any, dim: Dim, size: Dim) -> Any:
+def inside(ctx: RuleContext, start: Array, dim: Dim, size: Dim) -> Any:
     """Whether a window of ``size`` at ``start`` (int32) lies in an axis of logical ``dim``."""
     return (start >= 0) & (start <= ctx.logical(dim - size))
 

@@ -33,7 +33,7 @@ def without_overflow(x: Array, axes: Sequence[int], headroom: int) -> tuple[Any,
     return scaled(x, 1 / back), back
 
 
-def scaled(x: Array, factor: Any) -> Any:
+def scaled(x: Array, factor: Array) -> Any:
     """Real or complex numbers times a real one: infinity times 0i would be NaN."""
     if jnp.iscomplexobj(x):
         return lax.complex(jnp.real(x) * factor, jnp.imag(x) * factor)

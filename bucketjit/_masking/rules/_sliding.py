@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from bucketjit._masking.array_ops import crop, select, take
 from bucketjit._masking.rule_context import RuleContext
@@ -83,7 +84,7 @@ class Slide:
         """``(most, least)``: how far a symbolic low padding goes, ``-least <= low <= most``."""
         return ctx.padded(self.low), ctx.padded(-self.low)
 
-    def place(self, ctx: RuleContext, array: Array, axis: int, value: Any) -> Any:
+    def place(self, ctx: RuleContext, array: Array, axis: int, value: ArrayLike) -> Any:
         """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere."""
         span, size = self.span(ctx), self.dilated_size(array.shape[axis])
         if not is_symbolic(self.low):
@@ -102,7 +103,7 @@ class Slide:
         wide = _pad(placed, axis, least, max(0, most + size - span), 1, 0)
         return lax.dynamic_slice_in_dim(wide, least + ctx.logical(self.low), size, axis=axis)
 
-    def unfold(self, ctx: RuleContext, array: Array, axis: int, value: Any) -> Any:
+    def unfold(self, ctx: RuleContext, array: Array, axis: int, value: ArrayLike) -> Any:
         """The windows laid out one after the other, each of the padded window size.
 
         Args:
@@ -126,7 +127,7 @@ class Slide:
         position, real = self.positions(ctx, out, tap)
         return gather(array, axis, position.reshape(-1), real.reshape(-1), value)
 
-    def positions(self, ctx: RuleContext, out: Any, tap: Any) -> tuple[Any, Any]:
+    def positions(self, ctx: RuleContext, out: Array, tap: Array) -> tuple[Any, Any]:
         """Which element of the axis a tap of a window reads.
 
         Args:
@@ -146,18 +147,18 @@ class Slide:
         return jnp.clip(element, 0, max(ctx.padded(self.size) - 1, 0)), real
 
 
-def _pad(array: Array, axis: int, low: int, high: int, unfused: int, value: Any) -> Any:
+def _pad(array: Array, axis: int, low: int, high: int, dilation: int, value: ArrayLike) -> Any:
     """Dilate and pad one axis with ``value``; negative padding cuts."""
-    config = [(low, high, unfused - 1) if i == axis else (0, 0, 0) for i in range(array.ndim)]
+    config = [(low, high, dilation - 1) if i == axis else (0, 0, 0) for i in range(array.ndim)]
     return lax.pad(array, lax.convert_element_type(value, array.dtype), config)
 
 
-def along(vector: Any, axis: int, rank: int) -> Any:
+def along(vector: Array, axis: int, rank: int) -> Any:
     """A vector as an array of this rank that broadcasts along ``axis``."""
     return vector.reshape(tuple(-1 if i == axis else 1 for i in range(rank)))
 
 
-def gather(array: Array, axis: int, position: Any, real: Any, value: Any) -> Any:
+def gather(array: Array, axis: int, position: Array, real: Array, value: ArrayLike) -> Any:
     """These positions along ``axis``, with ``value`` where not real."""
     return select(along(real, axis, array.ndim), take(array, position, axis), value)
 

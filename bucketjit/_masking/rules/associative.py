@@ -42,7 +42,7 @@ class _Scan:
         self._consts = consts
         self._axis = combine.axis
 
-    def _call(self, jaxpr: Jaxpr, size: int, logical: Any, *args: Any) -> Arrays:
+    def _call(self, jaxpr: Jaxpr, size: int, logical: Array, *args: Any) -> Arrays:
         sizes = {self._combine.length: (size, jnp.asarray(logical, jnp.int32))}
         return self._ctx.evaluate(jaxpr, *self._consts, *args, sizes=sizes)
 
@@ -50,7 +50,7 @@ class _Scan:
         size = left[0].shape[self._axis]
         return self._call(self._combine.jaxpr, size, size, *left, *right)
 
-    def forward(self, elems: Arrays, logical: Any) -> Arrays:
+    def forward(self, elems: Arrays, logical: Array) -> Arrays:
         """What JAX does with a static size.
 
         A loop by data in the function may not end on padding. There each element also says whether
@@ -69,7 +69,7 @@ class _Scan:
         real = along(jnp.arange(elems[0].shape[axis]) < logical, axis, axis + 1)
         return list(lax.associative_scan(combined, [*elems, real], axis=axis))[:-1]
 
-    def backward(self, elems: Arrays, cotangents: Arrays, logical: Any) -> tuple[Arrays, Arrays]:
+    def backward(self, elems: Arrays, cotangents: Arrays, logical: Array) -> tuple[Arrays, Arrays]:
         """Cotangents of constants and elements; `forward` step by step, backwards.
 
         A step with padding on one side gets a cotangent that is arbitrary. It would reach real
@@ -110,18 +110,18 @@ class _Scan:
         return to_consts, out
 
     def _pull(
-        self, left: Arrays, right: Arrays, cotangents: Arrays, size: int, logical: Any
+        self, left: Arrays, right: Arrays, cotangents: Arrays, size: int, logical: Array
     ) -> tuple[Arrays, Arrays, Arrays]:
         found = self._call(self._combine.pullback, size, logical, *left, *right, *cotangents)
         a, b = map(len, self._combine.floats)
         return found[:a], found[a : a + b], found[a + b :]
 
-    def _real(self, array: Array, logical: Any) -> Any:
+    def _real(self, array: Array, logical: Array) -> Any:
         index = jnp.arange(array.shape[self._axis], dtype=jnp.int32)
         return select(along(index < logical, self._axis, array.ndim), array, 0)
 
 
-def _interleave(even: Any, odd: Any, axis: int, size: int) -> Any:
+def _interleave(even: Array, odd: Array, axis: int, size: int) -> Any:
     both = jnp.stack([even, crop(odd, axis, even.shape[axis])], axis + 1)
     shape = (*even.shape[:axis], 2 * even.shape[axis], *even.shape[axis + 1 :])
     return crop(both.reshape(shape), axis, size)
@@ -138,7 +138,7 @@ def associative_scan(ctx: RuleContext, *operands: Array) -> Arrays:
 
 
 def _evaluate(
-    ctx: RuleContext, combine: Combine, mode: str, operands: Arrays, logical: Any
+    ctx: RuleContext, combine: Combine, mode: str, operands: Arrays, logical: Array
 ) -> Arrays:
     consts, elems, linear = operands_of(combine, operands)
     if mode == PRIMAL:

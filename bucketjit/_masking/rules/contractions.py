@@ -38,7 +38,7 @@ def dot_general(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     return by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
 
 
-def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Any) -> Any:
+def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Array) -> Any:
     """As `dot_general`; padded groups have no rows and meet zeros.
 
     Groups are laid out from the front of the ragged axis, so its padding stays at its end.

@@ -83,7 +83,7 @@ def call_hi_primitive(ctx: RuleContext, *operands: Array) -> list[Any]:
 # --- branches -----------------------------------------------------------------------------
 
 
-def cond(ctx: RuleContext, index: Any, *operands: Array) -> Any:
+def cond(ctx: RuleContext, index: Array, *operands: Array) -> Any:
     """Switch over the masked branches; the index is a scalar, so it has no padding."""
     jaxprs, platforms = ctx.params["branches"], ctx.params.get("branches_platforms")
     operands = tuple(map(strong, operands))
@@ -157,7 +157,7 @@ def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     return lax.while_loop(lambda state: jnp.any(state[0]), step_running, begin)[1]
 
 
-def _keep(running: Array, new: Any, old: Any) -> Any:
+def _keep(running: Array, new: Array, old: Array) -> Any:
     """``new`` in the rows that are running, ``old`` elsewhere; rows are the leading axes."""
     wide = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
     return lax.select_n(jnp.broadcast_to(wide, new.shape), old, new)

@@ -119,7 +119,7 @@ def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tu
 
 
 def _convolve(
-    ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis], windows: Sequence[_Axis] = ()
+    ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis], windows: Sequence[_Axis] = ()
 ) -> Any:
     """Convolve filled operands, the data where its logical low padding puts it.
 
@@ -179,7 +179,7 @@ def _overreaches(slide: Slide) -> bool:
 
 
 def _window_by_window(
-    ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis], loose: Sequence[_Axis]
+    ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis], loose: Sequence[_Axis]
 ) -> Any:
     """Convolve with every window along the ``loose`` axes laid out by itself, padding zeroed."""
     counts = tuple(ctx.padded(a.slide.out) for a in loose)

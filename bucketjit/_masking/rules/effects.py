@@ -100,7 +100,7 @@ def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
     run, params = ctx.primitive.impl, dict(ctx.params)
     number, find = _function(ctx)
 
-    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: Any) -> None:
+    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: object) -> None:
         own = {"callback": find(*number)} if "callback" in params else {}
         run(*host.cut(sizes, values), **{**params, **own})
 
@@ -116,7 +116,7 @@ def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     host, arrays = _prepare(ctx, operands)
     number, find = _function(ctx)
 
-    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: Any) -> list[Any]:
+    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: object) -> list[Any]:
         return host.pad(sizes, find(*number)(*jax.device_put(host.cut(sizes, values))))
 
     structs = [jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals]

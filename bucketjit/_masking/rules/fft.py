@@ -93,7 +93,7 @@ def _wide(size: int) -> int:
     return min(w for w in (power, power * 3 // 4, power * 5 // 8) if w >= 2 * size - 1)
 
 
-def _chirp(position: Any, n: Any, dtype: np.dtype[Any], inverse: bool) -> Any:
+def _chirp(position: Array, n: Any, dtype: np.dtype[Any], inverse: bool) -> Any:
     """``exp(-i pi k^2 / n)``, its angle reduced as a whole number, so that it stays accurate."""
     turn = (position * position) % (2 * n)
     turn = jnp.where(turn > n, turn - 2 * n, turn)

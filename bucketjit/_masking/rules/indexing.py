@@ -26,7 +26,7 @@ from bucketjit._sizes.expressions import is_symbolic
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
 
 
-def gather(ctx: RuleContext, operand: Array, indices: Any) -> Any:
+def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     """Rewrite the indices so that judging them by padded sizes gives the logical answer.
 
     Padded rows of indices gather padded rows of the result, whatever they hold. A window of
@@ -40,7 +40,7 @@ def gather(ctx: RuleContext, operand: Array, indices: Any) -> Any:
     return select(real, found, ctx.logical(fill))
 
 
-def _gather(ctx: RuleContext, operand: Array, indices: Any, **fill: Any) -> Any:
+def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> Any:
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         # XLA's gather takes no slice of size 1 from an axis of size 0, however few slices it takes.
         return zeros(ctx, ctx.out_avals[0])
@@ -66,7 +66,7 @@ def _gather(ctx: RuleContext, operand: Array, indices: Any, **fill: Any) -> Any:
     )
 
 
-def _judged(ctx: RuleContext, indices: Any) -> Any:
+def _judged(ctx: RuleContext, indices: Array) -> Any:
     """Indices moved into logical bounds; in a filling gather, -1 for those outside of them."""
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
     columns = []
@@ -80,7 +80,7 @@ def _judged(ctx: RuleContext, indices: Any) -> Any:
     return jnp.stack(columns, axis=-1)
 
 
-def _one_window(ctx: RuleContext, operand: Array, indices: Any, **fill: Any) -> Any:
+def _one_window(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> Any:
     """A single window is a dynamic slice: how JAX traces ``x[1:]`` of a symbolic axis."""
     numbers = ctx.params["dimension_numbers"]
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]

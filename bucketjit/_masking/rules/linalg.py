@@ -90,7 +90,7 @@ def lu(ctx: RuleContext, operand: Array) -> Any:
     return _fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
 
 
-def lu_pivots_to_permutation(ctx: RuleContext, pivots: Any) -> Any:
+def lu_pivots_to_permutation(ctx: RuleContext, pivots: Array) -> Any:
     """Padding swaps nothing."""
     size = min(pivots.shape[-1], ctx.params["permutation_size"])
     return fit(ctx, ctx.bind(crop(own_index(ctx, pivots, 0), pivots.ndim - 1, size)))
@@ -137,7 +137,7 @@ def triangular_solve(ctx: RuleContext, matrix: Array, rhs: Array) -> Any:
     return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
 
 
-def tridiagonal_solve(ctx: RuleContext, lower: Any, main: Any, upper: Any, rhs: Array) -> Any:
+def tridiagonal_solve(ctx: RuleContext, lower: Array, main: Array, upper: Array, rhs: Array) -> Any:
     """An identity block after the system, not coupled to it by what lies off its diagonals."""
     lower, rhs = zero(ctx, lower, 0), zero(ctx, rhs, 3)
     main = ctx.fill(main, value=1, shape=ctx.in_shapes[1])

@@ -34,7 +34,7 @@ def natural(ctx: RuleContext, *operands: Array) -> Any:
     return ctx.bind(*operands)
 
 
-def random_fold_in(ctx: RuleContext, keys: Any, data: Any) -> Any:
+def random_fold_in(ctx: RuleContext, keys: Array, data: Array) -> Any:
     """Key by key, but for the one generator that folds a whole batch with its first key."""
     if key_impl(keys.dtype) == "unsafe_rbg":
         ctx.refuse(*_HARDWARE)
@@ -98,7 +98,7 @@ def iota_2x32_shape(ctx: RuleContext) -> Any:
 # --- draws ----------------------------------------------------------------------------------
 
 
-def random_bits(ctx: RuleContext, keys: Any) -> Any:
+def random_bits(ctx: RuleContext, keys: Array) -> Any:
     """Run the generator on the logical shape, key by key."""
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
@@ -109,7 +109,7 @@ def random_bits(ctx: RuleContext, keys: Any) -> Any:
     return _draw(ctx, keys, lambda key: generator.random_bits(key, width, shape))
 
 
-def random_split(ctx: RuleContext, keys: Any) -> Any:
+def random_split(ctx: RuleContext, keys: Array) -> Any:
     """Run the generator's split on the logical shape, key by key."""
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
@@ -122,7 +122,7 @@ def random_split(ctx: RuleContext, keys: Any) -> Any:
     return jax.random.wrap_key_data(words, impl=key_impl(keys.dtype))
 
 
-def random_gamma(ctx: RuleContext, keys: Any, alpha: Any) -> Any:
+def random_gamma(ctx: RuleContext, keys: Array, alpha: Array) -> Any:
     """Evaluate its definition: one key and one rejection loop for each logical element.
 
     One loop after the other on CPU and all at once elsewhere, as JAX itself does.
@@ -132,7 +132,7 @@ def random_gamma(ctx: RuleContext, keys: Any, alpha: Any) -> Any:
     return _traced(ctx, lambda k, a: ctx.primitive.impl(k, a, **params), structs, keys, alpha)
 
 
-def _draw(ctx: RuleContext, keys: Any, draw: Callable[[Any], Any]) -> Any:
+def _draw(ctx: RuleContext, keys: Array, draw: Callable[[Any], Any]) -> Any:
     """Trace a draw for keys of this logical shape, then evaluate it masked on their words."""
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
@@ -160,11 +160,11 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array)
 # shapes, hence it is written out here: each element computes its own pair (twice the hashing).
 
 
-def _counts_by_total(keys: Any) -> bool:
+def _counts_by_total(keys: Array) -> bool:
     return key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
 
 
-def _per_key(keys: Any, draw: Callable[[Any], Any]) -> Any:
+def _per_key(keys: Array, draw: Callable[[Any], Any]) -> Any:
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     return draw(jax.random.key_data(keys))
@@ -184,7 +184,7 @@ def _total(ctx: RuleContext, shape: Sequence[Any], bits: int) -> Any:
     return (total + jnp.uint32(32 // bits - 1)) // jnp.uint32(32 // bits)
 
 
-def _word(key: Any, index: Any, total: Any) -> Any:
+def _word(key: Array, index: Array, total: Array) -> Any:
     """Word ``index`` of a draw of ``total`` words."""
     half = (total + 1) // 2
     second = index >= half
@@ -194,7 +194,7 @@ def _word(key: Any, index: Any, total: Any) -> Any:
     return jnp.where(second, two, one)
 
 
-def _total_bits(ctx: RuleContext, key: Any, width: int, shape: Sequence[Any]) -> Any:
+def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) -> Any:
     _, index = counters(ctx, shape)
     total = _total(ctx, shape, width)
     dtype = ctx.out_avals[0].dtype
@@ -208,7 +208,7 @@ def _total_bits(ctx: RuleContext, key: Any, width: int, shape: Sequence[Any]) ->
     return (word >> (jnp.uint32(width) * (index % per_word))).astype(dtype)
 
 
-def _total_split(ctx: RuleContext, key: Any, shape: Sequence[Any]) -> Any:
+def _total_split(ctx: RuleContext, key: Array, shape: Sequence[Any]) -> Any:
     _, index = counters(ctx, (*shape, 2))
     return _word(key, index, _total(ctx, shape, 64))
 

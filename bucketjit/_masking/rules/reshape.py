@@ -74,7 +74,7 @@ def _ravel(shape: Sequence[int], strides: Sequence[Any]) -> Any:
     return total
 
 
-def _unravel(position: Any, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
+def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
     """Where the elements of these numbers stand in the flattened padded array.
 
     A size of 0 leaves nothing real to find; it is taken as 1 to keep the division defined.

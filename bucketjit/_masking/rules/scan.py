@@ -83,22 +83,22 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
 
 
 @custom_vmap
-def _most_steps(steps: Any) -> Any:
+def _most_steps(steps: Array) -> Any:
     return steps
 
 
 @_most_steps.def_vmap
-def _(axis_size: int, batched: Sequence[bool], steps: Any) -> tuple[Any, bool]:
+def _(axis_size: int, batched: Sequence[bool], steps: Array) -> tuple[Any, bool]:
     return _most_steps(jnp.max(steps) if batched[0] else steps), False
 
 
 @custom_vmap
-def _while_running(running: Array, new: Any, old: Any) -> Any:
+def _while_running(running: Array, new: Array, old: Array) -> Any:
     return new
 
 
 @_while_running.def_vmap
-def _(axis_size: int, batched: Sequence[bool], running: Array, new: Any, old: Any) -> Any:
+def _(axis_size: int, batched: Sequence[bool], running: Array, new: Array, old: Array) -> Any:
     if not batched[0]:
         return _while_running(running, new, old), batched[1]
     in_axes = [0 if b else None for b in batched]

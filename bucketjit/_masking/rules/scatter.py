@@ -29,7 +29,7 @@ _MODE = lax.GatherScatterMode
 def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
     """The rule of the scatter that puts ``combine(old, update)`` in place."""
 
-    def rule(ctx: RuleContext, operand: Array, indices: Any, updates: Array) -> Any:
+    def rule(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
         """One window is written in place; many have their indices rewritten."""
         applies = ctx.primitive.name == "scatter" and ctx.params["update_jaxpr"] is not None
         if indices.ndim == 1 and not applies:
@@ -48,7 +48,7 @@ def _window_sizes(ctx: RuleContext) -> Shape:
     return tuple(1 if axis in single else updates[next(rest)] for axis in range(rank))
 
 
-def _one_window(ctx: RuleContext, operand: Array, index: Any, update: Array, combine: Any) -> Any:
+def _one_window(ctx: RuleContext, operand: Any, index: Any, update: Any, combine: Any) -> Any:
     """A single window is written like a dynamic update: how ``x.at[1:].add(y)`` is traced."""
     numbers = ctx.params["dimension_numbers"]
     shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
@@ -62,7 +62,7 @@ def _one_window(ctx: RuleContext, operand: Array, index: Any, update: Array, com
     return write_window(ctx, operand, shape, update, sizes, starts, combine=combine, where=where)
 
 
-def _many_windows(ctx: RuleContext, operand: Array, indices: Any, updates: Array) -> Any:
+def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
     """Indices that must not write are sent out of bounds, where a scatter drops updates.
 
     A window whose padding would be written is taken apart into single positions first.
@@ -131,10 +131,10 @@ def _taken_apart(
     left = [a for a in windowed if a not in axes]
 
     updates = lax.transpose(updates, [*rows, *(place[a] for a in axes), *(place[a] for a in left)])
-    unfused = len(rows) + len(axes)
-    widths = updates.shape[:unfused]
-    columns = [lax.expand_dims(c, range(len(rows), unfused)) for c in columns]
-    good = True if good is None else lax.expand_dims(good, range(len(rows), unfused))
+    num_indices = len(rows) + len(axes)
+    widths = updates.shape[:num_indices]
+    columns = [lax.expand_dims(c, range(len(rows), num_indices)) for c in columns]
+    good = True if good is None else lax.expand_dims(good, range(len(rows), num_indices))
     mapped = [*numbers.scatter_dims_to_operand_dims]
     for i, axis in enumerate(axes):
         shape = [n if a == len(rows) + i else 1 for a, n in enumerate(widths)]
@@ -147,7 +147,7 @@ def _taken_apart(
             columns.append(position)
     columns[0] = jnp.broadcast_to(columns[0], widths)
     numbers = numbers._replace(
-        update_window_dims=tuple(range(unfused, updates.ndim)),
+        update_window_dims=tuple(range(num_indices, updates.ndim)),
         inserted_window_dims=tuple(sorted([*numbers.inserted_window_dims, *axes])),
         scatter_dims_to_operand_dims=tuple(mapped),
     )

@@ -43,7 +43,7 @@ def rev(ctx: RuleContext, operand: Array) -> Any:
     return out
 
 
-def pad(ctx: RuleContext, operand: Array, value: Any) -> Any:
+def pad(ctx: RuleContext, operand: Array, value: Array) -> Any:
     """The operand's padding becomes the padding value, which then reaches to the end.
 
     Behind the data stands the padding value whatever ``high`` is, so the end is simply
@@ -64,7 +64,7 @@ def pad(ctx: RuleContext, operand: Array, value: Any) -> Any:
     return out
 
 
-def _spread(ctx: RuleContext, array: Array, axis: int, value: Any) -> Any:
+def _spread(ctx: RuleContext, array: Array, axis: int, value: Array) -> Any:
     """Pad one axis by amounts known at run time: each position computes what stands there."""
     low, _, interior = ctx.symbolic_params["padding_config"][axis]
     count = ctx.in_shapes[0][axis]
@@ -76,13 +76,13 @@ def _spread(ctx: RuleContext, array: Array, axis: int, value: Any) -> Any:
     return select(real, take(crop(array, axis, max(array.shape[axis], 1)), source, axis), value)
 
 
-def dynamic_slice(ctx: RuleContext, operand: Array, *starts: Any) -> Any:
+def dynamic_slice(ctx: RuleContext, operand: Array, *starts: Array) -> Any:
     """Starts are clamped by the logical sizes."""
     sizes = ctx.symbolic_params["slice_sizes"]
     return read_window(ctx, operand, ctx.in_shapes[0], [*map(saturate, starts)], sizes)
 
 
-def dynamic_update_slice(ctx: RuleContext, operand: Array, update: Array, *starts: Any) -> Any:
+def dynamic_update_slice(ctx: RuleContext, operand: Array, update: Array, *starts: Array) -> Any:
     """Starts are clamped by the logical sizes; the padding of the update is not written."""
     shape, sizes = ctx.in_shapes[:2]
     return write_window(ctx, operand, shape, update, sizes, [*map(saturate, starts)])

@@ -220,7 +220,7 @@ def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
     return (lowest if ctx.params["select_prim"] is lax.ge_p else highest)(dtype)
 
 
-def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Array) -> Any:
+def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> Any:
     """The tangent of the element each window selects; NaN is selected by position, so flags."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.out_shapes[0])
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
@@ -233,7 +233,7 @@ def select_and_gather_add(ctx: RuleContext, tangents: Any, operand: Array) -> An
     return fit(ctx, ctx.bind(*laid, **params))
 
 
-def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Array) -> Any:
+def select_and_scatter_add(ctx: RuleContext, source: Array, operand: Array) -> Any:
     """Windows beyond the logical ones add 0; the rest select where the logical ones do."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
     for slide in slides:
@@ -258,7 +258,7 @@ def select_and_scatter_add(ctx: RuleContext, source: Any, operand: Array) -> Any
 
 
 def _scatter_selected(
-    ctx: RuleContext, slides: Sequence[Slide], source: Any, operand: Array
+    ctx: RuleContext, slides: Sequence[Slide], source: Array, operand: Array
 ) -> Any:
     """Add the source of each window where its selected element came from (a window of any size)."""
     count = math.prod(operand.shape)
@@ -272,7 +272,7 @@ def _scatter_selected(
     return out.reshape(operand.shape)
 
 
-def select_and_scatter(ctx: RuleContext, operand: Array, source: Any, init: Array) -> Any:
+def select_and_scatter(ctx: RuleContext, operand: Array, source: Array, init: Array) -> Any:
     """Only rows of their own can be padding: what a user's scatter does with it is unknown."""
     if any(map(_is_open, _slides(ctx, ctx.in_shapes[0], ctx.in_shapes[1]))):
         ctx.refuse("windows slide along a symbolic axis, and its scatter is the user's own")

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     block: int = 1
     values: Mapping[int, int] = MappingProxyType({})
 
-    def of(self, value: Any, start: int, stop: int) -> Any:
+    def of(self, value: object, start: int, stop: int) -> Any:
         """What the chunk from ``start`` to ``stop`` of the variable has."""
         if self.axis is not None:
             return part(value, self.axis, start * self.block, stop * self.block)

@@ -346,7 +346,7 @@ def _join(
     axes: Sequence[int | None],
     weak_types: Sequence[bool],
     out: Out,
-    nested: Any,
+    nested: object,
     results: Sequence[Any],
 ) -> Any:
     """The result of a call, of those of its chunks, which nest by their own sizes if it does."""

@@ -97,7 +97,7 @@ def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
 def serving(
     slot: Slot[Executable],
     counted: Callable[[], None],
-    sizes: Any,
+    sizes: object,
     prepare: Prepare | None,
     after: After | None,
     finish: Change | None,
@@ -141,7 +141,7 @@ def serving(
 def binding(
     slot: Slot[Executable],
     counted: Callable[[], None],
-    sizes: Any,
+    sizes: object,
     hosts: Sequence[Where],
     without_statics: Prepare | None,
     note: Callable[[], None] | None,
@@ -233,7 +233,7 @@ def preparing(
     return prepare
 
 
-def _padded_by(value: Any, padder: Change) -> Any:
+def _padded_by(value: object, padder: Change) -> Any:
     return padder(value)
 
 

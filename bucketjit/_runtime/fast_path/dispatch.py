@@ -219,7 +219,7 @@ class CallArguments(NamedTuple):
 def make_handler(
     layout: Layout,
     slot: Slot[Executable],
-    sizes: Any,
+    sizes: object,
     leaves: Sequence[Any],
     finish: Change | None,
     line: CallCounter,

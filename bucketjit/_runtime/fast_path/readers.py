@@ -23,7 +23,7 @@ NAMED = jax.sharding.NamedSharding
 _KEY_ARRAY = KEY_ARRAY
 
 
-def reading_static(value: Any) -> Hashable:
+def reading_static(value: object) -> Hashable:
     """What tells values of a static argument apart."""
     return type(value), value
 
@@ -50,7 +50,7 @@ def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
     """A function that reads some leaves of a container of known structure."""
     flatten = jax.tree_util.tree_flatten
 
-    def read(value: Any) -> Hashable:
+    def read(value: object) -> Hashable:
         leaves, given = flatten(value)
         if given != tree:
             return None

@@ -169,7 +169,7 @@ def weigh(where: Ints, counts: Floats) -> Floats:
     return np.bincount(where, counts).astype(np.float64)
 
 
-def _integers(name: str, values: Any) -> Ints:
+def _integers(name: str, values: object) -> Ints:
     """An array of sizes, checked."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be an iterable of ints, not {values!r}")
