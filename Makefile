@@ -49,7 +49,7 @@ test-slow: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # What knows nothing of JAX is not run twice.
-ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/view --ignore=tests/test_benchmarks.py
+ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/test_benchmarks.py
 
 # with_python PYTHON, JAX, ARGUMENTS: make ARGUMENTS with that interpreter, or say that there is none.
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.

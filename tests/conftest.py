@@ -32,11 +32,11 @@ ROOT = Path(__file__).parent.parent
 CORE = (
     "persistence",
     "test_cases.py",
-    "test_exec.py",
+    "test_executor.py",
     "test_guards.py",
-    "test_paired.py",
+    "test_concrete.py",
     "test_results.py",
-    "test_supply.py",
+    "test_provider.py",
     "test_transformations.py",
     "test_versions.py",
 )

@@ -1,4 +1,4 @@
-"""Callbacks whose results matter; what they see is tested in tests/rules/test_effects.py."""
+"""Callbacks whose results matter; tests/masking/rules/test_effects.py tests what they see."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from bucketjit import BucketedExec
 from bucketjit._errors import BucketOverflowError, StrategyContractError
 from bucketjit.strategies import Boundaries, Linear, MultipleOf, Optimal, Pow2, assess, assess_joint
-from tests.planning.brute import boundary_choices, plan_cost
 from tests.strategies.contract import check_contract
+from tests.strategies.search.brute import boundary_choices, plan_cost
 from tests.strategies.sentences import sentence_lengths
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=7)

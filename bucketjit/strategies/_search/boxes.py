@@ -1,7 +1,7 @@
 """The cheapest boxes: buckets of several variables, each placed freely.
 
-To find them for certain is a hard problem, so this is a local search; `tests/planning` compares it
-with all possible answers on small instances.
+To find them for certain is a hard problem, so this is a local search; `tests/strategies/search`
+compares it with all possible answers on small instances.
 """
 
 from __future__ import annotations

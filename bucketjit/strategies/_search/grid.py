@@ -1,7 +1,7 @@
 """The cheapest grid: boundaries for each variable.
 
 To find it for certain is a hard problem (rectangular partition), so this is a local search;
-`tests/planning` compares it with all possible answers on small instances.
+`tests/strategies/search` compares it with all possible answers on small instances.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, MaskingError, SplitError
 from bucketjit._ir.size_constant import size_constant_p
 from tests.comparison import assert_same
-from tests.test_overflow import floats
+from tests.runtime.test_buckets import floats
 
 
 def positions(w: Any, x: Any) -> Any:

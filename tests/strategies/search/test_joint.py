@@ -9,7 +9,7 @@ from bucketjit.strategies._search.boxes import cheapest_boxes
 from bucketjit.strategies._search.grid import cheapest_grid
 from bucketjit.strategies._search.histogram import joint_histogram
 from bucketjit.strategies._search.table import lay_out
-from tests.planning import brute
+from tests.strategies.search import brute
 
 COSTS = [None, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7]
 

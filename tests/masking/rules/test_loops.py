@@ -21,7 +21,7 @@ from jax import lax
 from bucketjit import BucketedExec, Fallback
 from tests.comparison import assert_like_jit
 from tests.harness import Arg, Case
-from tests.rules.test_vmapped_sizes import check_rows
+from tests.masking.rules.test_vmapped_sizes import check_rows
 
 SIZES = (3, 4, 8)  # in buckets of 4 and 8: x[3:] has 0 and 1 of at most 1 row, and 5 of 5
 SECONDS = 60  # for one program
@@ -196,7 +196,7 @@ def _run_all(kind: str, names: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["loops", "places", "rows"])
 def test_they_end_and_are_right(kind: str) -> None:
     names = list({"loops": LOOPS, "places": PLACES, "rows": ROWS}[kind])
-    code = f"from tests.rules.test_loops import _run_all; _run_all({kind!r}, {names!r})"
+    code = f"from tests.masking.rules.test_loops import _run_all; _run_all({kind!r}, {names!r})"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     begun = done.stdout.splitlines()

@@ -749,5 +749,5 @@ def _run(script: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=2 * SECONDS,
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
     )

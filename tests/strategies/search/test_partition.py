@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit.strategies._search.partition import cheapest_boundaries, cheapest_groups
-from tests.planning.brute import boundary_choices
+from tests.strategies.search.brute import boundary_choices
 
 
 def runs_cost(ends, weights, costs, fixed):

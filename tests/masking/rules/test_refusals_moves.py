@@ -14,7 +14,7 @@ from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.symbolic import trace
-from tests.rules.test_refusals_numeric import of, refusal
+from tests.masking.rules.test_refusals_numeric import of, refusal
 
 
 def test_reshape_beyond_int32() -> None:

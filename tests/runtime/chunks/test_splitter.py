@@ -17,17 +17,17 @@ import pytest
 from bucketjit import BucketedExec, Padded, SpecError, SplitError
 from bucketjit._arrays import padding
 from bucketjit._cores import helper_threads
-from bucketjit._runtime.chunks import plan
+from bucketjit._runtime.chunks import chunked_handler
 from tests.comparison import assert_like_jit, assert_same, ramp
-from tests.test_overflow import SPLITS, buckets, floats, mlp, rows
-from tests.test_parallel import the_helpers
+from tests.runtime.chunks.test_helper_threads import the_helpers
+from tests.runtime.test_buckets import SPLITS, buckets, floats, mlp, rows
 
 
 @pytest.fixture(autouse=True)
 def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads help whatever this machine has, and however small the chunks are."""
     monkeypatch.setattr(helper_threads, "_helpers", lambda process: the_helpers())
-    monkeypatch.setattr(plan, "_WORTH_HELP", 0.0)
+    monkeypatch.setattr(chunked_handler, "_WORTH_HELP", 0.0)
 
 
 def forbid_the_slow_path(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,14 +253,14 @@ def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     x = floats(12, 3)
     executor(x), executor(x)
     meet, threads = threading.Barrier(3), set()
-    serve = plan.ChunkedHandler._serve
+    serve = chunked_handler.ChunkedHandler._serve
 
     def met(*args: Any, **kwargs: Any) -> Any:
         meet.wait(timeout=30)
         threads.add(threading.get_ident())
         return serve(*args, **kwargs)
 
-    monkeypatch.setattr(plan.ChunkedHandler, "_serve", met)
+    monkeypatch.setattr(chunked_handler.ChunkedHandler, "_serve", met)
     assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
     assert len(threads) == 3
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit._jax.primitives import primitive
-from tests.rules.test_refusals_numeric import of, refusal
+from tests.masking.rules.test_refusals_numeric import of, refusal
 
 
 def windowed(x: Any, size: Any, stride: Any) -> Any:

@@ -857,7 +857,7 @@ def test_a_primitive_without_a_rule_falls_back_and_says_which() -> None:
     with pytest.warns(FallbackWarning, match="unmasked: no masking rule") as caught:
         assert_like_jit(executor, _unmasked, ramp(3))
     assert "with_rules" in str(caught[0].message)
-    assert "test_exec.py" in str(caught[0].message)
+    assert "test_executor.py" in str(caught[0].message)
     for n in (4, 3, 5):
         assert_like_jit(executor, _unmasked, ramp(n))
     assert executor.stats().fallback_calls == 4
