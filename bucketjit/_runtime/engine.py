@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ from bucketjit._errors import (
     frames_inside,
 )
 from bucketjit._events import LONGEST, Event, emit, printable, shown
-from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
@@ -53,8 +52,6 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit._tracing.program import Program
-
-_LARGEST_LEAKS = 4096  # elements that a plan keeps on the device for each logical size
 
 
 class CallObserver(Protocol):
@@ -228,24 +225,29 @@ class Engine:
                     self.name, self.config.check, self.requests.rules, entry, signed, call, out
                 ).result(
                     self._counting(line, is_compiled),
-                    lambda: self._run(entry, sizes, signed, finish),
+                    lambda: _run(entry, sizes, signed, finish),
                     lambda: self._run_exact(signed, call.sizes, Out.JAX, is_call=False),
                 )
             with self._counting(line, is_compiled):
-                result = self._run(entry, sizes, signed, finish)
+                result = _run(entry, sizes, signed, finish)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
         if given is not None and not stands_in:
-            self._remember(signed, given, call, masked.key, sizes, finish, line)
+            served = ServedCall(masked.key, sizes, finish, line, self._note_of(call))
+            self.memory.add_masked(signed, given, call, served)
         return result
 
     def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
         """Count a call whose sizes the user wants exact, and tell of each reason once."""
         if self.counters.fallback(reason):
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
+
+    def _note_of(self, call: ResolvedCall) -> Callable[[], None] | None:
+        """Tells the observer of a call like this one; None without an observer."""
+        return None if self.observer is None else functools.partial(self.observer.note, call.sizes)
 
     def find_handler(
         self, signed: SignedCall, call: ResolvedCall, given: CallArguments
@@ -268,7 +270,8 @@ class Engine:
             return None
         finish = entry.finisher(call, Out.PADDED)
         sizes, line = sizes_argument(call, entry.size_constant_shapes), _line(entry, call, signed)
-        handler = self._remember(signed, given, call, decision.key, sizes, finish, line)
+        served = ServedCall(decision.key, sizes, finish, line, self._note_of(call))
+        handler = self.memory.add_masked(signed, given, call, served)
         if handler is not None and self.observer is not None:
             self.observer.learn(signed, call)
         return handler
@@ -306,14 +309,6 @@ class Engine:
                 self.counters.call(line, compiled)
             raise
         self.counters.call(line, compiled)
-
-    def _run(
-        self, entry: Executable, sizes: object, signed: SignedCall, finish: Change | None
-    ) -> Any:
-        args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
-        result = entry.run(sizes, args, kwargs)
-        give_away([signed.leaves[i] for i in entry.donated_leaves])
-        return result if finish is None else finish(result)
 
     def _run_exact(
         self,
@@ -413,25 +408,13 @@ class Engine:
             message = f"{self.name} runs at its exact shapes, one compile each: {refusal}"
             warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())
 
-    def _remember(
-        self,
-        signed: SignedCall,
-        given: CallArguments,
-        call: ResolvedCall,
-        key: object,
-        sizes: object,
-        finish: Change | None,
-        line: CallCounter,
-    ) -> Handler | None:
-        """Let the next call like this one, which was masked, take the fast path."""
-        if sum(x.size for x in call.size_constants.values) > _LARGEST_LEAKS:
-            return None
-        note = None
-        if self.observer is not None:
-            note = functools.partial(self.observer.note, call.sizes)
-        opened = signed.signature.open_leaves(call.tokens)
-        served = ServedCall(key, on_default_device(sizes), finish, line, note)
-        return self.memory.add(signed, given, opened, served)
+
+def _run(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
+    """Pad the arguments of a call, run an executable, and cut its results."""
+    args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
+    result = entry.run(sizes, args, kwargs)
+    give_away([signed.leaves[i] for i in entry.donated_leaves])
+    return result if finish is None else finish(result)
 
 
 def _line(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:

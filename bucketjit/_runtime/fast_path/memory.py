@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
+from bucketjit._jax.arrays import on_default_device
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import BucketHandler
 from bucketjit._runtime.fast_path.dispatch import (
@@ -20,8 +21,11 @@ from bucketjit._runtime.fast_path.dispatch import (
 )
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
+from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
+
+_LARGEST_SIZE_CONSTANTS = 4096  # elements that a call keeps on the device for each logical size
 
 
 class ServedCall(NamedTuple):
@@ -123,6 +127,20 @@ class RememberedCalls:
             )
             self._keep(given, table, gone, plan)
         return plan
+
+    def add_masked(
+        self, signed: SignedCall, given: CallArguments, call: ResolvedCall, served: ServedCall
+    ) -> Handler | None:
+        """Let the next call like this one, which was masked, skip the slow path; see `add`.
+
+        Its sizes are put on the device once. A call whose size constants are large is not
+        remembered: each logical size would keep them there.
+        """
+        if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
+            return None
+        opened = signed.signature.open_leaves(call.tokens)
+        on_device = served._replace(sizes=on_default_device(served.sizes))
+        return self.add(signed, given, opened, on_device)
 
     def add_chunked(
         self, signed: SignedCall, given: CallArguments, opened: Sequence[int], handler: Handler
