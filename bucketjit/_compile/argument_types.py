@@ -128,7 +128,8 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
         sharding = getattr(array, "sharding", None)
         if isinstance(array, jax.Array) and not array.committed:
             sharding = None
-        elif isinstance(x, Padded) and sharding is not None:  # of its own bucket, perhaps another
+        # The sharding fits the array's shape, and ``shape`` may be that of another bucket.
+        elif isinstance(x, Padded) and sharding is not None:
             sharding = sharding_for(sharding, shape)
         leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
     return leaves

@@ -52,8 +52,8 @@ def exact_function(signed: SignedCall, check: Check, options: Mapping[str, Any])
         The function and the types to lower it for.
     """
     fn = signed.signature.fn
-    # Size arguments, by position among the leaves. The function gets their values, which a
-    # signature at an exact shape fixes, and not tracers.
+    # Size arguments, by position among the leaves. An exact shape fixes their values, so the
+    # function gets these instead of tracers.
     static = {
         i: shape[0]
         for i, (shape, t) in enumerate(zip(signed.shapes, signed.signature.types, strict=True))
