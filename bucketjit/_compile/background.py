@@ -131,6 +131,7 @@ class Workers:
         _all_workers().add(self)
 
     def _begin(self, can_work: bool = True) -> None:
+        """Start with no jobs and no threads."""
         self._can_work = can_work
         self._jobs, self._notes = _Jobs(), _Notes()
         self._threads: list[threading.Thread] = []
@@ -309,7 +310,7 @@ class _Turns:
     def short(self) -> Iterator[None]:
         """Keep the interval short, unless it is shorter already.
 
-        If somebody else sets another interval meanwhile, that one is not restored over.
+        An interval that other code sets meanwhile is left as that code has set it.
         """
         with self._lock:
             self._count += 1
@@ -333,13 +334,14 @@ class _Turns:
         self.__init__()  # type: ignore[misc]
 
     def _restore(self) -> None:
+        """Restore the interval, unless somebody else has set another one meanwhile."""
         if sys.getswitchinterval() == self._ours < self._before:
             # CPython keeps whole microseconds and rounds down.
             sys.setswitchinterval(self._before + 0.5e-6)
 
 
 def is_running() -> bool:
-    """Whether the interpreter is not ending. At its end nobody would wait for a new thread."""
+    """Whether the interpreter is not ending. At its end, new threads would not be waited for."""
     return threading.main_thread().is_alive()
 
 

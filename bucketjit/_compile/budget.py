@@ -87,6 +87,7 @@ class Allowance:
             return self._allows(spent, count)
 
     def _allows(self, spent: Spending, count: int = 1) -> bool:
+        """Whether so many more compiles are within the limits. The lock of ``spent`` is held."""
         budget = self._budget
         return not (
             self._forbidden
@@ -131,6 +132,7 @@ class Allowance:
             request: What would be compiled.
             message: What `refusal` returned.
         """
+        # Without the function's name, with which messages begin: the event has it.
         self._tell(Event("budget", self._name, request.sizes, detail=message.split(": ", 1)[1]))
 
     def refusal(self, request: CompileRequest) -> str:
@@ -232,4 +234,5 @@ class CompileGuard:
 
 
 def _kind(exact: bool) -> str:
+    """How messages call an executable."""
     return "exact shape" if exact else "bucket"

@@ -20,12 +20,12 @@ class AtomicCount:
     __slots__ = ("_lock", "_reads", "add")
 
     def __init__(self) -> None:
-        self.add = itertools.count().__next__
+        self.add = itertools.count().__next__  # the one way to read it is to draw the next number
         self._reads = 0
         self._lock = threading.Lock()
 
     def read(self) -> int:
-        """How often `add` was called. Reading calls `add` too; such calls are subtracted."""
+        """How often `add` was called. Reading draws a number too; these are subtracted."""
         with self._lock:
             count = self.add() - self._reads
             self._reads += 1
@@ -55,7 +55,7 @@ class Slot(Generic[V]):
         self.last_used = time.monotonic()
         self.weight = weight
         self.pinned = False
-        self._uses_before = 0
+        self._uses_before = 0  # uses at the last `start_again`
 
     def hits(self) -> int:
         """Hits since `start_again`."""

@@ -118,8 +118,8 @@ class CacheStore(Generic[K, V]):
         self._lock = threading.Lock()
         self._slots: _Store[K, V] = _Store(math.inf, policy)
         self._retired: deque[AtomicCount] = deque()
-        self._hits = 0
-        self._hits_before = 0
+        self._hits = 0  # those that no slot and no retired count holds
+        self._hits_before = 0  # all hits at the last `reset_counts`
         self._misses = 0
         self._evictions = 0
 
@@ -172,6 +172,7 @@ class CacheStore(Generic[K, V]):
         while (full := len(self._slots) >= most) or self._slots.weight + weight > heaviest:
             bound = f"maxsize={most}" if full else f"max_bytes={heaviest}"
             why = f"the {_GOES_FIRST[self._policy]}, for want of room ({bound})"
+            # All others may be pinned: then there is one entry too many.
             try:
                 evicted.append((*self._retire(*self._slots.popitem()), why))
             except KeyError:

@@ -83,12 +83,13 @@ class Executable:
     open_outs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        """Ask the jitted function what it can do."""
         self.count_signatures = signature_counter(self.compiles)
         self.signatures = self.count_signatures()
         self.to_host: Callable[..., Any] = getattr(self.function, "to_host", self.function)
         self.bind: Callable[..., Any] | None = getattr(self.function, "bind", None)
-        # Placements that are compiled: at first that of the call it was built for. If it was
-        # loaded, none is (no placement equals None).
+        # The placements that were compiled for: at first that of the origin. A loaded executable
+        # was compiled for none here, and None equals no placement.
         self._placements: set[Any] = {None}
         if self.origin is not None and not self.loaded:
             padded = {i for i, _ in self.pads}
@@ -126,7 +127,7 @@ class Executable:
         try:
             told = self.compiled.cost_analysis() or {}
         except (NotImplementedError, jax.errors.JaxRuntimeError):
-            return math.nan  # a count that cannot be had must not fail a call
+            return math.nan  # the number is optional: its lack must not fail a call
         return float(told.get("flops", math.nan))
 
     def run(

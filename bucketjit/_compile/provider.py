@@ -115,6 +115,7 @@ class ExecutableProvider:
         self._beyond_budget: set[Hashable] = set()
         self._stand_ins: OrderedDict[Hashable, Mapping[str, int]] = OrderedDict()
         self._lock = threading.Lock()
+        # Its jobs hold this provider by a weak reference, so that they do not keep it alive.
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
 
@@ -238,7 +239,7 @@ class ExecutableProvider:
                     raise
             finally:
                 tell()  # the events of a compile whose first run failed
-            # It was another thread's attempt, which may not compile. This thread may: try again.
+            # Another thread tried, which may not compile. This thread may: try again.
 
     def evicted(self, key: tuple[Any, ...], entry: Executable, why: str) -> None:
         """Remember an executable that has left the cache, and emit an event.
@@ -413,7 +414,7 @@ class ExecutableProvider:
             self.allowance.tell_refusal(request, str(error))
             with self._lock:
                 self._beyond_budget.add(request.mark)
-        except Ended:  # the interpreter ends: nobody is there to read an event
+        except Ended:  # the interpreter ends: an event would not be read
             raise
         except BaseException as error:
             self._tell(Event("error", self._name, request.sizes, detail=repr(error)))
@@ -425,5 +426,6 @@ class Cleared(Exception):
 
 
 def _event(kind: str, name: str, request: CompileRequest, entry: Executable) -> Event:
+    """An event of an executable that was compiled or loaded."""
     detail = "an exact shape" if request.program is None else ""
     return Event(kind, name, entry.sizes, entry.compile_seconds, detail)

@@ -129,7 +129,7 @@ class RequestFactory:
             needed = self._needed(program)
             if needed.avoids_reductions or not self._must_rebuild(built):
                 return built
-            needed.avoids_reductions = True
+            needed.avoids_reductions = True  # later buckets of the program are compiled so at once
             again = build_once(compile)
             again.compile_seconds += built.compile_seconds
             return again
@@ -221,6 +221,7 @@ class RequestFactory:
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
+            # The options were read before the compile: another thread may have given them up since.
             if not had_options or refused not in OPTIONS:
                 raise
         self._takes_options = False
@@ -242,12 +243,13 @@ def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:
         for leaf, path in enumerate(signed.signature.paths)
         for i, size in enumerate(signed.shapes[leaf])
     ]
-    bare = {leaf for path, leaf in paths if len(path) == 2}  # args or kwargs, and which of them
+    bare = {leaf for path, leaf in paths if len(path) == 2}  # a path of args[i] or kwargs[name]
     likely = [axis for axis in axes if axis[0] in bare] or axes
     return {name: size for _, name, size in likely[-_MOST_UNNAMED:]}
 
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
+    """The rule table, with the user's rules in the place of bucketjit's."""
     return {**default_rules(), **added}
 
 

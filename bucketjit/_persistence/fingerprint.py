@@ -274,10 +274,12 @@ def program_digest(jaxpr: Jaxpr, own: Own | None = None) -> ProgramDigest:
 
 
 def _named(kind: type) -> str:
+    """A type by module and name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _kind_of(value: object) -> str:
+    """What an object is, for messages."""
     name = getattr(value, "__qualname__", None)
     return f"the function {name}" if name and callable(value) else f"a {_named(type(value))}"
 

@@ -67,8 +67,8 @@ class Store:
         tell: Called with each `Event`.
 
     Attributes:
-        directory: See above.
-        min_seconds: See above.
+        directory: The directory.
+        min_seconds: The fewest seconds of a compile that is written.
     """
 
     # The environments of the files that this process has written or loaded, by path.

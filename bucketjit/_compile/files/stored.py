@@ -250,6 +250,7 @@ class Stored:
             return None
         ahead = self._shelf.preloading.claim(self._store, wanted)
         try:
+            # It was loaded for the device expected then. The program may be tied to another one.
             if ahead is not None and is_for(ahead[1], self._device()):
                 self._store.mark_used(wanted)
                 return self._entry(*ahead, began)
@@ -469,7 +470,7 @@ class StoredExact(Stored):
 
     exact = True
     _made: Exact
-    _traced: Any = None
+    _traced: Any = None  # the trace, once it is made
 
     def _leaves(self) -> list[Any]:
         return jax.tree_util.tree_leaves((self._made.args, self._made.kwargs))

@@ -108,13 +108,14 @@ class Pool:
         self._end_all()
 
     def _end_all(self) -> None:
+        """Kill all processes, and wake the threads that wait for one."""
         with self._lock:
             ending, free = self._all, self._free
             self._all, self._free = set(), []
             self._changed.notify_all()
         for process in ending:
             process.kill()
-        for process in free:
+        for process in free:  # the others are closed by the threads that use them
             process.close()
 
     def forget(self) -> None:
@@ -286,6 +287,7 @@ class _Process:
             raise EOFError("the process has ended") from error
 
     def _answer_to(self, message: bytes, deadline: float) -> bytes:
+        """Send a message in pieces, and read the answer until it is complete."""
         line = self._line
         rest, answer = memoryview(message), bytearray()
         while rest:
