@@ -14,11 +14,12 @@ _COUNT = struct.Struct("<Q")
 def packed(parts: Sequence[bytes]) -> bytes:
     """Byte strings as one message.
 
-    >>> unpacked(packed([b"a", b""]))
-    [b'a', b'']
-
     Args:
         parts: The byte strings.
+
+    Examples:
+        >>> unpacked(packed([b"a", b""]))
+        [b'a', b'']
     """
     body = b"".join(_COUNT.pack(len(part)) + part for part in parts)
     return _COUNT.pack(len(body)) + body
@@ -27,14 +28,15 @@ def packed(parts: Sequence[bytes]) -> bytes:
 def length(begun: bytes | bytearray) -> int | None:
     """The length of a message, from its beginning.
 
-    >>> length(b""), length(packed([b"a"])[:8])
-    (None, 17)
-
     Args:
         begun: The first bytes of the message.
 
     Returns:
         Its bytes, the length field included; None if that field is not complete yet.
+
+    Examples:
+        >>> length(b""), length(packed([b"a"])[:8])
+        (None, 17)
     """
     if len(begun) < _COUNT.size:
         return None
