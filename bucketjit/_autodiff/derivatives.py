@@ -1,4 +1,7 @@
-"""Calls under ``jax.grad`` and its kin: which of them are bucketed, and how they are served."""
+"""Calls under ``jax.grad`` and the like: which run in buckets, and which engine serves them.
+
+`bucketjit._autodiff.equations` has what JAX sees of such a call.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,17 @@ from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._sizes.expressions import is_symbolic, variables_of
 from bucketjit._tracing.program import Program
 
-Make = Callable[[Config], tuple[Callable[..., Any], Engine]]
+Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # an executor, and its engine
 
 
 class Derived(NamedTuple):
-    """A derivative that has been asked for.
+    """A derivative that was requested.
 
     Attributes:
-        engine: Serves its calls, whose arguments are the leaves of those of the function, and
-            tangents or cotangents behind them.
-        path: How it comes about.
-        origin: A call of the function that it is a derivative of; None if that was sharded.
+        engine: The engine that serves its calls. Their arguments are the leaves of the function's
+            arguments, followed by tangents or cotangents.
+        path: The steps from the function to the derivative.
+        origin: A call of the function that it is a derivative of; None if that call was sharded.
     """
 
     engine: Engine
@@ -45,8 +48,8 @@ class Derivatives:
     """The differentiable functions of an executor.
 
     Args:
-        engine: Serves its calls.
-        make: Makes an executor that shares cache and counters with this one, and gives its engine.
+        engine: The engine of the executor.
+        make: Makes an executor that shares cache and counters with this one, and its engine.
     """
 
     def __init__(self, engine: Engine, make: Make) -> None:
@@ -56,12 +59,12 @@ class Derivatives:
         self._engines: dict[Callable[..., Any], Engine] = {}
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all derivatives."""
         self._functions.clear()
         self._engines.clear()
 
     def known(self) -> Iterator[Derived]:
-        """Those that have been asked for and have an executor of their own."""
+        """The derivatives that were requested and have their own engines."""
         with self._engine.lock:
             functions = list(self._functions.values())
         for fn, origin in functions:
@@ -70,14 +73,16 @@ class Derivatives:
                     yield Derived(engine, path, origin)
 
     def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
-        """What serves the calls of a derivative.
+        """The engine that serves the calls of a derivative.
 
         Args:
             signed: A call of the function.
-            path: How the derivative comes about.
+            path: The steps from the function to the derivative.
 
         Raises:
             MaskingError: The call is not differentiated in buckets.
+            ValueError: A step of the path is unknown.
+            Exception: Whatever tracing the function raised.
         """
         call = self._engine.resolve(signed)
         refusal = self._refusal(signed, call)
@@ -89,10 +94,15 @@ class Derivatives:
         return self._engines.get(made.execute, self._engine)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
-        """What makes a call that is differentiated; None if it is not bucketed.
+        """A function that makes a differentiated call in buckets; None if the call is not bucketed.
+
+        Args:
+            args: The positional arguments; some of them are being differentiated.
+            kwargs: The keyword arguments.
 
         Raises:
-            FallbackError: It is not, and the policy is to raise.
+            FallbackError: It is not bucketed, and the fallback policy is to raise.
+            Exception: Whatever the arguments or tracing the function raise without ``jax.grad``.
         """
         engine = self._engine
         with eval_context():
@@ -107,6 +117,7 @@ class Derivatives:
         return lambda: tree.unflatten(equations.call(fn, signed.leaves))
 
     def _refusal(self, signed: SignedCall, call: ResolvedCall) -> MaskingError | None:
+        """Why a call is not differentiated in buckets, or None."""
         if call.program is None:
             return call.refusal
         return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
@@ -114,6 +125,7 @@ class Derivatives:
     def _function(
         self, signed: SignedCall, call: ResolvedCall, program: Program
     ) -> equations.Bucketed:
+        """The differentiable function of a call's signature, axes and program. Made once."""
         with self._engine.lock:
             key = (signed.signature, call.tokens, program)
             found = self._functions.get(key)
@@ -125,7 +137,9 @@ class Derivatives:
     def _differentiable(
         self, signed: SignedCall, call: ResolvedCall, program: Program
     ) -> equations.Bucketed:
-        signed = dataclasses.replace(signed, leaves=[])  # kept, and the arguments need not be
+        """Make the differentiable function of a call, with flat arguments and results."""
+        # It is kept, and must not keep the arguments.
+        signed = dataclasses.replace(signed, leaves=[])
         engine, signature = self._engine, signed.signature
 
         def flat(*leaves: object) -> list[Any]:
@@ -166,8 +180,9 @@ class Derivatives:
             for shape in program.out_shapes
         )
         ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
-        # An executable that donates its arguments must not be given those of a derivative, and
-        # results are differentiated as arrays.
+        # The executor itself serves the calls only if it donates nothing, as the derivative needs
+        # the arguments later, and returns arrays, which JAX can differentiate. Else another one
+        # does.
         as_it_is = not signed.donate and engine.config.out is Out.JAX
         run = execute if as_it_is else derive(flat, ins)
         dtypes = tuple(dtype for dtype, _ in program.out_types)
@@ -175,7 +190,7 @@ class Derivatives:
 
 
 def _origin(signed: SignedCall, call: ResolvedCall) -> Origin | None:
-    """A call, its arrays replaced by their types."""
+    """A call with types in the place of its arrays; None if one of them is sharded."""
     leaves: list[Any] = []
     for x, shape, kind in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True):
         if kind.dtype is None:
@@ -188,7 +203,7 @@ def _origin(signed: SignedCall, call: ResolvedCall) -> Origin | None:
 
 
 def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
-    """Why derivatives of a program are not bucketed, if they are not."""
+    """Why derivatives of a program are not bucketed, or None."""
     if any(t.dtype is None for t in signed.signature.types):
         return MaskingError(
             "a function of a size argument is not differentiated in buckets",

@@ -1,15 +1,19 @@
-"""Differentiate a bucketed function outside ``jit``: its derivatives are bucketed as well.
+"""Differentiate a bucketed function outside ``jit``, so that its derivatives are bucketed as well.
 
-Under ``jax.grad`` and ``jax.jvp`` a call becomes one equation, and its derivative another one of
-the same kind: of the function's pushforward, or pullback, which an executor of its own traces,
-masks and compiles per bucket. So a function is differentiated first and masked after. (Masking
-first gives NaN where the derivative of a padded ``log`` or ``sqrt`` is infinite.) Derivatives of
-derivatives come about in the same way.
+Under ``jax.grad`` and ``jax.jvp`` a call becomes one equation of the primitive `bucketed_p`. Its
+derivative is another equation of the same primitive: of the function's pushforward or pullback,
+which has its own executor that traces, masks and compiles it per bucket. So a function is
+differentiated first and masked after. (Masking first gives NaN where the derivative of a padded
+``log`` or ``sqrt`` is infinite.) Derivatives of derivatives are made in the same way:
 
-A loss is run together with its gradient in reverse mode, as one executable: the first result of a
-function that is asked for a derivative in that mode is a scalar mostly because it is a loss. Where
-that turns out wrong, or the loss is scaled, the backward equation starts from the primal arguments
-and computes what it needs of the forward pass again, as ``jax.checkpoint`` does.
+    call        y = bucketed[f] x
+    jvp         y = bucketed[f] x            t = bucketed[pushforward of f] x dx
+    transpose   ct_x = bucketed[pullback of f] x ct_y
+
+In reverse mode, a function and the gradient of its first result run together, as one executable:
+where a scalar first result is differentiated in that mode, it is mostly a loss. If it is not, or if
+the loss is scaled, the gradient is not used. The backward equation then starts from the primal
+arguments and computes again what it needs of the forward pass, as ``jax.checkpoint`` does.
 """
 
 from __future__ import annotations
@@ -28,21 +32,22 @@ from jax.interpreters import ad, batching, mlir
 from bucketjit._jax.jaxprs import shaped, struct_of
 from bucketjit._jax.transformations import eval_context, hold_weakly, set_linearization
 
-Flat = Callable[..., list[Any]]
-Shapes = tuple[tuple[str, ...], ...]
-# From a function to a derivative of some order: methods of `Bucketed`, with their arguments.
+Flat = Callable[..., list[Any]]  # arrays -> a list of arrays
+Shapes = tuple[tuple[str, ...], ...]  # a token per axis of each argument or result
+# The steps from a function to a derivative of some order: methods of `Bucketed`, with arguments.
 Path = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
-STEPS = {"pushforward": 2, "pullback": 2, "with_gradient": 1}  # how many arguments they take
+STEPS = {"pushforward": 2, "pullback": 2, "with_gradient": 1}  # the number of their arguments
 
 
 def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
-    """A derivative is made once, so that its executables are found again."""
+    """Make each derivative once, so that its executables are found again."""
 
     @functools.wraps(make)
     def kept(self: Bucketed, *key: tuple[int, ...]) -> Bucketed:
         found = self.derivatives.get((make.__name__, key))
         if found is None:
             found = make(self, *key)
+        # Another thread may have made it meanwhile: the first one stays.
         return self.derivatives.setdefault((make.__name__, key), found)
 
     return kept
@@ -50,18 +55,27 @@ def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
 
 @dataclass
 class Speculation:
-    """Whether gradients computed before they were asked for were the ones asked for."""
+    """How often gradients that were computed with the function were used.
+
+    Attributes:
+        used: Backward passes that used the gradient.
+        wasted: Backward passes that did not.
+    """
 
     used: int = 0
     wasted: int = 0
 
     @property
     def pays(self) -> bool:
-        """Whether to go on."""
+        """Whether to go on computing gradients beforehand: at least half of them were used."""
         return self.used >= self.wasted
 
     def note(self, used: bool) -> None:
-        """Count one."""
+        """Count one backward pass.
+
+        Args:
+            used: Whether it used the gradient.
+        """
         if used:
             self.used += 1
         else:
@@ -73,14 +87,16 @@ class Bucketed:
     """A function of arrays, and how to run it in buckets.
 
     Attributes:
-        flat: The function itself: arrays to a list of arrays.
-        execute: The same, run in buckets.
-        ins, outs: The sizes of each argument and result: names, expressions, or ``_``.
-        derive: Makes ``execute`` of another function, given the sizes of its arguments.
-        dtypes: Of the results of a function that is called itself; None for a derivative.
-        of: What this is the pushforward of, the arguments it pushes forward, and the float results.
-        speculation: Whether to run the gradient together with the function.
-        derivatives: Those made so far.
+        flat: The function itself, from arrays to a list of arrays.
+        execute: The same function, run in buckets.
+        ins: The token of each axis of each argument: an expression, or ``_`` for a static axis.
+        outs: The same of the results.
+        derive: Makes the ``execute`` of another function, from the function and its ``ins``.
+        dtypes: The dtypes of the results if the user calls this function; None for a derivative.
+        of: If this is a pushforward: the function it was made of, the positions of the arguments
+            with tangents, and those of the float results. None otherwise.
+        speculation: Whether running the gradient together with the function pays.
+        derivatives: The derivatives made so far, by step.
     """
 
     flat: Flat
@@ -94,13 +110,24 @@ class Bucketed:
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
 
     def every(self, path: Path = ()) -> Iterator[tuple[Path, Bucketed]]:
-        """Itself and the derivatives made so far, of any order."""
+        """The function and the derivatives of it made so far, of any order, with their paths.
+
+        Args:
+            path: The path of this function.
+        """
         yield path, self
         for step, made in list(self.derivatives.items()):
             yield from made.every((*path, step))
 
     def at(self, path: Path) -> Bucketed:
-        """A derivative, made if it is not yet."""
+        """The derivative at the end of a path; made if it does not exist yet.
+
+        Args:
+            path: The steps from this function to it.
+
+        Raises:
+            ValueError: A step is unknown.
+        """
         found = self
         for name, key in path:
             if name not in STEPS:
@@ -109,19 +136,24 @@ class Bucketed:
         return found
 
     def _of(self, wrt: Sequence[int], primals: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
-        """The results, some of the arguments replaced."""
+        """The results, with the arguments at the positions ``wrt`` replaced."""
         every = list(primals)
         for i, value in zip(wrt, chosen, strict=True):
             every[i] = value
         return self.flat(*every)
 
     def _only(self, wrt: Sequence[int], primals: Sequence[Any]) -> Callable[..., list[Any]]:
-        """The float results as a function of some of the arguments."""
+        """The float results as a function of the arguments at the positions ``wrt``."""
         return lambda *chosen: [x for x in self._of(wrt, primals, chosen) if is_differentiable(x)]
 
     @_kept
     def pushforward(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
-        """Tangents of the float results, of the arguments and tangents of some of them."""
+        """The function from arguments and tangents to the tangents of the float results.
+
+        Args:
+            wrt: Positions of the arguments with tangents.
+            floats: Positions of the float results.
+        """
         count = len(self.ins)
 
         def pushforward(*values: object) -> list[Any]:
@@ -137,7 +169,12 @@ class Bucketed:
 
     @_kept
     def pullback(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
-        """Cotangents of some arguments, of the arguments and cotangents of the float results."""
+        """The function from arguments and cotangents of the float results to those of arguments.
+
+        Args:
+            wrt: Positions of the arguments whose cotangents are returned.
+            floats: Positions of the float results.
+        """
         count = len(self.ins)
 
         def pullback(*values: object) -> list[Any]:
@@ -152,7 +189,11 @@ class Bucketed:
 
     @_kept
     def with_gradient(self, wrt: tuple[int, ...]) -> Bucketed:
-        """The results, and the gradient of the first one, a float scalar, of some arguments."""
+        """The function that returns the results and the gradient of the first one, a float scalar.
+
+        Args:
+            wrt: Positions of the arguments of the gradient.
+        """
 
         def with_gradient(*primals: object) -> list[Any]:
             def loss(chosen: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -170,7 +211,11 @@ class Bucketed:
 
 
 def is_differentiable(value: object) -> bool:
-    """Whether an array (or a Python scalar) has a tangent."""
+    """Whether an array or a Python scalar has a tangent.
+
+    Args:
+        value: The array or scalar.
+    """
     return bool(jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact))
 
 
@@ -180,6 +225,7 @@ def _floats(values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _tangent_types(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The types of the tangents of some values."""
     return tuple(jax.typeof(value).to_tangent_aval() for value in values)
 
 
@@ -194,17 +240,22 @@ def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None
     Args:
         fn: The function.
         values: Its arguments.
-        types: Abstract values of its results, where they are known: they need no trace then.
+        types: Abstract values of its results. If they are None, they are found by a trace.
+
+    Returns:
+        Its results.
     """
     return bucketed_p.bind(*values, fn=fn, types=types)
 
 
 def _run(*values: object, fn: Bucketed, types: object) -> list[Any]:
+    """Evaluate the equation: run the function in buckets."""
     with eval_context():
         return list(fn.execute(*values))
 
 
 def _out_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
+    """The types of the results, by a trace if they are not known."""
     if types is not None:
         return list(types)
     outs = jax.eval_shape(fn.flat, *map(struct_of, ins))
@@ -214,6 +265,7 @@ def _out_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: Any
 ) -> tuple[Any, Any]:
+    """The forward derivative: the same equation, and one of the pushforward."""
     outs = call(fn, primals, types)
     floats = _floats(outs)
     wrt = tuple(i for i in _floats(primals) if type(tangents[i]) is not ad.Zero)
@@ -230,13 +282,18 @@ def _jvp(
 def _transpose(
     cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object
 ) -> list[Any]:
+    """The transpose of a pushforward: an equation of the pullback.
+
+    The arguments of a pushforward are the primal arguments, then the tangents. It is linear in the
+    tangents only.
+    """
     assert fn.of is not None, "only pushforwards are linear"
     base, wrt, floats = fn.of
     count = len(base.ins)
     primals = values[:count]
     asked = [i for i in range(count, len(values)) if ad.is_undefined_primal(values[i])]
     kept = tuple(wrt[i - count] for i in asked)
-    # Zeros made by JAX would be compiled for every size.
+    # In NumPy: JAX would compile zeros for every size.
     whole = [_zeros(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents]
     pulled_types = _tangent_types([primals[i] for i in kept])
     pulled = call(base.pullback(kept, floats), (*primals, *whole), pulled_types)
@@ -249,6 +306,13 @@ def _transpose(
 def _linearize(
     in_reverse: bool, nonzero: Sequence[bool], *primals: object, fn: Bucketed, types: object
 ) -> tuple[Any, Any, Any, Any] | None:
+    """The reverse mode of a likely loss: run the function together with its gradient.
+
+    Returns None, by which JAX uses the ordinary rules, in forward mode, for a derivative, if the
+    first result is no float scalar, and if most gradients were not used so far. Otherwise the
+    residuals are the gradient and the primal arguments, and the linear function is an equation of
+    `along_gradient_p`.
+    """
     if not (in_reverse and fn.dtypes and fn.speculation.pays):
         return None
     wrt = tuple(i for i in _floats(primals) if nonzero[i])
@@ -273,28 +337,31 @@ def _linearize(
     return outs, with_tangent, [*gradient, *primals], linear
 
 
-# A pushforward again, which brings the gradient of the first result along for its transposition.
-# Its operands are the gradient, the primal arguments, and the tangents.
+# A pushforward with the gradient of the first result as additional operands, for its transpose.
+# The operands are the gradient, the primal arguments, and the tangents.
 along_gradient_p = jex_core.Primitive("along_gradient")
 
 
 def _brought(fn: Bucketed) -> int:
-    """How many operands the gradient takes."""
+    """How many operands are the gradient."""
     assert fn.of is not None
     return len(fn.of[1])
 
 
 def _along(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
+    """Evaluate the equation: the pushforward, without the gradient."""
     return call(fn, values[_brought(fn) :], types)
 
 
 def _along_types(*ins: object, fn: Bucketed, types: object) -> list[Any]:
+    """The types of its results."""
     return _out_types(*ins[_brought(fn) :], fn=fn, types=types)
 
 
 def _along_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
+    """Its forward derivative: that of the pushforward."""
     count = _brought(fn)
     return _jvp(primals[count:], tangents[count:], fn=fn, types=types)
 
@@ -302,6 +369,7 @@ def _along_jvp(
 def _along_batch(
     values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
+    """Its batching: that of the pushforward."""
     count = _brought(fn)
     return _batch(values[count:], dims[count:], fn=fn, types=types)
 
@@ -309,6 +377,7 @@ def _along_batch(
 def _along_transpose(
     cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object
 ) -> list[Any]:
+    """Its transpose: the gradient, if the cotangent is that of `jax.grad`; else the pullback."""
     assert fn.of is not None
     base, count = fn.of[0], _brought(fn)
     used = _is_one(cotangents[0]) and all(type(ct) is ad.Zero for ct in cotangents[1:])
@@ -324,10 +393,10 @@ def _along_transpose(
 
 
 def _is_one(cotangent: object) -> bool:
-    """Whether it is what `jax.grad` starts from.
+    """Whether a cotangent is the 1 that `jax.grad` starts from.
 
-    Another one is no factor of the result: loss scaling is there because 16 bits lose what it
-    keeps.
+    The gradient is not multiplied by another cotangent: a loss is scaled because its gradient
+    underflows in 16 bits, and the unscaled gradient has lost those values.
     """
     if type(cotangent) is ad.Zero or isinstance(cotangent, jax.core.Tracer):
         return False
@@ -335,29 +404,36 @@ def _is_one(cotangent: object) -> bool:
 
 
 def _zeros(aval: Any) -> np.ndarray:
+    """Zeros in host memory."""
     return np.zeros(aval.shape, aval.dtype)
 
 
 def _batch(
     values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
+    """Batching: ``vmap`` of the function itself, which is not bucketed."""
     outs = jax.vmap(fn.flat, in_axes=list(dims))(*values)
     return outs, [0] * len(outs)
 
 
 def _lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
+    """What is compiled if the equation is inside ``jit``: the function itself, not bucketed."""
     return fn.flat(*values)
 
 
 def _along_lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
+    """The same without the gradient."""
     return fn.flat(*values[_brought(fn) :])
 
 
 def register() -> None:
-    """Teach JAX the equations; once, before the first is made."""
+    """Register the equations' rules with JAX. A second call does nothing.
+
+    Must be called before the first equation is made.
+    """
     if bucketed_p in ad.primitive_jvps:
         return
-    hold_weakly(Bucketed)
+    hold_weakly(Bucketed)  # JAX caches by equation parameters, and would keep the functions alive
     set_linearization(bucketed_p, _linearize)
     for prim, impl, types, jvp, transpose, batch, lower in (
         (
@@ -377,4 +453,5 @@ def register() -> None:
         ad.primitive_transposes[prim] = transpose
         batching.primitive_batchers[prim] = batch
         mlir.register_lowering(prim, mlir.lower_fun(lower, multiple_results=True))
+        # Last: other threads take it as the sign that all is registered.
         ad.primitive_jvps[prim] = jvp

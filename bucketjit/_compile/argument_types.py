@@ -1,4 +1,4 @@
-"""The types that an executable is lowered for, and holds its later arguments to."""
+"""The argument types that an executable is lowered for, and the check of later arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
 
-_TOO_LARGE = 2**63  # bytes of an array
+_TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
 
 
 def padded_leaf_shapes(
@@ -35,8 +35,15 @@ def padded_leaf_shapes(
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Position and padded shape of each leaf that has open axes.
 
+    Args:
+        call: The resolved call; it has a program.
+        signature: Its signature.
+        bucket: Padded size of each variable.
+        shapes: The logical shapes of its leaves.
+
     Raises:
-        StrategyContractError: XLA counts bytes in 64 bits, and ends the process beyond them.
+        StrategyContractError: A padded leaf would have 2^63 bytes or more. XLA would abort the
+            process.
     """
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
@@ -57,15 +64,25 @@ def padded_leaf_shapes(
 
 
 def can_be(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """Whether an array can have a shape; XLA counts bytes in 64 bits, and ends the process."""
+    """Whether an array of this shape has less than 2^63 bytes. Beyond, XLA aborts the process.
+
+    Args:
+        shape: The shape.
+        dtype: The dtype.
+    """
     return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
 
 
 def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> SignedCall:
-    """The same call at other sizes; its leaves say type and placement only.
+    """The same call at other sizes. Leaves whose shape changes become types without contents.
+
+    Args:
+        signed: The call.
+        tokens: A token per axis of each leaf.
+        sizes: The new size of each dimension variable.
 
     Raises:
-        SpecError: No array can have them.
+        SpecError: No array can have such sizes.
     """
     shapes: list[tuple[int, ...]] = []
     leaves: list[Any] = []
@@ -91,7 +108,14 @@ def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> Si
 
 
 def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """The leaves of a call as ``jit`` lowers for them: types and placement, no contents."""
+    """The leaves of a call as types: shape, dtype and placement, as ``jit`` lowers for them.
+
+    Python scalars and size arguments stay values.
+
+    Args:
+        signed: The call.
+        padded: Padded shape of each leaf with open axes, by position.
+    """
     leaves: list[Any] = []
     for i, (x, kind) in enumerate(zip(signed.leaves, signed.signature.types, strict=True)):
         if kind.dtype is None or isinstance(x, bool | int | float | complex):
@@ -104,22 +128,30 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
         sharding = getattr(array, "sharding", None)
         if isinstance(array, jax.Array) and not array.committed:
             sharding = None
-        elif isinstance(x, Padded) and sharding is not None:  # it goes into another bucket, perhaps
+        # The sharding fits the array's shape, and ``shape`` may be that of another bucket.
+        elif isinstance(x, Padded) and sharding is not None:
             sharding = sharding_for(sharding, shape)
         leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding, weak_type=weak))
     return leaves
 
 
 def without_values(signed: SignedCall) -> SignedCall:
-    """A call that keeps none of its arrays alive."""
+    """The same call with types in the place of its arrays, so that it keeps none of them alive.
+
+    Args:
+        signed: The call.
+    """
     return dataclasses.replace(signed, leaves=abstract(signed, {}))
 
 
 class Expected:
-    """The argument types an executable was first traced with; a retrace must see them again.
+    """The argument types of an executable's first trace. A retrace with others raises.
 
-    Weak types of padded arguments are left out: padding makes them strong, and the program was
-    traced with the types of the signature.
+    The weak types of padded arguments are not compared: padding makes an array strongly typed, and
+    the program was traced with the types of the signature.
+
+    Args:
+        padded: Positions of the padded leaves.
     """
 
     def __init__(self, padded: set[int]) -> None:
@@ -127,7 +159,7 @@ class Expected:
         self._first: Any = None
 
     def check(self, args: object, kwargs: object) -> list[Any]:
-        """Take the types of the first arguments, and hold later ones to them.
+        """Remember the types of the first arguments, and compare those of later ones with them.
 
         Args:
             args: Positional arguments: arrays, tracers, or ``ShapeDtypeStruct``s.
@@ -137,7 +169,8 @@ class Expected:
             The leaves.
 
         Raises:
-            SignatureChanged: They are others.
+            SignatureChanged: The types, or JAX's configuration of traces, differ from the first; or
+                ``jit`` is disabled, so that nothing would be compiled.
         """
         if jit_disabled():
             raise SignatureChanged
@@ -164,21 +197,25 @@ class Expected:
 def to_donate(
     signed: SignedCall, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Which arguments to donate, and which leaves of them have open axes.
+    """Which arguments to donate, and which of their leaves have open axes.
 
-    JAX warns of a donated buffer that no output can reuse. The user has donated arguments without
-    open axes and is told; whether the padded copy of another can be reused is found out here.
+    JAX warns of a donated buffer that no output can reuse. An argument without open axes is donated
+    in any case: the user asked for it and gets that warning. An argument with open axes is donated
+    only if outputs of the same padded shapes and dtypes are left to reuse its padded copies.
 
     Args:
         signed: The call.
         pads: Padded shape of each leaf with open axes.
         made: How many outputs there are of each padded shape and dtype.
+
+    Returns:
+        The positions of the arguments, and those of their leaves with open axes.
     """
     args, _ = signed.tree.unflatten(range(len(signed.leaves)))
     spare = Counter(made)
     donated, donated_leaves = set(), set()
     leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in signed.donate}
-    # Those that are donated whatever the others do have the first choice.
+    # Arguments without open axes come first: they are donated in any case, and use outputs up.
     for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
         wanted = Counter(
             (pads.get(leaf, signed.shapes[leaf]), signed.signature.types[leaf].dtype)

@@ -1,4 +1,8 @@
-"""Threads that work in the background, and what waits for them."""
+"""Threads that compile in the background, and their queue of jobs.
+
+A job is any function with a key; `bucketjit._compile.provider` submits the compiles. The module
+also shortens the turns of Python threads while jobs run, so that calls do not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +23,23 @@ from bucketjit._config import Background
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._jax.devices import is_started
 
-# Seconds that Python code may run while another thread waits for its turn (CPython has 5 ms). A
-# call waits so long each time it comes back from XLA.
+# Switch interval in seconds: how long Python code may run while another thread waits for the lock
+# of the interpreter. CPython's default is 5 ms, which a call may wait each time XLA returns to it.
 _TURN = 0.0005
 
 
 class _Jobs:
-    """What waits for a thread: all that threads, and the end of the process, know of an executor.
+    """The queue of jobs. Threads and exit handlers reference only this object, never an executor.
 
-    No executor is kept by a job that is done, whose work may hold a program that knows the function
-    it was traced from, and so an executor that this function knows.
+    So a job cannot keep an executor alive after it is done. (Its work may hold a program, which
+    holds the function it was traced from, which may hold the executor.)
 
-    Locks and queues that callers take are those of C: a `Condition` and a `Queue` are entered by
-    Python code, which an interrupt may leave with the lock held.
+    Locks and queues that callers use are implemented in C. A `Condition` and a `Queue` are entered
+    by Python code, which an interrupt may leave with the lock held.
+
+    Attributes:
+        waiting: Jobs that wait for a thread; None tells a thread to end.
+        is_stopped: Whether no further job is begun.
     """
 
     def __init__(self) -> None:
@@ -39,7 +47,7 @@ class _Jobs:
         self.is_stopped = False
 
     def stop(self) -> None:
-        """Let the threads end. Does not wait: it may run anywhere, by the garbage collector."""
+        """Let the threads end. Does not wait: the garbage collector may call it in any thread."""
         self.is_stopped = True
         while True:
             try:
@@ -50,16 +58,29 @@ class _Jobs:
 
 
 class _Notes:
-    """What is waited for, and what has failed."""
+    """Which jobs are pending, and which have failed.
+
+    Attributes:
+        pending: Keys of the jobs that wait or run.
+        failed: Keys of the jobs that have failed.
+        lock: Protects both.
+        changed: Notified when a job is done. Its own ``with`` statement is never used: callers
+            enter ``lock``, see `_Jobs`.
+    """
 
     def __init__(self) -> None:
         self.pending: set[Hashable] = set()
         self.failed: set[Hashable] = set()
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)  # entered by the lock
+        self.changed = threading.Condition(self.lock)
 
     def done(self, key: Hashable, failed: bool) -> None:
-        """Take note that a job is done."""
+        """Note that a job is done.
+
+        Args:
+            key: Its key.
+            failed: Whether it has failed.
+        """
         with self.lock:
             self.pending.discard(key)
             if failed:
@@ -68,12 +89,12 @@ class _Notes:
 
 
 class _Job(NamedTuple):
-    """Something to be done.
+    """A job.
 
     Attributes:
-        key: What it is for.
+        key: Its key; one job of a key is pending at most.
         work: Does it.
-        notes: Where it is noted that it is done.
+        notes: Where its end is noted.
     """
 
     key: Hashable
@@ -81,7 +102,10 @@ class _Job(NamedTuple):
     notes: _Notes
 
     def run(self) -> None:
-        """Do it, whatever comes of it: who wants the same next does it then, and gets the error."""
+        """Do the work. An exception only marks the job as failed.
+
+        The next caller that needs the same does the work itself, and gets the exception.
+        """
         failed = True
         with contextlib.suppress(BaseException), short_turns():
             self.work()
@@ -90,11 +114,15 @@ class _Job(NamedTuple):
 
 
 class Workers:
-    """Threads that work in the background, and what waits for them.
+    """The threads that work in the background for one executor.
 
-    They end with the executor, or with the interpreter, which waits for a compile that is under
-    way but for nothing that waits. A fork of the process begins with nothing to do; it has threads
-    of its own, unless XLA was running, which would wait for its threads in them for ever.
+    They end with the executor or with the interpreter. The interpreter waits for a compile that is
+    under way, and not for jobs that wait. A fork of the process starts without jobs. It can start
+    threads, unless XLA had been started before the fork: XLA would wait for ever for its own
+    threads, which a fork does not copy.
+
+    Args:
+        background: How many threads and waiting jobs there may be.
     """
 
     def __init__(self, background: Background) -> None:
@@ -103,20 +131,28 @@ class Workers:
         _all_workers().add(self)
 
     def _begin(self, can_work: bool = True) -> None:
+        """Start with no jobs and no threads."""
         self._can_work = can_work
         self._jobs, self._notes = _Jobs(), _Notes()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, self._jobs.stop)
 
     def begin_in_fork(self) -> None:
-        """Forget the parent's threads and jobs, and its locks, which may be held for ever."""
+        """Drop the parent's threads, jobs, and locks, which a thread of the parent may hold."""
         self._finalizer.detach()
         self._begin(can_work=not is_started())
 
     def submit(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Have something done, unless it waits already, too much does, or no thread can do it.
+        """Queue a job, unless its key is pending, the queue is full, or there can be no thread.
 
-        It is done under the configuration of JAX that is in force here.
+        The job runs under the configuration of JAX that is in force in the submitting thread.
+
+        Args:
+            key: What the job is for.
+            work: Does it.
+
+        Returns:
+            Whether a job of this key is pending now.
         """
         jobs, notes = self._jobs, self._notes
         with notes.lock:
@@ -126,7 +162,9 @@ class Workers:
                 return False
             if jobs.waiting.qsize() >= self._background.queue:
                 return False
-            # An interrupt may come anywhere: what is pending has to have a thread, and a job.
+            # In this order, as an interrupt may come between any two lines: a thread first, then
+            # the job, and the mark last. A key that is marked as pending without either would
+            # never be done.
             self._threads = [t for t in self._threads if t.is_alive()]
             if len(self._threads) <= min(self._background.workers - 1, len(notes.pending)):
                 thread = threading.Thread(
@@ -145,23 +183,38 @@ class Workers:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing is to be begun any more: the interpreter ends, or the executor has."""
+        """Whether no further job is begun: the executor is gone, or the interpreter ends."""
         return self._jobs.is_stopped
 
     def failed(self, key: Hashable) -> bool:
-        """Whether it has failed before; whoever wants it then does it, and gets the error."""
+        """Whether the last job of a key has failed.
+
+        Args:
+            key: The key.
+        """
         notes = self._notes
         with notes.lock:
             return key in notes.failed
 
     def succeeded(self, key: Hashable) -> None:
-        """Take note that somebody else has done it, so that it may be done here again."""
+        """Note that the work of a key was done elsewhere, so that a new job of it may be submitted.
+
+        Args:
+            key: The key.
+        """
         notes = self._notes
         with notes.lock:
             notes.failed.discard(key)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until nothing is left to do; False if that took too long, or never will be done."""
+        """Wait until no job is pending.
+
+        Args:
+            timeout: Seconds to wait at most; None for no limit.
+
+        Returns:
+            Whether no job is pending. False after a timeout, or if the threads end with jobs left.
+        """
         jobs, notes = self._jobs, self._notes
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -170,7 +223,7 @@ class Workers:
             return not notes.pending
 
     def drop(self) -> None:
-        """Do nothing of what waits."""
+        """Remove all waiting jobs, and forget which have failed. Running jobs continue."""
         jobs, notes = self._jobs, self._notes
         while not jobs.is_stopped:
             try:
@@ -178,7 +231,7 @@ class Workers:
             except queue.Empty:
                 break
             if job is None:
-                jobs.waiting.put(None)  # stopped meanwhile: the threads are to see it
+                jobs.waiting.put(None)  # `stop` came meanwhile: the None is for the threads
                 break
             notes.done(job.key, False)
         with notes.lock:
@@ -186,17 +239,22 @@ class Workers:
 
 
 def _work(jobs: _Jobs) -> None:
+    """What a thread runs: one job after the other, until the queue is stopped."""
     while not jobs.is_stopped:
         job = jobs.waiting.get()
         if job is None:
             jobs.waiting.put(None)  # for the next thread
             return
         job.run()
-        del job
+        del job  # or it would be kept alive while the thread waits for the next one
 
 
 def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
-    """End a thread before the interpreter does: XLA must not be cut short in a compile."""
+    """Register a function that ends a thread before the interpreter does.
+
+    The interpreter stops daemon threads wherever they are, and XLA must not be stopped in a
+    compile.
+    """
     alive = weakref.ref(thread)
 
     def end() -> None:
@@ -204,7 +262,7 @@ def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
         if running is not None and running.is_alive():
             with _deaf_to_interrupts():
                 jobs.stop()
-                end_pool()  # what it compiles elsewhere, nobody waits for
+                end_pool()  # a compile in another process need not be waited for
                 running.join()
 
     atexit.register(end)
@@ -213,9 +271,9 @@ def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
 
 @contextlib.contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Let no Ctrl-C end the wait for a compile: as in a call, it cannot be cut short."""
+    """Ignore Ctrl-C while waiting for a compile, which cannot be cut short."""
     with contextlib.ExitStack() as undone:
-        with contextlib.suppress(ValueError):  # no main thread: none is interrupted
+        with contextlib.suppress(ValueError):  # only the main thread gets signals, and may set this
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             if before is not None:  # else it was not set by Python, which cannot restore it
                 undone.callback(signal.signal, signal.SIGINT, before)
@@ -224,7 +282,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 @functools.cache
 def _all_workers() -> weakref.WeakSet[Workers]:
-    """Those of this process, of which a fork has the objects but no threads."""
+    """The workers of this process. A fork copies them without their threads; they begin again."""
     found: weakref.WeakSet[Workers] = weakref.WeakSet()
 
     def after_in_child() -> None:
@@ -237,7 +295,11 @@ def _all_workers() -> weakref.WeakSet[Workers]:
 
 
 class _Turns:
-    """How long a thread of Python may keep others waiting, for all threads of the process."""
+    """The switch interval of the interpreter, shortened while background work runs.
+
+    There is one interval for the whole process. The first thread that needs it short sets it, and
+    the last one restores it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -246,7 +308,10 @@ class _Turns:
 
     @contextlib.contextmanager
     def short(self) -> Iterator[None]:
-        """Keep turns short, unless they are already; whoever sets others meanwhile keeps those."""
+        """Keep the interval short, unless it is shorter already.
+
+        An interval that other code sets meanwhile is left as that code has set it.
+        """
         with self._lock:
             self._count += 1
             if self._count == 1:
@@ -263,30 +328,31 @@ class _Turns:
                     self._restore()
 
     def forget(self) -> None:
-        """What is under way is not under way in a copy of this process."""
+        """Restore the interval in a fork, which does not have the threads that shortened it."""
         if self._count:
             self._restore()
         self.__init__()  # type: ignore[misc]
 
     def _restore(self) -> None:
+        """Restore the interval, unless somebody else has set another one meanwhile."""
         if sys.getswitchinterval() == self._ours < self._before:
-            # Whole microseconds are kept, rounded down.
+            # CPython keeps whole microseconds and rounds down.
             sys.setswitchinterval(self._before + 0.5e-6)
 
 
 def is_running() -> bool:
-    """Whether the interpreter is not about to end, when nobody would wait for a new thread."""
+    """Whether the interpreter is not ending. At its end, new threads would not be waited for."""
     return threading.main_thread().is_alive()
 
 
 def short_turns() -> contextlib.AbstractContextManager[None]:
-    """A context for work beside calls, in which no thread of Python keeps others waiting long."""
+    """A context for work beside calls: no Python thread keeps another one waiting for long."""
     return _turns().short()
 
 
 @functools.cache
 def _turns() -> _Turns:
-    """The turns of this process."""
+    """The switch interval of this process."""
     made = _Turns()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=made.forget)

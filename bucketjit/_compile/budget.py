@@ -1,4 +1,4 @@
-"""How much may still be compiled, and what is said where it is too much."""
+"""The compile budget: how many compiles are left, and the messages where none is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ _ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
 
 @dataclass
 class Spending:
-    """How many compiles there were, and how many seconds they took."""
+    """How many compiles there were, and how many seconds they took.
+
+    Attributes:
+        compiles: The number of compiles, those under way included.
+        seconds: Their seconds, those of failed compiles included.
+        lock: Protects both numbers.
+    """
 
     compiles: int = 0
     seconds: float = 0.0
@@ -34,12 +40,12 @@ class Allowance:
 
     Args:
         name: How messages name the function.
-        budget: What may be compiled.
-        cache: The executables, to name the nearest one.
-        tell: Told of events.
+        budget: The limits that the user set.
+        cache: The executables, among which messages name the nearest one.
+        tell: Called with each `Event`.
 
     Attributes:
-        spent: What was compiled; another object after each `clear`.
+        spent: What was compiled since the last `clear`, each of which starts a new object.
     """
 
     def __init__(
@@ -54,25 +60,34 @@ class Allowance:
         self._budget = budget
         self._cache = cache
         self._tell = tell
-        self._forbidden = 0
+        self._forbidden = 0  # how many `CompileGuard`s are in force
         self._lock = threading.Lock()
 
     def clear(self) -> None:
-        """Begin to count anew."""
+        """Start counting again. Compiles under way count towards the old object."""
         self.spent = Spending()
 
     def forbid(self, by: int) -> None:
-        """Allow no compiles (1), or again as many as before (-1)."""
+        """Forbid all compiles, or end one such ban.
+
+        Args:
+            by: 1 to forbid, -1 to end it. Bans nest.
+        """
         with self._lock:
             self._forbidden = max(0, self._forbidden + by)
 
     def affordable(self, count: int = 1) -> bool:
-        """Whether so many compiles are allowed now."""
+        """Whether so many compiles are allowed now.
+
+        Args:
+            count: How many.
+        """
         spent = self.spent
         with spent.lock:
             return self._allows(spent, count)
 
     def _allows(self, spent: Spending, count: int = 1) -> bool:
+        """Whether so many more compiles are within the limits. The lock of ``spent`` is held."""
         budget = self._budget
         return not (
             self._forbidden
@@ -88,13 +103,14 @@ class Allowance:
             is_asked_for: See `ExecutableProvider.prepare`.
 
         Returns:
-            Where it is counted.
+            Where the compile is counted, and its seconds are to be added.
 
         Raises:
             CompileBudgetError: It is not allowed.
         """
         spent = self.spent
-        with spent.lock:  # several threads may spend the last one
+        # Check and count in one step: several threads may ask for the last compile.
+        with spent.lock:
             if self._allows(spent):
                 spent.compiles += 1
                 return spent
@@ -110,11 +126,21 @@ class Allowance:
         return spent
 
     def tell_refusal(self, request: CompileRequest, message: str) -> None:
-        """Tell of a compile that is not allowed, and why."""
+        """Emit an event for a compile that is not allowed.
+
+        Args:
+            request: What would be compiled.
+            message: What `refusal` returned.
+        """
+        # Without the function's name, with which messages begin: the event has it.
         self._tell(Event("budget", self._name, request.sizes, detail=message.split(": ", 1)[1]))
 
     def refusal(self, request: CompileRequest) -> str:
-        """Why an executable may not be compiled, and which one is nearest, in words."""
+        """Why an executable may not be compiled and which one is nearest, as a message.
+
+        Args:
+            request: What would be compiled.
+        """
         sizes = shown(request.logical) or "these arguments"
         wanted = f"{_kind(request.program is None)} {shown(request.sizes) or '()'}"
         return (
@@ -124,7 +150,7 @@ class Allowance:
 
     @property
     def _limit(self) -> str:
-        """What forbids to compile, in words."""
+        """The limit that forbids a compile, in words."""
         if self._forbidden:
             return "compiles are forbidden (forbid_compiles)"
         budget = self._budget
@@ -136,7 +162,7 @@ class Allowance:
         return f"the compile budget of {' and '.join(limits)} is spent"
 
     def _nearest(self, request: CompileRequest) -> str:
-        """The compiled bucket nearest to the one that is wanted, in words, and what to do."""
+        """The compiled bucket nearest to the requested one and what to do, in words."""
         exact = request.program is None
         advice = _ADVICE_EXACT if exact else _ADVICE
         stored = [e for _, e in self._cache.items() if e.sizes.keys() == request.sizes.keys()]
@@ -159,9 +185,12 @@ class Allowance:
         return f"The nearest compiled {told}. {advice}"
 
     def compiled_again(self, entry: Executable) -> None:
-        """Count what ``jit`` has compiled for arguments placed otherwise, and warn beyond a limit.
+        """Count a compile of ``jit`` for arguments placed in a new way, and warn beyond a limit.
 
-        It compiles such arguments by itself, in a call of what is compiled already.
+        ``jit`` compiles such arguments inside the call of an executable, so it cannot be prevented.
+
+        Args:
+            entry: The executable that was called.
         """
         again = "once more, for arguments that are placed otherwise"
         self._tell(Event("compile", self._name, entry.sizes, detail=again))
@@ -181,14 +210,18 @@ class Allowance:
 
 
 class CompileGuard:
-    """Forbids compiles until it is released, or its block ends."""
+    """Forbids compiles until it is released, or until its ``with`` block ends.
+
+    Args:
+        allowance: The allowance under which nothing may be compiled meanwhile.
+    """
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance: Allowance | None = allowance
         allowance.forbid(1)
 
     def release(self) -> None:
-        """Allow compiles again, as far as no other guard forbids them."""
+        """Allow compiles again, unless another guard forbids them. A second call does nothing."""
         allowance, self._allowance = self._allowance, None
         if allowance is not None:
             allowance.forbid(-1)
@@ -201,4 +234,5 @@ class CompileGuard:
 
 
 def _kind(exact: bool) -> str:
+    """How messages call an executable."""
     return "exact shape" if exact else "bucket"

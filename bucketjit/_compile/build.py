@@ -1,6 +1,7 @@
-"""Build what the cache holds: one jitted function per bucket, together with its executable.
+"""Build the executable of a bucket: one jitted function, lowered and compiled.
 
-One jit object *per bucket*: executables of a shared one are not freed while it lives.
+Each bucket has its own ``jit`` object: JAX frees the executables of a shared one only when the
+object itself is freed. `bucketjit._compile.build_exact` does the same for exact shapes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bucketjit._sizes.expressions import is_symbolic, shape_function
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
 
-Compile = Callable[[Any], Any]  # what ``lower()`` returns -> what ``compile()`` of it returns
+Compile = Callable[[Any], Any]  # a lowered function (`jax.stages.Lowered`) -> the compiled one
 
 
 class Masked(NamedTuple):
@@ -41,15 +42,15 @@ class Masked(NamedTuple):
 
     Attributes:
         function: The jitted function.
-        sizes, args, kwargs: What to lower it for.
-        expected: Refuses arguments of other types.
+        sizes, args, kwargs: The argument types to lower it for.
+        expected: Raises for arguments of other types.
         at: The padded sizes.
-        call: The call that asks for it.
-        origin: The same call, to be remembered.
-        bucket, pads, size_constant_shapes, donated, donated_leaves: See `Executable` and
-            `masked_function`.
+        call: The call that needs it, resolved.
+        origin: The same call, as `Executable` keeps it.
+        bucket, pads, size_constant_shapes, donated_leaves: See `Executable` and `masked_function`.
+        donated: Positions of the donated arguments.
         options: Options of XLA.
-        device: Where it runs if that is none of JAX's own devices; see `bucketjit._cores`.
+        device: The device it runs on if that is none of JAX's own; see `bucketjit._cores`.
     """
 
     function: Any
@@ -83,18 +84,22 @@ def masked_function(
     """The function that `build_masked` compiles. Traces nothing.
 
     Args:
-        signed: The call that asks for it.
+        signed: The call that needs it.
         call: The same call, resolved: its sizes and its program.
-        bucket: Padded size of each variable, those of the program's own included.
+        bucket: Padded size of each variable, those of unfitted sizes included.
         pads: Position and padded shape of each leaf with open axes.
-        rules: Gives the rule table when it is traced: importing it takes 50 ms.
-        check: `Check.POISON` overwrites the padding of every equation; the executable then takes
-            the index of the poison behind the sizes. Checked calls run twice, so nothing that
-            they are given is donated.
+        rules: Returns the rule table; called when the function is traced, as importing the rules
+            takes 50 ms.
+        check: The kind of check. `Check.POISON` overwrites the padding of every equation; the
+            executable then takes the index of the poison after the sizes. Checked calls run twice,
+            so they donate nothing.
         options: Options of XLA.
-        chunks: How many chunks of a call run it at the same time, as a rule; 0 if it is for whole
+        chunks: How many chunks of a call typically run it at the same time; 0 if it runs whole
             calls.
-        after: Makes the hooks of `interpret` that the program needs.
+        after: Makes the hook of `interpret` that the program needs; None if it needs none.
+
+    Returns:
+        The function and the types to lower it for.
     """
     program, signature = call.program, signed.signature
     assert program is not None
@@ -109,6 +114,7 @@ def masked_function(
         vector, size_constants = sizes if isinstance(sizes, tuple) else (sizes, ())
         values = {v: vector[i] for i, v in enumerate(variables)}
         at = BucketSizes(bucket, program.lower, values, size_constants)
+        # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
         poison = poison_equations(vector[len(variables)]) if poisoned else None
         return _evaluated(program, arrays, at, rules(), hooks(poison, after), poisoned)
 
@@ -121,7 +127,7 @@ def masked_function(
     size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     sizes: Any = sizes_argument(call, size_constant_shapes, 0 if poisoned else None)
     device = None
-    if not signed.donate:
+    if not signed.donate:  # arrays are lent to that device, so their owner must keep them
         tree: Any
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         device = device_for(program, static, leaves, chunks)
@@ -131,7 +137,7 @@ def masked_function(
     return Masked(
         function=jax.jit(
             masked,
-            donate_argnums=tuple(i + 1 for i in sorted(donated)),
+            donate_argnums=tuple(i + 1 for i in sorted(donated)),  # the sizes are argument 0
             compiler_options=dict(options),
         ),
         sizes=sizes,
@@ -154,7 +160,10 @@ def masked_function(
 def _donated(
     signed: SignedCall, pads: Mapping[int, tuple[int, ...]], program: Program, at: BucketSizes
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The arguments whose padded copies are donated, and the leaves of those; see `to_donate`."""
+    """The arguments whose padded copies are donated, and their leaves with open axes.
+
+    `to_donate` chooses them by what the outputs of the bucket can reuse.
+    """
     if not signed.donate:
         return frozenset(), frozenset()
     made = Counter(
@@ -172,15 +181,15 @@ def _evaluated(
     after: Callable[[], Hook] | None,
     poisoned: bool,
 ) -> Any:
-    """The results of a program at padded sizes, nested as the function nests them.
+    """The results of a program at padded sizes, nested as the user's function nests them.
 
     Args:
         program: The program.
-        arrays: Its arguments.
+        arrays: Its padded arguments.
         at: Padded and logical sizes.
         rules: The rule table.
-        after: Makes the hooks of `interpret`.
-        poisoned: Whether the padding of arguments is poison, and not 0.
+        after: Makes the hook of `interpret`.
+        poisoned: Whether the padding of the arguments is poison; otherwise it is 0.
 
     Raises:
         MaskingError: The program cannot be masked.
@@ -190,7 +199,7 @@ def _evaluated(
         outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after, padding)
         typed = zip(outs, program.out_shapes, program.out_types, strict=True)
         results = [_finish(out, shape, kind, at) for out, shape, kind in typed]
-    except (MaskingError, FloatingPointError):  # jax_debug_nans runs it step by step
+    except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
         raise
     except Exception as error:
         if is_of_machine(error):
@@ -208,19 +217,22 @@ def _evaluated(
 def build_masked(made: Masked, compile: Compile) -> Executable:
     """Compile a program for a bucket.
 
-    Of the arguments only types and placement are looked at, so the call may be long over.
+    Only the types and the placement of the arguments are used, so the call may have ended.
 
     Args:
-        made: Its function.
-        compile: Compiles it.
+        made: The function.
+        compile: Compiles the lowered function.
+
+    Returns:
+        The executable, as the cache stores it.
 
     Raises:
-        MaskingError: The program cannot be masked.
+        MaskingError: The program cannot be masked, or XLA fails to compile it.
         Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
     """
     began = time.perf_counter()
     try:
-        with forgetful_jax():  # it may fail
+        with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
             lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
         compiled = compile(lowered)
     except Exception as error:
@@ -243,14 +255,14 @@ def masked_executable(
     began: float,
     loaded: bool = False,
 ) -> Executable:
-    """What the cache holds of a masked function.
+    """The cache entry of a masked function, compiled or loaded.
 
     Args:
         made: The masked function.
-        function: What is called: its jitted form, or a loaded one.
-        compiled: The executable behind it.
+        function: The callable: the jitted function, or a loaded one.
+        compiled: The XLA executable behind it.
         padded_outs: Padded shape of each output.
-        began: When building it began (``time.perf_counter``).
+        began: When building it began, in seconds (``time.perf_counter``).
         loaded: Whether it was read from a file.
     """
     program = made.call.program
@@ -285,7 +297,10 @@ def masked_executable(
 
 
 def _finish(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
-    """Zeros into padding that leaves the executable; the weak type as traced."""
+    """An output with its padding set to 0, and with the weak type that was traced.
+
+    Garbage in the padding must not leave the executable: `Padded` results show it.
+    """
     dtype, weak = kind
     mask = sizes.in_bounds(shape)
     if mask is not None:

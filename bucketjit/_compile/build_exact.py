@@ -1,4 +1,7 @@
-"""Build an executable for the exact shape of a call, without padding or masks."""
+"""Build an executable for the exact shape of a call, without padding or masks.
+
+The counterpart of `bucketjit._compile.build`, for calls that are not masked.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from bucketjit._signature.signer import SignedCall
 
 
 class Exact(NamedTuple):
-    """The function itself, for one exact shape, not yet compiled.
+    """The user's function as a jitted function for one exact shape, not yet compiled.
 
     Attributes:
         function: The jitted function.
-        args, kwargs: What to lower it for.
-        expected: Refuses arguments of other types.
-        donated: Positions of the arguments that are donated.
+        args, kwargs: The argument types to lower it for.
+        expected: Raises for arguments of other types.
+        donated: Positions of the donated arguments.
         options: Options of XLA.
     """
 
@@ -40,9 +43,17 @@ class Exact(NamedTuple):
 def exact_function(signed: SignedCall, check: Check, options: Mapping[str, Any]) -> Exact:
     """The function that `build_exact` compiles. Traces nothing.
 
-    Checked calls donate nothing: they run twice.
+    Args:
+        signed: The call.
+        check: The kind of check. Checked calls run twice, so they donate nothing.
+        options: Options of XLA.
+
+    Returns:
+        The function and the types to lower it for.
     """
     fn = signed.signature.fn
+    # Size arguments, by position among the leaves. An exact shape fixes their values, so the
+    # function gets these instead of tracers.
     static = {
         i: shape[0]
         for i, (shape, t) in enumerate(zip(signed.shapes, signed.signature.types, strict=True))
@@ -67,7 +78,10 @@ def exact_function(signed: SignedCall, check: Check, options: Mapping[str, Any])
 
 
 def result_types(signed: SignedCall) -> Any:
-    """The results of the function itself, as types: it is traced, and not compiled.
+    """The types of the function's results. The function is traced, and not compiled.
+
+    Args:
+        signed: The call.
 
     Raises:
         Exception: Whatever the function raises for these arguments.
@@ -77,13 +91,18 @@ def result_types(signed: SignedCall) -> Any:
 
 
 def one_by_one(signed: SignedCall) -> Any:
-    """The results of the function itself, each operation run by itself.
+    """The function's results, each operation compiled and run by itself.
 
-    XLA may round a value otherwise wherever it is read, and be wrong about what is decided by it;
-    see `bucketjit._xla_defects.recomputed_values`. This is not.
+    XLA may compute a value again, with another rounding, for each operation that reads it, so that
+    a comparison can contradict the value that is used; see
+    `bucketjit._xla_defects.recomputed_values`. Operations that run one by one cannot be affected.
+
+    Args:
+        signed: The call.
 
     Raises:
-        Exception: Whatever the function raises for these arguments, or where nothing is compiled.
+        Exception: Whatever the function raises for these arguments, or raises only where ``jit``
+            is disabled.
     """
     args, kwargs = signed.tree.unflatten(
         shape[0] if t.dtype is None else jnp.asarray(plain(x))
@@ -96,21 +115,24 @@ def one_by_one(signed: SignedCall) -> Any:
 def build_exact(
     signed: SignedCall, sizes: Mapping[str, int], made: Exact, compile: Compile
 ) -> Executable:
-    """Compile the function itself for one exact shape.
+    """Compile the function for one exact shape.
 
-    Of the arguments only types and placement are looked at.
+    Only the types and the placement of the arguments are used.
 
     Args:
-        signed: The call that asks for it.
+        signed: The call that needs the executable.
         sizes: Its sizes, for the statistics.
-        made: Its function.
-        compile: Compiles it.
+        made: The function.
+        compile: Compiles the lowered function.
+
+    Returns:
+        The executable, as the cache stores it.
 
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
-    with forgetful_jax():  # it may fail
+    with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
         lowered = made.function.lower(*made.args, **made.kwargs)
     compiled = compile(lowered)
     seconds = time.perf_counter() - began

@@ -1,6 +1,7 @@
-"""A bounded cache of executables: one compile per key in flight, and its numbers in sight.
+"""A bounded cache of executables that compiles each key once, however many threads ask for it.
 
-It knows hashable keys and a ``compile`` callable, nothing of what is compiled.
+It knows hashable keys and a ``compile`` callable, and nothing of what is compiled. How entries
+are stored and evicted is in `bucketjit._compile.cache_store`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _Flight(Generic[V]):
-    """One compile under way: who compiles, and what the others wait for."""
+    """One compile under way.
+
+    Attributes:
+        owner: Identifier of the thread that compiles.
+        future: The entry or the exception, for the threads that wait.
+        traceback: Traceback of the exception at the compile.
+    """
 
     __slots__ = ("future", "owner", "traceback")
 
@@ -32,32 +39,32 @@ class _Flight(Generic[V]):
 
 
 class ExecutableCache(CacheStore[K, V]):
-    """A thread-safe cache that drops the least recently used entry when it is full.
+    """A thread-safe cache that evicts the least recently used entry when it is full.
 
     However many threads ask for one key, it is compiled once and all of them get that entry.
     Different keys compile at the same time: no lock is held during a compile, so a ``compile``
     may itself ask the cache for other keys.
 
-    A *miss* is an ask that had to compile; a *hit* is one that got an entry without, be it stored
-    or in another thread's compile.
+    A *miss* is a request that had to compile. A *hit* is a request that got an entry without
+    compiling, stored or from another thread's compile.
 
     Args:
-        maxsize: The most entries to keep, at least 1; None for no limit. Those that are pinned
-            count, but never leave, and neither does the entry that was just made: where there is
-            nothing else, there may be one entry more.
-        max_bytes: The most that entries may weigh together; None for no limit. A single entry
-            that weighs more is kept alone.
-        policy: Which entry leaves first: ``"lru"``, the least recently used, or ``"lfu"``, the
+        maxsize: The most entries to keep, at least 1; None for no limit. Pinned entries count, but
+            are never evicted, and neither is the entry that was just added: if all others are
+            pinned, there is one entry more.
+        max_bytes: The most that entries may weigh together, in bytes; None for no limit. A single
+            entry that weighs more is kept alone.
+        policy: Which entry is evicted first: ``"lru"``, the least recently used, or ``"lfu"``, the
             least frequently used.
-        weigh: Weight of an entry in bytes.
-        on_evict: Called as ``on_evict(key, entry, why)`` for every entry that leaves the cache:
-            for want of room, by :meth:`discard` or by :meth:`clear` (``why`` is `CLEARED` then).
-            It runs outside the lock, in the thread that made the entry leave, and what it raises
-            reaches that thread's caller; the cache is in order by then.
+        weigh: Returns the weight of an entry in bytes.
+        on_evict: Called as ``on_evict(key, entry, why)`` for every entry that leaves the cache: by
+            eviction, by :meth:`discard` or by :meth:`clear` (``why`` is `CLEARED` then). It runs
+            without the lock, in the thread that made the entry leave, after the cache is
+            consistent again. What it raises is raised to that thread's caller.
 
     Raises:
         TypeError: If ``maxsize`` or ``max_bytes`` is neither an int nor None.
-        ValueError: If one of them is below 1, or ``policy`` is another.
+        ValueError: If one of them is below 1, or there is no such ``policy``.
 
     Examples:
         >>> cache = ExecutableCache(maxsize=2)
@@ -82,7 +89,7 @@ class ExecutableCache(CacheStore[K, V]):
             maxsize, max_bytes=max_bytes, policy=policy, weigh=weigh, on_evict=on_evict
         )
         self._flights: dict[K, _Flight[V]] = {}
-        self._waiting: dict[int, _Flight[V]] = {}  # thread -> what it waits for
+        self._waiting: dict[int, _Flight[V]] = {}  # thread -> the compile that it waits for
 
     def get_or_compile(
         self,
@@ -91,27 +98,27 @@ class ExecutableCache(CacheStore[K, V]):
         stored: Callable[[], None] | None = None,
         is_use: bool = True,
     ) -> V:
-        """Return the entry of a key, compiled if there is none yet.
+        """Return the entry of a key, compiled if it is not stored.
 
-        If another thread is compiling the key, wait for it and take its entry, or raise its
-        exception. A failed compile stores and counts nothing: the next ask compiles again. An
-        interrupt (``KeyboardInterrupt``, ``SystemExit``) is for the thread that it hits alone, and
-        another one that waits takes over the compile.
+        If another thread is compiling the key, wait for it and return its entry, or raise its
+        exception. A failed compile stores and counts nothing: the next request compiles again. An
+        interrupt (``KeyboardInterrupt``, ``SystemExit``) is raised only in the thread that it hits;
+        another thread that waits then compiles instead.
 
         Args:
             key: The key to look up.
             compile: Makes the entry; called in this thread, at most once, without the lock.
-            stored: Called then, when the entry is there for all who ask, before others leave for
-                it.
-            is_use: Whether an entry that is there, or that another thread compiles meanwhile, is
-                used: it counts as a hit, and eviction takes note.
+            stored: Called in this thread after it has compiled: once other threads can get the
+                entry, and before ``on_evict`` is called for the entries that it displaces.
+            is_use: Whether an entry that is stored, or that another thread compiles, is used now.
+                Then it counts as a hit, and the eviction policy takes it into account.
 
         Returns:
             The entry.
 
         Raises:
-            RuntimeError: If waiting would never end: ``compile`` asked, directly or by way of
-                another thread that waits, for the key that it is compiling.
+            RuntimeError: If waiting would never end: ``compile`` asked for the key that it is
+                compiling, directly or through another thread that waits for this one.
             Exception: Whatever ``compile`` raised.
         """
         me = threading.get_ident()
@@ -132,29 +139,32 @@ class ExecutableCache(CacheStore[K, V]):
                     self._waiting[me] = flight
                 try:
                     error = flight.future.exception()
-                except CancelledError:  # its thread was interrupted
+                except CancelledError:  # the compiling thread was interrupted: compile here
                     continue
                 finally:
                     with self._lock:
                         del self._waiting[me]
                 if error is not None:
                     try:
-                        # Every raise of one exception adds to its traceback; start from the
-                        # compile's.
+                        # Each raise of an exception object appends to its traceback. Start again
+                        # from that of the compile, or it grows with every thread that waited.
                         raise error.with_traceback(flight.traceback)
                     finally:
-                        del error, flight  # the traceback holds this frame: no cycle
+                        # Else there is a cycle: the traceback holds this frame, and the frame holds
+                        # the error.
+                        del error, flight
                 if is_use:
                     with self._lock:
                         slot = self._slots.get(key)
                         if slot is not None:
                             slot.uses.add()
-                        else:
+                        else:  # discarded or evicted meanwhile, and a hit all the same
                             self._hits += 1
                 return flight.future.result()
             return self._compile(key, own, compile, stored)
         except BaseException:
-            if own is not None:  # those who wait for what an interrupt has ended ask again
+            # Wake the threads that wait: after an interrupt, one of them compiles.
+            if own is not None:
                 self._forget(key, own)
                 own.future.cancel()
             raise
@@ -162,7 +172,13 @@ class ExecutableCache(CacheStore[K, V]):
             del own
 
     def _refuse_deadlock(self, key: K, flight: _Flight[V], me: int) -> None:
-        """Raise if the thread that compiles ``flight`` is waiting, in the end, for this one."""
+        """Raise if the thread of ``flight`` waits for this one, directly or through other threads.
+
+        The lock is held, so that no thread of the chain begins or ends its wait.
+
+        Raises:
+            RuntimeError: It does.
+        """
         owner = flight.owner
         while owner != me:
             waits_for = self._waiting.get(owner)
@@ -181,7 +197,7 @@ class ExecutableCache(CacheStore[K, V]):
         compile: Callable[[], V],
         stored: Callable[[], None] | None,
     ) -> V:
-        """Compile, store, and tell those who wait."""
+        """Compile, store the entry, and wake the threads that wait for it."""
         try:
             entry = compile()
         except Exception as error:
@@ -194,7 +210,8 @@ class ExecutableCache(CacheStore[K, V]):
         try:
             with self._lock:
                 self._misses += 1
-                if self._flights.get(key) is flight:  # else discarded or cleared meanwhile
+                # Only if neither `discard` nor `clear` came meanwhile: they removed the flight.
+                if self._flights.get(key) is flight:
                     slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
                     self._make_room(slot.weight, evicted)
                     self._slots[key] = slot
@@ -207,19 +224,19 @@ class ExecutableCache(CacheStore[K, V]):
         return entry
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:
-        """Let nobody else wait for a compile."""
+        """End a flight: the next request for its key starts another compile."""
         with self._lock:
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
     def discard(self, key: K) -> bool:
-        """Drop the entry of a key.
+        """Remove the entry of a key.
 
-        If the key is being compiled, that compile runs on for those who wait for it, but its
-        entry is not stored, and the next ask compiles anew.
+        If the key is being compiled, that compile continues for the threads that wait for it, but
+        its entry is not stored, and the next request compiles again.
 
         Args:
-            key: The key to drop.
+            key: The key to remove.
 
         Returns:
             Whether an entry was stored.
@@ -234,10 +251,10 @@ class ExecutableCache(CacheStore[K, V]):
         return True
 
     def clear(self) -> None:
-        """Drop all entries and set the counters to 0.
+        """Remove all entries and set the counters to 0.
 
-        Compiles under way run on for those who wait for them, but their entries are not stored,
-        and the next ask compiles anew: nothing from before a clear comes back after it.
+        Compiles under way continue for the threads that wait for them, but their entries are not
+        stored, and the next request compiles again: no entry from before a clear appears after it.
         """
         with self._lock:
             entries = [self._retire(key, slot) for key, slot in self._slots.items()]

@@ -1,4 +1,7 @@
-"""What a cache stores: bounded, counted, and with a say in what leaves first."""
+"""The entries of a cache: how many there may be, which one leaves first, and the counters.
+
+`bucketjit._compile.cache` adds compiling, `bucketjit._compile.cache_slot` is one entry.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 CLEARED = "cleared"  # why all entries left
 
-_RETIRED = 256  # entries that have left whose last uses may still be under way
+_RETIRED = 256  # evicted entries whose use counts are still read: calls under way may add to them
 
 _GOES_FIRST = {"lru": "least recently used", "lfu": "least frequently used"}
 
@@ -26,9 +29,10 @@ POLICIES = tuple(_GOES_FIRST)
 
 
 class _Store(Cache[K, Slot[V]]):
-    """What is stored, and which of it goes first: what is pinned stays.
+    """The slots by key. `popitem` removes the one that the policy names, and never a pinned one.
 
-    `cachetools.LRUCache` and its like hear of every use by a look-up, which the warm path saves.
+    `cachetools.LRUCache` and the like learn of a use by a look-up. The warm path looks nothing up:
+    it marks the slot that it holds.
     """
 
     def __init__(self, maxsize: float, policy: str) -> None:
@@ -36,6 +40,14 @@ class _Store(Cache[K, Slot[V]]):
         self._policy = policy
 
     def popitem(self) -> tuple[K, Slot[V]]:
+        """Remove the entry that is worth least.
+
+        Returns:
+            Its key and its slot.
+
+        Raises:
+            KeyError: All entries are pinned, or there are none.
+        """
         loose = [key for key, slot in self.items() if not slot.pinned]
         if not loose:
             raise KeyError("everything is pinned")
@@ -43,17 +55,26 @@ class _Store(Cache[K, Slot[V]]):
         return key, self.pop(key)
 
     def _worth(self, key: K) -> tuple[float, ...]:
+        """The worth of an entry: the number of uses if the policy is "lfu", then the last use."""
         slot = self[key]
         uses = (slot.uses.read(),) if self._policy == "lfu" else ()
         return (*uses, slot.last_used)
 
     @property
     def weight(self) -> int:
+        """The weight of all entries, in bytes."""
         return sum(slot.weight for slot in self.values())
 
 
 class CacheInfo(NamedTuple):
-    """The numbers of a cache, in the shape of :func:`functools.lru_cache`'s."""
+    """The numbers of a cache, with the fields of :func:`functools.lru_cache`'s.
+
+    Attributes:
+        hits: Requests that an entry served without a compile.
+        misses: Requests that compiled.
+        maxsize: The most entries; None for no limit.
+        currsize: How many entries there are.
+    """
 
     hits: int
     misses: int
@@ -62,7 +83,12 @@ class CacheInfo(NamedTuple):
 
 
 class CacheStore(Generic[K, V]):
-    """The entries of a cache; see `bucketjit._compile.cache.ExecutableCache`."""
+    """The entries of a cache; see `bucketjit._compile.cache.ExecutableCache` for the arguments.
+
+    Raises:
+        TypeError: ``maxsize`` or ``max_bytes`` is neither an int nor None.
+        ValueError: One of them is below 1, or there is no such ``policy``.
+    """
 
     def __init__(
         self,
@@ -92,8 +118,8 @@ class CacheStore(Generic[K, V]):
         self._lock = threading.Lock()
         self._slots: _Store[K, V] = _Store(math.inf, policy)
         self._retired: deque[AtomicCount] = deque()
-        self._hits = 0
-        self._hits_before = 0
+        self._hits = 0  # those that no slot and no retired count holds
+        self._hits_before = 0  # all hits at the last `reset_counts`
         self._misses = 0
         self._evictions = 0
 
@@ -104,38 +130,49 @@ class CacheStore(Generic[K, V]):
             key: The key to look up.
 
         Returns:
-            The entry, which counts as a hit; None if there is none, which counts as nothing:
-            the :meth:`get_or_compile` that follows will count.
+            The entry, which counts as a hit. None if there is none: no miss is counted, as the
+            :meth:`get_or_compile` that follows counts it.
         """
         with self._lock:
             slot = self._slots.get(key)
             return None if slot is None else slot.use()
 
     def slot(self, key: K) -> Slot[V] | None:
-        """The place of a stored entry, which marks nothing as used."""
+        """The slot of a stored entry, or None. Nothing is counted or marked as used.
+
+        Args:
+            key: The key to look up.
+        """
         with self._lock:
             return self._slots.get(key)
 
     def __contains__(self, key: K) -> bool:
-        """Whether there is an entry; neither a hit nor a miss, and no use of the entry."""
+        """Whether a key is stored. Nothing is counted or marked as used."""
         with self._lock:
             return key in self._slots
 
     @property
     def room(self) -> float:
-        """How many more entries there may be until others leave; 0 where bytes are bounded."""
+        """How many entries can be added before others are evicted; 0 if ``max_bytes`` is set."""
         with self._lock:
             if self._max_bytes is not None:
                 return 0
             return math.inf if self._maxsize is None else self._maxsize - len(self._slots)
 
     def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
-        """Let entries go until one more of this weight fits, into a list."""
+        """Evict entries until one more of this weight fits.
+
+        Args:
+            weight: Weight of the entry that is about to be added, in bytes.
+            evicted: Takes the evicted entries. The caller reports them, after it has released the
+                lock.
+        """
         most = math.inf if self._maxsize is None else self._maxsize
         heaviest = math.inf if self._max_bytes is None else self._max_bytes
         while (full := len(self._slots) >= most) or self._slots.weight + weight > heaviest:
             bound = f"maxsize={most}" if full else f"max_bytes={heaviest}"
             why = f"the {_GOES_FIRST[self._policy]}, for want of room ({bound})"
+            # All others may be pinned: then there is one entry too many.
             try:
                 evicted.append((*self._retire(*self._slots.popitem()), why))
             except KeyError:
@@ -143,7 +180,11 @@ class CacheStore(Generic[K, V]):
             self._evictions += 1
 
     def pin(self, key: K, pinned: bool = True) -> bool:
-        """Let eviction pass an entry over, or no longer.
+        """Protect an entry from eviction, or end the protection.
+
+        Args:
+            key: The key of the entry.
+            pinned: Whether to protect it.
 
         Returns:
             Whether there is such an entry.
@@ -155,7 +196,11 @@ class CacheStore(Generic[K, V]):
             return slot is not None
 
     def _retire(self, key: K, slot: Slot[V]) -> tuple[K, V]:
-        """Take an entry out of its slot; a call that is under way may still count its use."""
+        """Take the entry out of a slot that has left the store.
+
+        Fast paths that hold the slot see that it is empty. A call under way may still count a use,
+        so the count is added to the hits only when `_RETIRED` others have left later.
+        """
         entry, slot.entry = slot.entry, None
         assert entry is not None
         self._retired.append(slot.uses)
@@ -164,7 +209,7 @@ class CacheStore(Generic[K, V]):
         return key, entry
 
     def reset_counts(self) -> None:
-        """Set the counters to 0, and keep the entries."""
+        """Set the counters to 0. The entries stay."""
         with self._lock:
             self._hits_before = self._all_hits()
             for slot in self._slots.values():
@@ -172,10 +217,12 @@ class CacheStore(Generic[K, V]):
             self._misses = self._evictions = 0
 
     def _all_hits(self) -> int:
+        """Hits since the last `clear`. `reset_counts` does not change this number."""
         tallies = [*self._retired, *(slot.uses for slot in self._slots.values())]
         return self._hits + sum(tally.read() for tally in tallies)
 
     def _tell_evicted(self, entries: list[tuple[K, V, str]]) -> None:
+        """Call ``on_evict`` for each entry; without the lock, as it may call the cache."""
         if self._on_evict is not None:
             for item in entries:
                 self._on_evict(*item)
@@ -200,14 +247,14 @@ class CacheStore(Generic[K, V]):
             return [(k, s.entry) for k, s in self._slots.items() if s.entry is not None]
 
     def info(self) -> CacheInfo:
-        """Return hits, misses, maxsize and currsize, as of one moment."""
+        """Return hits, misses, maxsize and currsize, all read at one moment."""
         with self._lock:
             hits = self._all_hits() - self._hits_before
             return CacheInfo(hits, self._misses, self._maxsize, len(self._slots))
 
     @property
     def is_full(self) -> bool:
-        """Whether another entry would drive one out, if it weighs as much as the heaviest."""
+        """Whether one more entry, as heavy as the heaviest one stored, would evict another."""
         if self._maxsize is not None and len(self._slots) >= self._maxsize:
             return True
         if self._max_bytes is None:
@@ -218,11 +265,11 @@ class CacheStore(Generic[K, V]):
 
     @property
     def nbytes(self) -> int:
-        """What the stored entries weigh."""
+        """The weight of the stored entries, in bytes."""
         with self._lock:
             return self._slots.weight
 
     @property
     def evictions(self) -> int:
-        """How many entries have left for want of room."""
+        """How many entries were evicted because there was no room."""
         return self._evictions

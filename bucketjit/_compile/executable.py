@@ -1,4 +1,4 @@
-"""What the cache holds: an executable for one bucket, and what it takes and gives."""
+"""What the cache stores: an executable for one bucket, with its argument and result shapes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from bucketjit._sizes.dynamic_axes import Tokens
 
 
 class SignatureChanged(Exception):
-    """An executable was called with arguments it was not built for.
+    """An executable was called with arguments of other types than it was built for.
 
-    Raised while ``jit`` retraces it, which happens before anything runs or is donated. This is
-    how static leaves are checked by jit's own C++ code, and not by Python at every call.
+    Raised inside ``jit``'s retrace, before anything runs or is donated. So the C++ code of ``jit``
+    checks the argument types, and no Python code has to at every call.
     """
 
 
@@ -35,30 +35,33 @@ class Executable:
     """One compiled program for one bucket, or for one exact shape.
 
     Attributes:
-        sizes: Size of each dimension variable it is for.
+        sizes: Size of each dimension variable it is compiled for.
         exact: Whether it runs unpadded.
         function: The jitted function; takes the sizes (if not exact), then the arguments.
-        compiled: Its executable.
-        compile_seconds: What building it took, or reading it from a file.
+        compiled: The XLA executable behind it, as ``lower().compile()`` returns it.
+        compile_seconds: Seconds that building it took, or reading it from a file.
         out_tree: Tree of the outputs.
-        compiles: The jitted function behind it, which compiles for what ``function`` does not know.
+        compiles: The jitted function that compiles for argument types new to ``function``.
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: The outputs with open axes.
         size_constant_shapes: Padded shape of each constant that depends on the logical sizes.
         donated_leaves: Positions of the leaves with open axes whose padded copy is donated.
-        constant_bytes: Memory of the arrays that the program closes over.
-        on_compile: Told of each compile after the first: like any jitted function, it is compiled
-            once more for arguments that are committed to a device where those before were not.
-        loaded: Whether it was read from a file, and not compiled; see `bucketjit._persistence`.
-        checked: Whether a call of it was found to equal its unpadded run (`Check.EXACT`).
-        origin: The call that it was first wanted for, without its arrays; None if not known.
-        open_outs: Positions of the results with open axes where it runs exact and no program tells;
-            None as long as nobody asked, see `bucketjit._runtime.open_outputs`.
-        signatures: How many signatures of arguments, placement included, it knows.
-        to_host: Does what ``function`` does, but results that are there in host memory when it
-            returns, and would go to JAX's default device, may be NumPy's.
-        bind: Takes what several calls have in common, for which ``to_host`` would look at it each
-            time; see `bucketjit._cores.single_threaded.Bound`. None if it is not to be had.
+        constant_bytes: Bytes of the arrays that the program closes over.
+        on_compile: Called after each compile but the first: like any jitted function, it compiles
+            once more for arguments that are committed to a device where earlier ones were not.
+        loaded: Whether it was read from a file instead of compiled; see `bucketjit._persistence`.
+        checked: Whether a result of it was found to equal the unpadded run (`Check.EXACT`).
+        origin: The call that it was first needed for, without its arrays; None if not known.
+        open_outs: Positions of the results with open axes, where it runs exact and there is no
+            program to say so. None until they are first asked for; see
+            `bucketjit._runtime.open_outputs`.
+        count_signatures: Returns how many argument signatures, placement included, it has now.
+        signatures: How many it had when they were last counted.
+        to_host: Like ``function``, but results that are in host memory when it returns, and would
+            go to JAX's default device, may be NumPy arrays.
+        bind: Prepares the arguments that several calls have in common, which ``to_host`` would
+            examine in each call; see `bucketjit._cores.single_threaded.Bound`. None if ``function``
+            cannot do that.
     """
 
     sizes: Mapping[str, int]
@@ -80,11 +83,13 @@ class Executable:
     open_outs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        """Ask the jitted function what it can do."""
         self.count_signatures = signature_counter(self.compiles)
         self.signatures = self.count_signatures()
         self.to_host: Callable[..., Any] = getattr(self.function, "to_host", self.function)
         self.bind: Callable[..., Any] | None = getattr(self.function, "bind", None)
-        # What was compiled beforehand serves the first placement; nothing was if it was loaded.
+        # The placements that were compiled for: at first that of the origin. A loaded executable
+        # was compiled for none here, and None equals no placement.
         self._placements: set[Any] = {None}
         if self.origin is not None and not self.loaded:
             padded = {i for i, _ in self.pads}
@@ -93,9 +98,9 @@ class Executable:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Memory that it takes: code, temporaries, results, and the arrays it closes over.
+        """Bytes of memory that it takes: code, temporaries, results, and the arrays it closes over.
 
-        As XLA's memory analysis tells; on CPU that leaves out the code, some 4-9 MB.
+        By XLA's memory analysis, which on CPU leaves out the code, some 4-9 MB.
         """
         told = self.compiled.memory_analysis()
         if told is None:
@@ -107,36 +112,36 @@ class Executable:
 
     @functools.cached_property
     def on_host(self) -> bool:
-        """Whether it runs on one device, which is the host."""
+        """Whether it runs on one device, and that device is the host CPU."""
         devices = self.compiled.runtime_executable().local_devices()
         return len(devices) == 1 and devices[0].platform == "cpu"
 
     @property
     def waits(self) -> bool:
-        """Whether a call of ``to_host`` is over when it returns."""
+        """Whether ``to_host`` returns only after the call has finished."""
         return self.to_host is not self.function
 
     @functools.cached_property
     def flops(self) -> float:
-        """Floating point operations of a call, by XLA's cost analysis; NaN if it tells none."""
+        """Floating point operations of a call by XLA's cost analysis; NaN if that has no number."""
         try:
             told = self.compiled.cost_analysis() or {}
         except (NotImplementedError, jax.errors.JaxRuntimeError):
-            return math.nan  # a count that cannot be had must not fail a call
+            return math.nan  # the number is optional: its lack must not fail a call
         return float(told.get("flops", math.nan))
 
     def run(
         self, sizes: object, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
-        """Call it with padded arguments; its results are padded.
+        """Call it with padded arguments. The results are padded.
 
         Args:
-            sizes: The logical sizes, see `sizes_argument`; not looked at if it is exact.
-            args: The positional arguments, padded, static ones left out.
+            sizes: The logical sizes, see `sizes_argument`; not used if it is exact.
+            args: The positional arguments, padded, without the static ones.
             kwargs: The keyword arguments, likewise.
 
         Raises:
-            SignatureChanged: The static leaves are not those it was built for.
+            SignatureChanged: It was built for arguments of other types, or for other static leaves.
         """
         if self.exact:
             result = self.function(*args, **kwargs)
@@ -147,7 +152,7 @@ class Executable:
         return result
 
     def finisher(self, call: ResolvedCall, out: Out) -> Change | None:
-        """What cuts its results to their logical sizes; None where nothing needs to be done.
+        """A function that cuts results to their logical sizes; None if there is nothing to cut.
 
         Args:
             call: The call. It is not kept.
@@ -163,7 +168,12 @@ class Executable:
         return lambda result: nested.unflatten(result if finish is None else finish(result))
 
     def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Tell of the compile that arguments placed in a new way have cost."""
+        """Call ``on_compile`` if ``jit`` has compiled once more, for arguments placed in a new way.
+
+        Args:
+            args: The positional arguments of the call.
+            kwargs: Its keyword arguments.
+        """
         self.signatures = self.count_signatures()
         leaves = jax.tree_util.tree_leaves((args, dict(kwargs)))
         placement = tuple(map(_placement, leaves))
@@ -174,7 +184,10 @@ class Executable:
 
 
 def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:
-    """What ``jit`` compiles a function once more for, types of the signature aside."""
+    """The sharding and the weak type of a leaf.
+
+    ``jit`` compiles once more where these differ. All else is part of the signature.
+    """
     placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
     is_scalar = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
     weak = not padded and (is_scalar or bool(getattr(leaf, "weak_type", False)))
@@ -182,12 +195,13 @@ def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:
 
 
 class Origin(NamedTuple):
-    """A call that an executable was first wanted for.
+    """The call that an executable was first needed for.
 
     Attributes:
         signed: The call, its arrays replaced by their types.
-        tokens: A token per axis of each leaf; None where no axes are open.
-        sizes: Its logical sizes, or those of the call that it is a part of (`ResolvedCall.whole`).
+        tokens: A token per axis of each leaf; None if no axes are open.
+        sizes: Its logical sizes, or those of the whole call that it is a part of
+            (`ResolvedCall.whole`).
     """
 
     signed: SignedCall
@@ -199,10 +213,10 @@ class OpenOut(NamedTuple):
     """An output with open axes.
 
     Attributes:
-        position: Among the leaves of the result.
-        logical: Its logical shape, of the logical sizes.
+        position: Position among the leaves of the result.
+        logical: Returns its logical shape for the logical sizes.
         padded: Its padded shape.
-        weak_type: JAX's weak type.
+        weak_type: Whether it is weakly typed.
     """
 
     position: int
@@ -214,10 +228,16 @@ class OpenOut(NamedTuple):
 def sizes_argument(
     call: ResolvedCall, size_constant_shapes: Sequence[tuple[int, ...]], poison: int | None = None
 ) -> Any:
-    """What an executable takes before the arguments of the call.
+    """The first argument of an executable that is not exact: what it needs to know of the sizes.
 
-    An int32 vector: the logical sizes, and in a checked call the index of a poison; with the
-    constants that depend on the logical sizes, if the program has any.
+    Args:
+        call: The call.
+        size_constant_shapes: Padded shape of each constant that depends on the logical sizes.
+        poison: In a call checked by poison, the index of the poison.
+
+    Returns:
+        An int32 vector: the logical sizes, then the index of the poison. If there are such
+        constants, a pair of the vector and the padded constants.
     """
     vector = np.array([*call.ordered, *(() if poison is None else (poison,))], np.int32)
     if not size_constant_shapes:
@@ -226,7 +246,13 @@ def sizes_argument(
 
 
 def arguments_with(entry: Executable, signed: SignedCall, kind: str | None) -> list[Any]:
-    """The arrays of a call padded with a poison, or as they came for None; sizes left out."""
+    """The flat array arguments of a call, padded with a poison. Size arguments are left out.
+
+    Args:
+        entry: The executable they are for.
+        signed: The call.
+        kind: The poison; None for the arguments as they came, unpadded.
+    """
     leaves = list(signed.leaves)
     if kind is not None:
         for i, shape in entry.pads:
@@ -238,7 +264,18 @@ def arguments_with(entry: Executable, signed: SignedCall, kind: str | None) -> l
 def run_poisoned(
     entry: Executable, signed: SignedCall, call: ResolvedCall, which: int, out: Out
 ) -> Any:
-    """Run an executable built with poison, on arguments padded with the poison ``which``."""
+    """Run an executable that was built with poison, on arguments padded with the same poison.
+
+    Args:
+        entry: The executable.
+        signed: The call.
+        call: The same call, resolved.
+        which: The index of the poison in `POISONS`.
+        out: The form of results.
+
+    Returns:
+        The results, cut to their logical sizes.
+    """
     leaves = list(signed.leaves)
     for i, shape in entry.pads:
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])

@@ -1,8 +1,8 @@
 """Run an executable once before a call needs it.
 
 XLA's CPU backend sets up a matrix multiplication when it first runs it, in about a millisecond:
-the first call of a 6-layer encoder takes 45 ms longer than the next ones. An executable that was
-compiled ahead, or in the background, can have that behind it.
+the first call of a 6-layer encoder takes 45 ms longer than the next ones. An executable that is
+compiled before a call needs it can get this setup done beforehand.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._tracing.program import Program
 
-# Some tenths of a second: a longer run is in nobody's interest, and its setting up not noticed.
+# Some tenths of a second. In a longer run, the setup is too small a part to be noticed.
 _MOST_FLOPS = 1e10
-_MOST_BYTES = 2**30  # calls may be taking as much at the same time
+_MOST_BYTES = 2**30  # of temporaries and results, which come on top of those of calls
 
-# On made-up values a loop may not end, and what Python is called back with must be real. What
-# LAPACK does is not among the operations that XLA counts.
+# On zeros a loop may not end, and callbacks would pass made-up values to the user's code. XLA's
+# cost analysis does not count what LAPACK does.
 _NOT_ON_ZEROS = {
     *("while", *CALLBACKS),
     *("cholesky", "eig", "eigh", "geqrf", "geqp3", "householder_product", "hessenberg", "lu"),
     *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
     "tridiagonal_solve",
 }
-_SIZES, _FIRST_SIZE = 0, 1  # the argument with the logical sizes comes first; none of them is 0
+_SIZES, _FIRST_SIZE = 0, 1  # position of the logical sizes; a valid size: programs may assume >= 1
 
 
 def run_first(entry: Executable, program: Program) -> None:
-    """Run an executable of a bucket on zeros, if that can do nothing but take a moment.
+    """Run an executable of a bucket on zeros, if that is harmless and quick.
 
-    It does so on the host only, where a run takes up to 10 GFLOP and 1 GiB beside its arguments,
-    and for programs without effects, callbacks, ``while_loop`` and LAPACK. What goes wrong is left
-    to the call that needs the executable.
+    It runs on the host only, up to 10 GFLOP and 1 GiB of memory besides its arguments, and only for
+    programs without effects, callbacks, ``while_loop`` and LAPACK. All errors are suppressed: the
+    call that needs the executable will meet them.
 
     Args:
         entry: The executable.
-        program: What it was compiled from.
+        program: The program it was compiled from.
     """
     with contextlib.suppress(Exception):
         if not entry.on_host or entry.nbytes > _MOST_BYTES:
@@ -57,12 +57,13 @@ def run_first(entry: Executable, program: Program) -> None:
 
 
 def _runs_on_zeros(jaxpr: Jaxpr) -> bool:
+    """Whether running a program on zeros ends, and does nothing that can be observed."""
     names = {eqn.primitive.name for eqn in all_equations(jaxpr)}
     return not jaxpr.effects and names.isdisjoint(_NOT_ON_ZEROS)
 
 
 def _steps(jaxpr: Jaxpr, most: int) -> int:
-    """How often the innermost ``scan`` runs; one over an open axis ``most`` times."""
+    """How often the innermost ``scan`` runs; a scan over an open axis counts as ``most`` steps."""
     found = 1
     for eqn in jaxpr.eqns:
         length = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
@@ -72,9 +73,9 @@ def _steps(jaxpr: Jaxpr, most: int) -> int:
 
 
 def _filled(aval: Any, value: int) -> np.ndarray:
-    """An array of one value; zeros take no memory until somebody writes them."""
+    """An array of one value. Zeros take no memory until they are written to."""
     dtype = np.dtype(aval.dtype)
-    # XLA copies what is not aligned so.
+    # XLA copies a host array that is not aligned to 64 bytes.
     raw = np.zeros(int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize + 64, np.uint8)
     begin = -raw.ctypes.data % 64
     array = raw[begin : raw.size - 64 + begin].view(dtype).reshape(aval.shape)

@@ -1,8 +1,12 @@
-"""Where executables come from: stored, compiled now, or compiled in the background.
+"""Gets executables: from the cache, from a file, by a compile now, or by one in the background.
 
-A call whose executable is missing may be served by a *stand-in*, the smallest compiled bucket of
-its program that holds its sizes, with the same result: while its own compiles in the background,
-or where its own was evicted a moment ago and would only drive another out.
+A call whose executable is missing may be served by a *stand-in*: the smallest compiled bucket of
+the same program that holds the call's sizes. The result is the same. A stand-in serves while the
+call's own bucket compiles in the background, and after that bucket was evicted from a full cache,
+where compiling it again at once would only evict another one.
+
+`bucketjit._compile.requests` describes what to get, `bucketjit._compile.cache` stores it, and
+`bucketjit._compile.budget` limits the compiles.
 """
 
 from __future__ import annotations
@@ -33,16 +37,24 @@ from bucketjit._events import Event, shown
 from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere, compile_here, forget_bytes
 from bucketjit._jax.devices import only_on_cpu
 
+# Evicted executables that are remembered; the most that repeated evictions multiply hysteresis by.
 _GHOSTS, _MOST_PATIENT = 256, 128
 
-_TOLD = 1024  # buckets whose stand-in is remembered, to tell of it once
+_TOLD = 1024  # buckets whose stand-in is remembered, so that each is reported once
 
-# How long another process may take: so many seconds, and so many times the longest compile here.
+# Time limit of a compile in another process: _PATIENCE seconds, plus _PATIENT times the longest
+# compile that this process has done.
 _PATIENCE, _PATIENT = 30.0, 10.0
 
 
 class Provided(NamedTuple):
-    """An executable, where this call has it from, and whether it is a stand-in."""
+    """An executable, and where this call got it from.
+
+    Attributes:
+        entry: The executable.
+        source: Where it came from.
+        stands_in: Whether it is a stand-in for the bucket that was requested.
+    """
 
     entry: Executable
     source: Source = "cache"
@@ -51,28 +63,34 @@ class Provided(NamedTuple):
 
 @dataclass
 class _Ghost:
-    """An executable that had to go: how often it was asked for since, and must be to come back."""
+    """What is remembered of an evicted executable.
+
+    Attributes:
+        wanted: How many requests a stand-in serves before the executable is compiled again.
+        asked: How many requests there were since the eviction.
+    """
 
     wanted: int
     asked: int = 0
 
 
 class ExecutableProvider:
-    """Gets executables for an engine.
+    """Gets executables for an engine and those of its derivatives.
 
     Args:
-        cache: Where they are stored.
+        cache: Where executables are stored.
         name: How messages name the function.
         budget: What may be compiled.
-        background: How to compile in the background; None to compile where they are wanted.
-        hysteresis: How often an evicted executable must be asked for, where a stand-in would do,
-            until it is compiled again, and twice as often each time; 0 to compile it at once.
-        compiled: Told of each executable that was compiled, or loaded.
-        tell: Told of events.
+        background: How to compile in the background; None to compile in the thread of the call.
+        hysteresis: For how many requests a stand-in serves in the place of an evicted executable
+            before that is compiled again. The number doubles with each eviction of the same
+            executable. 0 compiles at once.
+        compiled: Called with each executable that was compiled or loaded.
+        tell: Called with each `Event`.
 
     Attributes:
         allowance: What may still be compiled.
-        workers: Compile in the background; None where nothing does.
+        workers: The threads that compile in the background; None without background compiles.
     """
 
     def __init__(
@@ -93,9 +111,11 @@ class ExecutableProvider:
         self.allowance = Allowance(name, budget, cache, tell)
         self._longest = 0.0  # seconds of a compile in this process
         self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
-        self._beyond_budget: set[Hashable] = set()  # what is not in files either
+        # Marks that were in no file when the budget was spent: no worker looks for them again.
+        self._beyond_budget: set[Hashable] = set()
         self._stand_ins: OrderedDict[Hashable, Mapping[str, int]] = OrderedDict()
         self._lock = threading.Lock()
+        # Its jobs hold this provider by a weak reference, so that they do not keep it alive.
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
 
@@ -104,10 +124,13 @@ class ExecutableProvider:
 
         Args:
             key: The key of the executable.
-            request: What to ask for if it is not stored.
+            request: Makes the compile request; called if the key is not in the cache.
+
+        Returns:
+            The executable and where it came from.
 
         Raises:
-            CompileBudgetError: It would have to be compiled, which is not allowed.
+            CompileBudgetError: It is neither stored nor in a file, and may not be compiled.
             Exception: Whatever compiling raised.
         """
         entry = self._cache.get(key)
@@ -128,23 +151,27 @@ class ExecutableProvider:
         may_compile: bool = True,
         epoch: object = None,
     ) -> Source:
-        """Compile what an order asks for, if it is not stored.
+        """Compile the executable of a request, unless it is stored or in a file.
 
         Args:
-            request: What is wanted.
-            first_run: Whether to run it once before anybody gets it; see `run_first`.
-            beside_calls: Whether to compile it as in the background, where it stands back.
-            is_asked_for: Whether somebody waits for it, who is told of a budget that is spent;
-                and it is compiled beyond one that only warns.
-            may_compile: Whether to compile it where it is not in files.
-            epoch: When the order was made. One from before a `clear` is not filled.
+            request: What to get.
+            first_run: Whether to run the executable once before it is stored; see `run_first`.
+            beside_calls: Whether to compile it as in the background: in another process, if there
+                can be one, which yields the cores to calls.
+            is_asked_for: Whether the user asked for this executable. Then an exhausted budget is
+                reported, and raises (action "error") or warns and compiles ("warn"); otherwise it
+                raises without a report, whatever the action.
+            may_compile: Whether to compile the executable if it is in no file.
+            epoch: The `epoch` in which the request was made. A request from before a `clear` is
+                refused. None skips that check.
 
         Returns:
-            Where it comes from.
+            Where the executable came from.
 
         Raises:
             CompileBudgetError: It may not be compiled.
-            Cleared: The order is from before a `clear`.
+            Cleared: The request is from before a `clear`.
+            Ended: The interpreter ends while another process compiles.
             Exception: Whatever compiling raised.
         """
         if epoch is not None and epoch is not self.epoch:
@@ -167,13 +194,18 @@ class ExecutableProvider:
         may_compile: bool = True,
         is_call: bool = True,
     ) -> Provided:
-        """The executable of an order: from a file, or compiled; another thread may be first."""
+        """The executable of a request: stored, from a file, or compiled by this or another thread.
+
+        See `prepare` for the arguments. `is_call` says whether the caller uses the executable,
+        which then counts as a hit where it is stored already.
+        """
         source: Source = "cache"
         began = False
         told: list[Event] = []
 
         def tell() -> None:
-            while told:  # a listener may ask for the same executable, which is there by now
+            # After storing: a listener may call the executor, which then needs this executable.
+            while told:
                 self._tell(told.pop(0))
 
         def build() -> Executable:
@@ -206,12 +238,18 @@ class ExecutableProvider:
                 if began or not is_asked_for:
                     raise
             finally:
-                tell()  # of what was made, and could not be run
-            # That was meant for another thread, which may not compile what this one may.
+                tell()  # the events of a compile whose first run failed
+            # Another thread tried, which may not compile. This thread may: try again.
 
     def evicted(self, key: tuple[Any, ...], entry: Executable, why: str) -> None:
-        """Take note of an executable that has left the cache, and why."""
-        if why is not CLEARED:  # else nobody can ask for it again: its program has gone too
+        """Remember an executable that has left the cache, and emit an event.
+
+        Args:
+            key: Its key.
+            entry: The executable.
+            why: Why it left; `CLEARED` if all did.
+        """
+        if why is not CLEARED:  # a clear drops the programs as well, so that no key comes back
             mark = key_without_owner(key)
             with self._lock:
                 before = self._ghosts.pop(mark, None)
@@ -224,11 +262,11 @@ class ExecutableProvider:
 
     @property
     def epoch(self) -> object:
-        """Another one after each `clear`."""
+        """An object that stays the same until the next `clear`."""
         return self.allowance.spent
 
     def clear(self) -> None:
-        """Forget what was compiled, and what waits to be."""
+        """Forget evictions, stand-ins, what was spent of the budget, and the jobs that wait."""
         with self._lock:
             self._ghosts.clear()
             self._beyond_budget.clear()
@@ -238,7 +276,7 @@ class ExecutableProvider:
             self.workers.drop()
 
     def _load(self, request: CompileRequest) -> Executable | None:
-        """The executable from a file, which is no compile and needs no budget."""
+        """The executable from a file, or None. Loading is no compile and needs no budget."""
         loaded = None if request.kept is None else request.kept.load()
         if loaded is not None:
             self._compiled(loaded)
@@ -246,11 +284,14 @@ class ExecutableProvider:
 
     @property
     def _asks(self) -> bool:
-        """Whether another process compiles what compiles in the background."""
+        """Whether background compiles are done by another process."""
         return self._may_ask and can_start() and only_on_cpu()
 
     def _compile_apart(self, request: CompileRequest, lowered: jax.stages.Lowered) -> Any:
-        """Have another process compile; it may take long where all cores are wanted."""
+        """Compile in another process, or in this one if that does not work.
+
+        The time limit is generous: the other process gets only the time that this one leaves.
+        """
         ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
         try:
             return compile_elsewhere(ask, lowered)
@@ -262,14 +303,23 @@ class ExecutableProvider:
     def _build(
         self, request: CompileRequest, spent: Spending, compile: Compile, told: list[Event]
     ) -> Executable:
+        """Compile a request, count it, and save the executable in a file.
+
+        Args:
+            request: What to compile.
+            spent: Where the compile was counted; it is taken off again if it fails, its time is
+                not.
+            compile: Compiles the lowered function.
+            told: Takes the events, which are emitted once the executable is stored.
+        """
         if compile is compile_here and self._asks:
-            pool().start()  # what compiles here can stand in for others, which come next
+            pool().start()  # ready for the next buckets, for which this one can stand in
         began = time.perf_counter()
         try:
             built = request.build(compile)
         except BaseException:
             with spent.lock:
-                spent.compiles -= 1  # nothing came of it; its time is not given back
+                spent.compiles -= 1  # a failed compile does not count; the seconds it took do
             raise
         finally:
             with spent.lock:
@@ -288,10 +338,11 @@ class ExecutableProvider:
     # --- stand-ins ---
 
     def _stand_in(self, request: CompileRequest) -> Executable | None:
-        """A stored executable to serve the call by, if that is better than to compile now."""
+        """A stored executable that serves the request for now, or None to get the requested one."""
         kept_out = self._keeps_out(request.mark)
         if not kept_out and (self.workers is None or self.workers.failed(request.mark)):
-            return None  # after a failure, whoever compiles it now gets the error
+            # It failed in the background: compile it here, so that the caller gets the error.
+            return None
         key = request.stand_in()
         entry = None if key is None else self._cache.get(key)
         if entry is None:
@@ -302,7 +353,7 @@ class ExecutableProvider:
         return entry
 
     def _tell_stand_in(self, request: CompileRequest, entry: Executable) -> None:
-        """Tell what serves a bucket in its place, once for as long as it does."""
+        """Emit an event for a stand-in, unless the last one of this bucket was the same."""
         with self._lock:
             is_known = self._stand_ins.get(request.mark) == entry.sizes
             self._stand_ins[request.mark] = entry.sizes
@@ -314,7 +365,10 @@ class ExecutableProvider:
         self._tell(Event("stand-in", self._name, request.sizes, detail=detail))
 
     def _keeps_out(self, mark: Hashable) -> bool:
-        """Whether an executable that was evicted is not worth another one's place yet."""
+        """Whether an evicted executable was requested too rarely since to be compiled again.
+
+        The request is counted. Where nothing may be compiled, it is kept out as well.
+        """
         if not self._hysteresis or not self._cache.is_full:
             return False
         obtainable = self.workers is not None or self.allowance.affordable()
@@ -326,7 +380,11 @@ class ExecutableProvider:
             return ghost.asked <= ghost.wanted or not obtainable
 
     def _compile_later(self, request: CompileRequest) -> None:
-        """Compile it in the background, or load it, which needs no budget."""
+        """Have a worker load or compile a request.
+
+        Loading needs no budget, so a request is handed over even if the budget is spent: once, as a
+        mark in `_beyond_budget` then says that no file holds it.
+        """
         assert self.workers is not None
         affordable = self.allowance.affordable()
         with self._lock:
@@ -339,24 +397,24 @@ class ExecutableProvider:
 
         def work() -> None:
             provider = alive()
-            if provider is not None:  # else nobody asks for it any more
+            if provider is not None:  # else its executor is gone
                 provider._prepare_later(request, epoch)
 
         self.workers.submit(request.mark, work)
 
     def _prepare_later(self, request: CompileRequest, epoch: object) -> None:
-        """See `_compile_later`."""
+        """What a worker runs for `_compile_later`."""
         try:
             self.prepare(
                 request, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch
             )
         except Cleared:
             pass
-        except CompileBudgetError as error:  # no failure: what stands in goes on
+        except CompileBudgetError as error:  # not noted as a failure: the stand-in goes on serving
             self.allowance.tell_refusal(request, str(error))
             with self._lock:
                 self._beyond_budget.add(request.mark)
-        except Ended:  # at exit
+        except Ended:  # the interpreter ends: an event would not be read
             raise
         except BaseException as error:
             self._tell(Event("error", self._name, request.sizes, detail=repr(error)))
@@ -364,9 +422,10 @@ class ExecutableProvider:
 
 
 class Cleared(Exception):
-    """What was asked for is not wanted any more: `ExecutableProvider.clear` came before it."""
+    """A request is from before `ExecutableProvider.clear`: its executable is no longer wanted."""
 
 
 def _event(kind: str, name: str, request: CompileRequest, entry: Executable) -> Event:
+    """An event of an executable that was compiled or loaded."""
     detail = "an exact shape" if request.program is None else ""
     return Event(kind, name, entry.sizes, entry.compile_seconds, detail)

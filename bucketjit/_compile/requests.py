@@ -1,4 +1,7 @@
-"""What to ask of the cache: the key of an executable, how to build it, and where it is kept."""
+"""Compile requests: the key of an executable, how to build it, and its place among files.
+
+`RequestFactory` makes the requests of an engine, `bucketjit._compile.provider` fulfils them.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +41,22 @@ from bucketjit._xla_defects.workarounds import (
     workarounds,
 )
 
-# An exact shape without dimension variables is told by so many sizes: a model has hundreds.
+# At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
 _MOST_UNNAMED = 8
 
 
 class RequestFactory:
-    """Makes the orders of one engine.
+    """Makes the compile requests of one engine.
 
     Args:
         config: The configuration.
         name: Name of the function.
-        cache: What is compiled already, among which a stand-in may be.
-        preloading: What is loaded from files before it is asked for.
+        cache: The compiled executables, among which a stand-in is looked for.
+        preloading: The executables that are loaded from files before they are requested.
 
     Attributes:
-        rules: Gives the rule table; importing it takes 50 ms.
-        shelf: Where executables are kept in files.
+        rules: Returns the rule table. It is called late: importing the rules takes 50 ms.
+        files: Where executables are kept in files.
     """
 
     def __init__(
@@ -65,34 +68,48 @@ class RequestFactory:
     ) -> None:
         self._config = config
         self._cache = cache
-        # Neither holds `self`: without a cycle, what an executor holds goes when it does.
+        # Neither function holds `self`: without a reference cycle, an executor that is dropped
+        # frees its executables at once.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(emit, listeners=config.listeners)
         self.files = ExecutableFiles(config.persistence, config.rules, name, told, preloading)
-        self._takes_options = True  # those of ours, as far as is known; see `_built`
+        self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
         self._workarounds: weakref.WeakKeyDictionary[Program, Workarounds]
         self._workarounds = weakref.WeakKeyDictionary()
 
     @staticmethod
     def masked_key(program: Program, bucket: Mapping[str, int]) -> tuple[Program, Hashable]:
-        """The key of a bucket's executable."""
+        """The cache key of a bucket's executable: the program and the padded sizes."""
         return program, tuple(bucket.values())
 
     @staticmethod
     def exact_key(signed: SignedCall) -> Any:
-        """The key of the executable of an exact shape."""
+        """The cache key of the executable of an exact shape: the signature and the shapes."""
         return signed.signature, tuple(signed.shapes)
 
     def expect(self, signed: SignedCall) -> None:
-        """Begin to load what calls of a signature may ask for, which is about to be traced."""
-        device_of_chunks(self._config.chunks)  # its threads are to start before many others
+        """Begin to load the executables that a signature may need while its function is traced.
+
+        Args:
+            signed: The first call of the signature.
+        """
+        device_of_chunks(self._config.chunks)  # starts its threads, before loading starts others
         if self._config.check is Check.OFF:
             self.files.expect(signed, self._config.chunks)
 
     def masked(
         self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
     ) -> CompileRequest:
-        """What to ask for to serve a call in a bucket."""
+        """The request for the executable of a bucket.
+
+        Args:
+            signed: The call.
+            call: The same call, resolved.
+            bucket: Padded size of each variable.
+
+        Raises:
+            StrategyContractError: A padded argument would be larger than any array can be.
+        """
         program, check = call.program, self._config.check
         assert program is not None
         pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
@@ -112,7 +129,7 @@ class RequestFactory:
             needed = self._needed(program)
             if needed.avoids_reductions or not self._must_rebuild(built):
                 return built
-            needed.avoids_reductions = True
+            needed.avoids_reductions = True  # later buckets of the program are compiled so at once
             again = build_once(compile)
             again.compile_seconds += built.compile_seconds
             return again
@@ -127,14 +144,19 @@ class RequestFactory:
         return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
 
     def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
-        """What to ask for to run a call at its exact shape."""
+        """The request for the executable of the exact shape of a call.
+
+        Args:
+            signed: The call.
+            sizes: Its size of each dimension variable; empty if it has none.
+        """
         shown = sizes or _unnamed_sizes(signed)
         known = without_values(signed)
         check = self._config.check
 
         @functools.cache
         def made() -> Exact:
-            # What masked runs are compared with is right at every size, as they are.
+            # A checked executor compares masked results with these, so these must be right.
             options = self._options(exact_options(check is not Check.OFF))
             return exact_function(known, check, options)
 
@@ -147,7 +169,7 @@ class RequestFactory:
         return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def _smallest_stored(self, program: Program, call: ResolvedCall) -> Any:
-        """Key of the smallest compiled bucket of a program that holds the sizes of a call."""
+        """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
         wanted = dict(zip(call.variables, call.ordered, strict=True))
         fitting = [
             (math.prod(entry.sizes.values()), key)
@@ -157,7 +179,7 @@ class RequestFactory:
         return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
     def _needed(self, program: Program) -> Workarounds:
-        """What the program needs to be computed rightly by XLA."""
+        """The workarounds that the program needs for XLA to compute it correctly."""
         known = self._workarounds.get(program)
         if known is None:
             known = workarounds(program.jaxpr, program.consts)
@@ -165,22 +187,29 @@ class RequestFactory:
         return known
 
     def _must_rebuild(self, built: Executable) -> bool:
-        """Whether XLA computes it wrongly, and neither XLA nor the user is in the way."""
+        """Whether XLA computes the executable wrongly, and a compile with other options can help.
+
+        It cannot if XLA takes none of bucketjit's options, or if the user has set one of them.
+        """
         is_ours = self._takes_options and OPTIONS.isdisjoint(self._config.compiler_options)
         return is_ours and must_rebuild(built.compiled)
 
     def _options(self, ours: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Options of XLA; the user's go before ours."""
+        """Options of XLA; those of the user override bucketjit's."""
         return {**(ours if self._takes_options else {}), **self._config.compiler_options}
 
     def _built(
         self, build: Callable[[], Executable], forget: Callable[[], None] = lambda: None
     ) -> Executable:
-        """Compile; an option of ours that this XLA does not take is given up.
+        """Compile; if XLA refuses one of bucketjit's options, compile without them from then on.
 
         Args:
             build: Compiles.
-            forget: Has it ask for the options again.
+            forget: Drops the function made with the refused options, so that `build` makes another.
+
+        Raises:
+            SpecError: XLA refuses one of the user's ``compiler_options``.
+            Exception: Whatever `build` raised.
         """
         had_options = self._takes_options
         try:
@@ -192,6 +221,7 @@ class RequestFactory:
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
+            # The options were read before the compile: another thread may have given them up since.
             if not had_options or refused not in OPTIONS:
                 raise
         self._takes_options = False
@@ -200,10 +230,10 @@ class RequestFactory:
 
 
 def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:
-    """Sizes of some axes by which to tell an exact shape where none has a name.
+    """Sizes of some axes, by path, that name an exact shape without dimension variables.
 
-    Those of arrays that are arguments by themselves, or else of the last leaves: what differs
-    between calls is rather a batch than the parameters of a model.
+    They are those of arrays that are arguments by themselves, or else of the last leaves. Such an
+    array is more likely a batch, which differs between calls, than a parameter of a model.
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(
         signed.tree.unflatten(range(len(signed.leaves)))
@@ -213,12 +243,13 @@ def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:
         for leaf, path in enumerate(signed.signature.paths)
         for i, size in enumerate(signed.shapes[leaf])
     ]
-    bare = {leaf for path, leaf in paths if len(path) == 2}  # args or kwargs, and which of them
+    bare = {leaf for path, leaf in paths if len(path) == 2}  # a path of args[i] or kwargs[name]
     likely = [axis for axis in axes if axis[0] in bare] or axes
     return {name: size for _, name, size in likely[-_MOST_UNNAMED:]}
 
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
+    """The rule table, with the user's rules in the place of bucketjit's."""
     return {**default_rules(), **added}
 
 
@@ -229,23 +260,27 @@ class StoredPlace(Protocol):
     """The place of an executable among files; see `bucketjit._compile.files.stored`."""
 
     def load(self) -> Executable | None:
-        """The executable, if it is there."""
+        """The executable, or None if no file has it."""
 
     def save(self, entry: Executable) -> None:
-        """Put it there."""
+        """Write the executable to a file.
+
+        Args:
+            entry: The executable.
+        """
 
 
 class CompileRequest(NamedTuple):
-    """An executable that is wanted.
+    """A request for an executable.
 
     Attributes:
         key: Its key in the cache.
         sizes: Size of each variable: of its bucket, or of the exact shape.
-        logical: Those of the call that wants it.
-        build: Makes it, by whoever compiles.
-        stand_in: The key of a stored executable that would do, or None.
-        kept: Its place among files, if executables are kept in files.
-        program: What it is compiled from; None at an exact shape.
+        logical: Logical sizes of the call that needs it.
+        build: Builds it; the argument compiles a lowered function.
+        stand_in: Returns the key of a stored executable that would do, or None.
+        kept: Its place among files; None if executables are not kept in files.
+        program: The program it is compiled from; None at an exact shape.
     """
 
     key: tuple[Any, ...]
@@ -258,11 +293,15 @@ class CompileRequest(NamedTuple):
 
     @property
     def mark(self) -> Hashable:
-        """Stands for the key where something is remembered of it."""
+        """Stands for `key` where a request is remembered, without keeping its program alive."""
         return key_without_owner(self.key)
 
 
 def key_without_owner(key: tuple[Any, ...]) -> Hashable:
-    """A key that does not keep the program, or the signature, whose executable it is of."""
+    """A key with a weak reference in the place of its program or signature.
+
+    Args:
+        key: The key: its program or signature, then the sizes.
+    """
     owner, *sizes = key
     return weakref.ref(owner), *sizes

@@ -17,7 +17,8 @@ from bucketjit._version import __version__
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
-# Configuration that only says where files are, what is logged, or how errors are shown.
+# Prefixes of JAX's configuration that only says where files are, what is logged, or how errors are
+# shown. All other configuration is part of the environment.
 _NO_MATTER = (
     "jax_captured_constants",
     "jax_check_static_indices",
@@ -38,12 +39,16 @@ _NO_MATTER = (
 
 
 def environment(device: jax.Device) -> Mapping[str, str]:
-    """What an executable for this device depends on, by name."""
+    """What an executable for a device depends on besides its program, by name.
+
+    Args:
+        device: The device.
+    """
     return {**_of_process(device), **_of_now()}
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries; of bucketjit also a digest of its sources."""
+    """The versions of the libraries. That of bucketjit includes a digest of its sources."""
     return {
         "bucketjit": f"{__version__} {_sources()}",
         "jax": jax.__version__,
@@ -54,6 +59,7 @@ def versions() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=16)
 def _of_process(device: jax.Device) -> dict[str, str]:
+    """The part that stays the same while the process runs."""
     client = device.client
     found = {
         **versions(),
@@ -67,6 +73,7 @@ def _of_process(device: jax.Device) -> dict[str, str]:
 
 
 def _of_now() -> dict[str, str]:
+    """The part that can change: JAX's configuration and the environment variables with flags."""
     config = {
         name: repr(value)
         for name, value in jax.config.values.items()
@@ -77,7 +84,7 @@ def _of_now() -> dict[str, str]:
 
 @functools.cache
 def _sources() -> str:
-    """A digest of the package's own code: a rule that changes makes other executables."""
+    """A digest of the package's own code: a changed masking rule makes other executables."""
     package = os.path.dirname(os.path.dirname(__file__))
     modules = [
         os.path.join(folder, name)
@@ -96,7 +103,7 @@ def _sources() -> str:
 
 @functools.cache
 def _processor() -> str:
-    """The instructions that this processor has: XLA compiles for all of them."""
+    """The processor's name and its instruction sets: XLA compiles for exactly these."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -108,4 +115,5 @@ def _processor() -> str:
 
 
 def _short(text: str) -> str:
+    """The first 16 hexadecimal digits of the digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
 """The files: how they are written, read, checked, listed and pruned. Knows nothing of JAX.
 
-A file is a line that says what it is, the digest of the rest, the length of the header, the header
-in JSON, and an executable, compressed. Its name is ``<identity>-<key>.bjx``: the identity is that
-of what was asked for (a function's name, a bucket, types), half of it that of the kind of calls
-(all buckets of the function); the key covers all that the executable depends on.
+A file is a magic line, the digest of the rest, the length of the header, the header in JSON, and a
+compressed executable. Its name is ``<identity>-<key>.bjx``. The identity is a digest of what users
+distinguish: the kind of calls (a function's name, types), then the bucket, 8 digits each. The key
+covers everything that the executable depends on.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from bucketjit._errors import in_one_line
 
 MAGIC = b"bucketjit executable 1\n"
 SUFFIX = ".bjx"
-_BODY_AT = len(MAGIC) + hashlib.sha256().digest_size  # behind the digest of what follows
+_BODY_AT = len(MAGIC) + hashlib.sha256().digest_size  # where the bytes begin that are digested
 _TEMPORARY = ".writing-"
-_ABANDONED = 3600.0  # seconds after which nobody goes on with a file that was begun
-LARGEST = (1 << 31) - 1  # bytes of an executable: XLA writes them as a protobuf, the most of one
-_LARGEST_HEADER = 1 << 24
-_PIECE = 1 << 20  # bytes that are read, and unpacked, at a time
-_DEFLATES_TO = 1032  # bytes of which zlib makes one at best
-_LONGEST_TIME = 2.0**53  # seconds: floats hold those below exactly
+_ABANDONED = 3600.0  # seconds after which an unfinished file counts as left by a process that ended
+LARGEST = (1 << 31) - 1  # bytes of an executable: XLA writes a protobuf, which holds no more
+_LARGEST_HEADER = 1 << 24  # bytes
+_PIECE = 1 << 20  # bytes that are read, or unpacked, at a time
+_DEFLATES_TO = 1032  # the highest factor by which zlib can compress
+_LONGEST_TIME = 2.0**53  # seconds: below, floats hold whole seconds exactly
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
 
 
 class Damaged(Exception):
-    """A file is not what it should be; the message says in what."""
+    """A file does not hold what was written to it; the message says what is wrong."""
 
 
 class Distrusted(Exception):
-    """A file or directory that others may have written; the message says what to do."""
+    """Another user could have written a file or directory; the message says what to do."""
 
 
-_LINKED = (errno.ELOOP, errno.EMLINK)  # what O_NOFOLLOW fails with, on BSD the latter
+_LINKED = (errno.ELOOP, errno.EMLINK)  # errors of O_NOFOLLOW at a symbolic link; EMLINK on BSD
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class Header:
     """What a file says of its executable.
 
     Attributes:
-        key: Digest of all that it depends on.
+        key: Digest of everything that it depends on.
         name: Name of the function.
         sizes: Size of each dimension variable: of its bucket, or of the exact shape.
         exact: Whether it runs unpadded.
         parts: Digests of the parts of the key: ``program``, ``constants``, ``call``.
         environment: Versions, device and flags it was compiled with.
         kept: Positions of the flat arguments that it takes; the others are not used.
-        seconds: What compiling it took.
-        created: When that was, in seconds since 1970.
-        nbytes: Length of the executable, not compressed.
+        seconds: Seconds that compiling it took.
+        created: When it was compiled, in seconds since 1970.
+        nbytes: Length of the executable in bytes, not compressed.
     """
 
     key: str
@@ -83,6 +83,7 @@ class Header:
     nbytes: int
 
 
+# The types of the header's fields in JSON; `parse_header` accepts no others.
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "key": (str,),
     "name": (str,),
@@ -98,7 +99,12 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def pack(header: Header, payload: bytes) -> bytes:
-    """The contents of a file."""
+    """The contents of a file.
+
+    Args:
+        header: The header.
+        payload: The executable.
+    """
     text = json.dumps(dataclasses.asdict(header), sort_keys=True).encode()
     body = struct.pack("<I", len(text)) + text + zlib.compress(payload, 1)
     return MAGIC + hashlib.sha256(body).digest() + body
@@ -106,6 +112,9 @@ def pack(header: Header, payload: bytes) -> bytes:
 
 def unpack(data: bytes) -> tuple[Header, bytes]:
     """The header and the executable in the contents of a file.
+
+    Args:
+        data: The contents.
 
     Raises:
         Damaged: The contents are not what was written.
@@ -115,12 +124,18 @@ def unpack(data: bytes) -> tuple[Header, bytes]:
 
 
 def _unpack(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header:
-    """Check the contents of a file, piece by piece.
+    """Check the contents of a file piece by piece, and return the header.
+
+    The digest is compared last, as all bytes are read only once. If it does not match,
+    that is the error, whatever was found wrong with the header or the executable.
 
     Args:
         file: The contents.
         length: How many bytes they have.
-        payload: Where to write the executable; None to write it nowhere.
+        payload: Where to write the executable; None to only check it.
+
+    Raises:
+        Damaged: The contents are not what was written.
     """
     start = file.read(len(MAGIC))
     if start != MAGIC:
@@ -133,14 +148,15 @@ def _unpack(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header:
         header = _read_header(body, length)
     except Damaged as error:
         problem = str(error)
+    # Before the digest, or a file of any length would be read to its end.
     if body.left > _most_packed(LARGEST if header is None else header.nbytes):
         raise Damaged(problem or "it is longer than its header says")
     try:
         if header is not None:
             _inflate(body, header.nbytes, payload)
     except Damaged as error:
-        problem = str(error)  # and not the error, whose frames hold the executable
-    while body.read(_PIECE):
+        problem = str(error)  # not the error itself: its frames hold the executable
+    while body.read(_PIECE):  # the rest is digested as well
         pass
     if body.digest() != digest:
         raise Damaged("its digest does not match: it is cut short or was changed")
@@ -150,7 +166,11 @@ def _unpack(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header:
 
 
 class _Body:
-    """What follows the digest of a file, with the digest of all that was read of it."""
+    """The part of a file behind its digest; digests all that is read.
+
+    Attributes:
+        left: How many bytes are left to read.
+    """
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         self._file = file
@@ -158,18 +178,27 @@ class _Body:
         self.left = left
 
     def read(self, count: int) -> bytes:
-        """The next bytes: so many, or as many as there are."""
+        """The next bytes, at most so many; fewer at the end of the file.
+
+        Args:
+            count: How many.
+        """
         data = self._file.read(min(count, max(self.left, 0)))
         self.left -= len(data)
         self._hash.update(data)
         return data
 
     def digest(self) -> bytes:
-        """The digest of what was read."""
+        """The digest of the bytes read so far."""
         return self._hash.digest()
 
 
 def _read_header(body: _Body, file_length: int) -> Header:
+    """Read the header, and check that the file can hold the executable that it describes.
+
+    Raises:
+        Damaged: It is no header, or the executable would be too large.
+    """
     count = body.read(4)
     if len(count) < 4:
         raise Damaged("it has no header")
@@ -186,12 +215,16 @@ def _read_header(body: _Body, file_length: int) -> Header:
 
 
 def _most_packed(nbytes: int) -> int:
-    """What zlib makes of so many bytes at most."""
+    """The most bytes to which zlib compresses so many bytes: incompressible ones grow a little."""
     return nbytes + nbytes // 1000 + 1024
 
 
 def _inflate(body: _Body, nbytes: int, payload: BinaryIO | None) -> None:
-    """Unpack an executable, and stop where it turns out longer than its header says."""
+    """Unpack the executable. Stop as soon as it is longer than its header says.
+
+    Raises:
+        Damaged: It has another length, or is not what zlib writes.
+    """
     wrong = f"its executable has not the {nbytes} bytes that its header says"
     inflate, left = zlib.decompressobj(), nbytes
     while not inflate.eof:
@@ -210,10 +243,13 @@ def _inflate(body: _Body, nbytes: int, payload: BinaryIO | None) -> None:
 
 
 def parse_header(text: bytes) -> Header:
-    """The header in its text.
+    """The header from its text. Checks the type and the range of every value.
+
+    Args:
+        text: The text, in JSON.
 
     Raises:
-        Damaged: It is not one.
+        Damaged: It is no header.
     """
     try:
         values = json.loads(text)
@@ -223,6 +259,7 @@ def parse_header(text: bytes) -> Header:
         raise Damaged("its header has other fields")
     for name, kinds in _TYPES.items():
         value = values[name]
+        # Python's bool is an int, and must not pass for a number.
         if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
             raise Damaged(f"its header has {name} {reprlib.repr(value)}")
     whole = [*values["sizes"].values(), *values["kept"], values["nbytes"]]
@@ -231,7 +268,7 @@ def parse_header(text: bytes) -> Header:
     if not (
         all(type(n) is int and 0 <= n < 1 << 63 for n in whole)
         and all(isinstance(t, str) for t in texts)
-        and all(0 <= t < _LONGEST_TIME for t in times)  # which no NaN is
+        and all(0 <= t < _LONGEST_TIME for t in times)  # false for NaN
     ):
         raise Damaged("its header has values of other types")
     return Header(**{**values, "kept": tuple(values["kept"])})
@@ -241,16 +278,24 @@ def parse_header(text: bytes) -> Header:
 
 
 def file_name(identity: str, key: str) -> str:
-    """Name of a file."""
+    """The name of a file.
+
+    Args:
+        identity: Its identity.
+        key: Its key.
+    """
     return f"{identity}-{key}{SUFFIX}"
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory into which others may write.
+    """Refuse a directory that another user could write into.
+
+    Args:
+        directory: The directory.
 
     Raises:
-        Distrusted: They may.
-        OSError: It cannot be looked at.
+        Distrusted: Another user owns it or may write into it, or it is no directory.
+        OSError: Its status cannot be read.
     """
     told = directory.stat()
     if not stat.S_ISDIR(told.st_mode):
@@ -259,6 +304,11 @@ def check_directory(directory: Path) -> None:
 
 
 def _check_owner(told: os.stat_result, name: str) -> None:
+    """Refuse a file or directory that another user, except root, owns or may write to.
+
+    Raises:
+        Distrusted: Another user does.
+    """
     if not hasattr(os, "geteuid"):  # Windows has access lists in place of owners and modes
         return
     if told.st_uid not in (os.geteuid(), 0):
@@ -274,7 +324,10 @@ def _check_owner(told: os.stat_result, name: str) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory that only its owner can write into, if there is none.
+    """Make a directory that only its owner can write into, unless it exists.
+
+    Args:
+        directory: The directory.
 
     Raises:
         OSError: It cannot be made.
@@ -286,11 +339,14 @@ def make_directory(directory: Path) -> None:
 
 
 def load(path: Path) -> tuple[Header, bytes]:
-    """The header and the executable in a file that nobody else can have written.
+    """The header and the executable in a file that no other user can have written.
+
+    Args:
+        path: The file.
 
     Raises:
         Damaged: It is not what was written.
-        Distrusted: Somebody else may have written it.
+        Distrusted: Another user could have written it.
         OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
     payload = io.BytesIO()
@@ -298,22 +354,34 @@ def load(path: Path) -> tuple[Header, bytes]:
 
 
 def check(path: Path) -> Header:
-    """The header of a file, all of which is checked; its executable is kept nowhere.
+    """The header of a file, after the whole file was checked. The executable is not kept.
+
+    Args:
+        path: The file.
 
     Raises:
-        Damaged, Distrusted, OSError: As `load`.
+        Damaged: It is not what was written.
+        Distrusted: Another user could have written it.
+        OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
     return _read(path, None)
 
 
 def _read(path: Path, payload: BinaryIO | None) -> Header:
+    """The header of a file; its executable is written to ``payload``, if there is one."""
     with _opened(path) as file:
         return _unpack(file, os.fstat(file.fileno()).st_size, payload)
 
 
 def _opened(path: Path) -> BinaryIO:
+    """Open a file for reading, if it is a regular file that no other user can have written.
+
+    Raises:
+        Distrusted: It is not.
+        OSError: It cannot be opened.
+    """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    flags |= getattr(os, "O_NONBLOCK", 0)  # else a pipe would wait for somebody to write into it
+    flags |= getattr(os, "O_NONBLOCK", 0)  # else opening a named pipe would wait for a writer
     try:
         handle = os.open(path, flags)
     except OSError as error:
@@ -321,7 +389,7 @@ def _opened(path: Path) -> BinaryIO:
             raise Distrusted(f"{path} is a symbolic link, which is not followed") from None
         raise
     try:
-        told = os.fstat(handle)
+        told = os.fstat(handle)  # of the open file: the name may mean another one by now
         if not stat.S_ISREG(told.st_mode):
             raise Distrusted(f"{path} is not a file")
         _check_owner(told, str(path))
@@ -332,13 +400,15 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def write(path: Path, data: bytes, is_private: bool = True) -> None:
-    """Write a file so that nobody ever sees a part of it, whatever happens meanwhile.
+    """Write a file so that no process ever sees a part of it, even after a crash.
+
+    The data goes to a temporary file, which then takes the place of the old one.
 
     Args:
         path: The file.
-        data: What is to be in it.
-        is_private: Whether nobody else may read it. Else it has the permissions of the one that
-            it takes the place of, or those of any new file.
+        data: Its contents.
+        is_private: Whether no other user may read it. Otherwise it has the permissions of the file
+            that it replaces, or those of any new file.
 
     Raises:
         OSError: It cannot be written; nothing is left of it.
@@ -348,15 +418,15 @@ def write(path: Path, data: bytes, is_private: bool = True) -> None:
     try:
         handle = os.open(temporary, flags, 0o600 if is_private else 0o666)
     except OSError as error:
-        error.filename = str(path)  # no such directory: nobody has asked for the other name
+        error.filename = str(path)  # the caller does not know the name of the temporary file
         raise
     try:
         with open(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, or a crash could leave an empty file
         if not is_private:
-            with contextlib.suppress(OSError):  # no file is there, or nothing is to be set
+            with contextlib.suppress(OSError):  # there is no old file, or no permissions can be set
                 shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
@@ -366,12 +436,21 @@ def write(path: Path, data: bytes, is_private: bool = True) -> None:
 
 
 def key_of(path: Path) -> str:
-    """The key in the name of a file."""
+    """The key in the name of a file.
+
+    Args:
+        path: The file.
+    """
     return path.stem.partition("-")[2]
 
 
 def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
-    """So many files of one kind at most, the one that was of use last first.
+    """The files of one kind, the last used first.
+
+    Args:
+        directory: The directory.
+        kind: The kind of calls: the first half of the identity.
+        most: How many to return at most.
 
     Raises:
         OSError: The directory cannot be read.
@@ -382,14 +461,25 @@ def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
 
 
 def of_key(directory: Path, key: str) -> Path | None:
-    """A file of this key, whatever its identity; None if there is none, or that cannot be told."""
+    """A file with this key and any identity; None if there is none or the directory cannot be read.
+
+    Args:
+        directory: The directory.
+        key: The key.
+    """
     with contextlib.suppress(OSError):
         return next(directory.glob(f"*-{key}{SUFFIX}"), None)
     return None
 
 
 def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:
-    """Files of the same identity with other keys, the latest first."""
+    """Files of the same identity with other keys, the last used first.
+
+    Args:
+        directory: The directory.
+        identity: The identity.
+        key: The key to leave out.
+    """
     found = [
         p for p in directory.glob(f"{identity}-*{SUFFIX}") if p.name != file_name(identity, key)
     ]
@@ -397,6 +487,7 @@ def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:
 
 
 def _used(path: Path) -> float:
+    """The modification time of a file, which is that of its last use; 0 if the file is gone."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -404,13 +495,24 @@ def _used(path: Path) -> float:
 
 
 def mark_used(path: Path) -> None:
-    """Let pruning know that a file was of use."""
+    """Set the time of a file's last change to now: `bound` removes the oldest files first.
+
+    Args:
+        path: The file.
+    """
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, if that is possible."""
+    """Remove a file, if that is possible.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Whether it was removed.
+    """
     with contextlib.suppress(OSError):
         path.unlink()
         return True
@@ -422,15 +524,15 @@ def remove(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a directory.
+    """A file of a directory, as the commands list it.
 
     Attributes:
-        path: Where it is.
-        header: What it says; None if it is damaged or not to be trusted.
+        path: The file.
+        header: Its header; None if it is damaged or not trusted.
         problem: What is wrong with it, or an empty string.
-        damaged: Whether it is of no use to anybody.
-        nbytes: Its length.
-        used: When it was last of use, in seconds since 1970.
+        damaged: Whether it can be used by nobody, and can be removed.
+        nbytes: Its length in bytes.
+        used: When it was last used, in seconds since 1970.
     """
 
     path: Path
@@ -442,25 +544,33 @@ class Entry:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """All files of a directory, checked, the one that was of use last first.
+    """All files of a directory, checked, the last used first.
+
+    Args:
+        directory: The directory.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The directory cannot be read.
     """
     found = []
     for path in directory.iterdir():
         if path.name.startswith(_TEMPORARY) or path.suffix != SUFFIX:
             continue
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
             found.append(_entry(path))
     return sorted(found, key=lambda e: (-e.used, e.path.name))
 
 
 def _entry(path: Path) -> Entry:
+    """A file of a directory, checked.
+
+    Raises:
+        FileNotFoundError: It is gone.
+    """
     header: Header | None = None
     length, used, problem, damaged = 0, 0.0, "", False
     try:
-        told = path.lstat()  # of the link, which is not followed
+        told = path.lstat()  # of a symbolic link itself, as `check` follows none
         length, used = told.st_size, told.st_mtime
         header = check(path)
         if not _NAME.fullmatch(path.name) or key_of(path) != header.key:
@@ -474,19 +584,31 @@ def _entry(path: Path) -> Entry:
         raise
     except OSError as error:
         problem = error.strerror or str(error)
-    except Exception as error:  # whatever it is, the other files are shown
+    except Exception as error:  # one file must not keep the others from being listed
         problem = in_one_line(error)
     return Entry(path, header, problem, damaged, length, used)
 
 
 def abandoned(directory: Path) -> list[Path]:
-    """Files that a process began to write and did not finish."""
+    """Temporary files that were begun more than an hour ago and not finished.
+
+    Args:
+        directory: The directory.
+    """
     limit = time.time() - _ABANDONED
     return [p for p in directory.glob(f"{_TEMPORARY}*") if 0 < _used(p) < limit]
 
 
 def bound(directory: Path, max_bytes: int) -> list[Path]:
-    """Remove the files that were of use longest ago until the rest has ``max_bytes``."""
+    """Remove the files that were used longest ago, until the others have ``max_bytes`` together.
+
+    Args:
+        directory: The directory.
+        max_bytes: The most bytes that may be left.
+
+    Returns:
+        The files that were removed.
+    """
     found: list[tuple[float, int, Path]] = []
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A digest of a traced program that is equal in two processes only if the programs are.
+"""A digest of a traced program that is equal in two processes only if the programs are equal.
 
-Everything that decides what a program computes goes in, by its contents: an object whose contents
-cannot be told (a Python function, a handle) makes the program one without a digest.
+Everything that decides what a program computes is digested by its contents. A program that holds
+an object whose contents are not known (a Python function, a handle) has no digest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from bucketjit._jax.fingerprints import parts_of, text_of
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import CALLBACKS
 
-# What only differentiation calls, which is over when a program is traced; names; and where results
-# of an equation go in a tree, which the results themselves say.
+# Parameters of equations that do not change what a traced program computes: functions that only
+# differentiation calls, which has happened before; names; and trees of results, which the program's
+# own results contain.
 _IDLE = frozenset(
     (
         "jvp_jaxpr_fun",
@@ -38,7 +39,7 @@ _IDLE = frozenset(
         "policy",
     )
 )
-# What they do is not in the program: it is a function of the host, or a library's.
+# Primitives whose work is not in the program: a function of the host, or of a library, does it.
 _ELSEWHERE = CALLBACKS | {"ffi_call"}
 
 
@@ -47,12 +48,13 @@ class NoDigest(Exception):
 
 
 class Own(NamedTuple):
-    """What bucketjit itself puts into programs; its code is known.
+    """The objects that bucketjit itself puts into programs. Their code is known.
 
     Attributes:
         primitives: Its primitives.
-        parts: What objects of its types are made of: the name of a dimension variable that is
-            their own, and numbered as they are made, and the rest.
+        parts: For each of its types, a function that splits an object into the name of the
+            dimension variable it introduced and the other parts. Such a name has a running number,
+            which differs between processes, so digests replace it.
     """
 
     primitives: frozenset[Any]
@@ -63,13 +65,13 @@ NOTHING = Own(frozenset(), {})
 
 
 class Digest:
-    """Takes values in, one after the other, and gives a digest of them all.
+    """Takes values one after the other, and returns a digest of them all.
 
     Each value is written with its kind and its length, so no two sequences of values write the
     same bytes.
 
     Args:
-        own: What bucketjit itself puts into programs.
+        own: The objects that bucketjit itself puts into programs.
 
     Attributes:
         primitives: The primitives of the programs taken in.
@@ -78,31 +80,40 @@ class Digest:
     def __init__(self, own: Own | None = None) -> None:
         self._hash = hashlib.sha256()
         self._own = NOTHING if own is None else own
-        self._renamed: dict[str, str] = {}
+        self._renamed: dict[str, str] = {}  # dimension variable -> its name in digests
+        # By identity, with the object itself, or its identity could be given to another one.
         self._programs: dict[int, tuple[Any, str]] = {}
         self._told: dict[int, tuple[Any, bytes]] = {}
         self.primitives: set[Any] = set()
 
     def hexdigest(self) -> str:
-        """The digest of all that was taken in so far."""
+        """The digest of all values added so far, in hexadecimal."""
         return self._hash.hexdigest()
 
     def add(self, *values: object) -> Digest:
-        """Take values in.
+        """Add values.
+
+        Args:
+            values: The values.
+
+        Returns:
+            The digest itself.
 
         Raises:
-            NoDigest: One of them has contents that cannot be told.
+            NoDigest: The contents of one of them are not known.
         """
         for value in values:
             self._add(value)
         return self
 
     def _write(self, kind: str, data: bytes | str = b"") -> None:
+        """Add bytes with their kind and length before them."""
         data = data.encode() if isinstance(data, str) else data
         self._hash.update(f"{kind}:{len(data)}:".encode())
         self._hash.update(data)
 
     def _add(self, value: Any) -> None:
+        """Add one value by its type."""
         kind = type(value)
         writer = _SIMPLE.get(kind)
         if writer is not None:
@@ -134,6 +145,7 @@ class Digest:
             self._write("object", self._object(value))
 
     def _parts(self, value: object) -> Sequence[Any] | None:
+        """The parts of a value, or None. Notes the dimension variable that it introduced."""
         if (parts := self._own.parts.get(type(value))) is not None:
             name, rest = parts(value)
             self._renamed.setdefault(name, f"#{len(self._renamed)}")
@@ -141,7 +153,7 @@ class Digest:
         return parts_of(value)
 
     def _object(self, value: object) -> bytes:
-        """The text of an object of JAX's, which is long to make and comes again and again."""
+        """The text of an object of JAX's. Cached: it takes long to make and is needed often."""
         known = self._told.get(id(value))
         if known is None:
             text = text_of(value)
@@ -153,6 +165,7 @@ class Digest:
         return known[1]
 
     def _array(self, value: Any) -> None:
+        """Add an array: dtype, shape, weak type and contents."""
         if isinstance(value, jax.core.Tracer):
             raise NoDigest("a program that holds a tracer has no sound digest")
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
@@ -170,6 +183,7 @@ class Digest:
         self._hash.update(flat.view(np.uint8).data)
 
     def _primitive(self, primitive: Primitive) -> None:
+        """Add a primitive by name, if it is JAX's or bucketjit's own."""
         name = primitive.name
         if name in _ELSEWHERE:
             raise NoDigest(f"what {name} does is not part of the program")
@@ -179,6 +193,7 @@ class Digest:
         self._write("primitive", name)
 
     def _program(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
+        """Add a jaxpr and its constants. A jaxpr that occurs several times is walked once."""
         known = self._programs.get(id(jaxpr))
         if known is None:
             inner = Digest(self._own)
@@ -191,6 +206,7 @@ class Digest:
         self.add(len(consts), *consts)
 
     def _walk(self, jaxpr: Jaxpr) -> None:
+        """Add the equations of a jaxpr. Variables are numbered in the order of their binding."""
         if jaxpr.effects:
             raise NoDigest(f"a program with effects ({min(map(str, jaxpr.effects))}) is not stored")
         number: dict[Any, int] = {}
@@ -223,7 +239,7 @@ class Digest:
                 try:
                     self._add(eqn.params[name])
                 except NoDigest as error:
-                    if " of " in str(error):
+                    if " of " in str(error):  # it names a place already
                         raise
                     raise NoDigest(f"{error} (in {name} of {eqn.primitive.name})") from None
             bind(eqn.outvars)
@@ -234,7 +250,7 @@ class ProgramDigest(NamedTuple):
     """The digest of a program.
 
     Attributes:
-        text: The digest.
+        text: The digest, in hexadecimal.
         primitives: The primitives of the program.
     """
 
@@ -245,8 +261,12 @@ class ProgramDigest(NamedTuple):
 def program_digest(jaxpr: Jaxpr, own: Own | None = None) -> ProgramDigest:
     """The digest of an open jaxpr without its constants.
 
+    Args:
+        jaxpr: The jaxpr.
+        own: The objects that bucketjit itself puts into programs.
+
     Raises:
-        NoDigest: There is none.
+        NoDigest: It has no sound digest.
     """
     digest = Digest(own)
     digest._program(jaxpr, ())
@@ -254,10 +274,12 @@ def program_digest(jaxpr: Jaxpr, own: Own | None = None) -> ProgramDigest:
 
 
 def _named(kind: type) -> str:
+    """A type by module and name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _kind_of(value: object) -> str:
+    """What an object is, for messages."""
     name = getattr(value, "__qualname__", None)
     return f"the function {name}" if name and callable(value) else f"a {_named(type(value))}"
 
@@ -270,6 +292,7 @@ def _complex(value: complex) -> bytes:
     return struct.pack("<dd", value.real, value.imag)
 
 
+# By exact type: a subclass may compute with more than its text says.
 _SIMPLE: dict[type, Callable[[Any], bytes | str]] = {
     type(None): lambda _: b"",
     bool: str,

@@ -1,4 +1,8 @@
-"""A directory of executables, as an executor uses it: whatever happens to it, calls go on."""
+"""A directory of executables as an executor uses it: no problem with a file breaks a call.
+
+`bucketjit._persistence.files` reads and writes the files and raises. This module turns what it
+raises into events and warnings.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from bucketjit._events import LONGEST, Event, printable
 from bucketjit._persistence import files
 from bucketjit._persistence.files import Damaged, Distrusted, Header
 
-# What becomes of an executable after a problem with its file.
+# What warnings say of the executable after a problem with its file.
 _TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"
 
 _SHOWN_PARTS = {
@@ -28,9 +32,9 @@ class Wanted(NamedTuple):
     """An executable that may be in a file.
 
     Attributes:
-        kind: Digest of what all buckets of a function have in common: its name, its types.
-        bucket: Digest of what users would call the same besides: the bucket.
-        key: Digest of everything that it depends on.
+        kind: Digest of what all buckets of a function have in common: its name and its types.
+        bucket: Digest of the bucket and the argument types, as users distinguish executables.
+        key: Digest of everything that the executable depends on.
         name, sizes, exact, parts, environment: See `Header`.
     """
 
@@ -45,25 +49,29 @@ class Wanted(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What names its files whatever they were compiled from."""
+        """The first part of its file's name, equal for all versions of program and environment."""
         return self.kind + self.bucket
 
 
 class Store:
     """A directory of executables.
 
-    Keeps nothing open and no locks, so it may be used by several threads and processes, and after
-    a fork.
+    Keeps no file open and no locks, so several threads and processes may use it, and a fork may.
 
     Args:
-        directory: Where the files are; made when the first one is written.
-        max_bytes: Beyond that, the files go that were of use longest ago; None for no bound.
-        min_seconds: What compiled faster is not written.
-        warns: Whether to warn of a directory that cannot be used; else only an event tells of it.
-        tell: Told of events.
+        directory: The directory; it is made when the first file is written.
+        max_bytes: The most bytes of all files. Beyond that, the files that were used longest ago
+            are removed. None for no bound.
+        min_seconds: Executables that compiled in less time are not written.
+        warns: Whether to warn of a directory that cannot be used; otherwise there are only events.
+        tell: Called with each `Event`.
+
+    Attributes:
+        directory: The directory.
+        min_seconds: The fewest seconds of a compile that is written.
     """
 
-    # What the files were compiled with that this process has written or loaded.
+    # The environments of the files that this process has written or loaded, by path.
     _in_use: ClassVar[dict[Path, Mapping[str, str]]] = {}
 
     def __init__(
@@ -82,7 +90,13 @@ class Store:
         self._warned: set[str] = set()
 
     def find(self, wanted: Wanted) -> tuple[Header, bytes] | None:
-        """What is stored of an executable; None if there is nothing that can be trusted."""
+        """The header and the bytes of an executable; None if there is no file that can be used.
+
+        If a file exists and cannot be used, an event says why.
+
+        Args:
+            wanted: The executable.
+        """
         path = self._path(wanted)
         try:
             header, raw = self.read(path)
@@ -105,10 +119,13 @@ class Store:
         return header, raw
 
     def read(self, path: Path) -> tuple[Header, bytes]:
-        """What a file of the directory holds, if it can be trusted.
+        """The header and the bytes of a file of the directory.
+
+        Args:
+            path: The file.
 
         Raises:
-            Distrusted: Somebody else may have written it.
+            Distrusted: Another user could have written it.
             Damaged: It is not what was written.
             OSError: It cannot be read.
         """
@@ -119,18 +136,33 @@ class Store:
         return header, raw
 
     def latest(self, kind: str, most: int) -> list[Path]:
-        """So many files of one kind at most, the one that was of use last first."""
+        """The files of one kind, the last used first. Empty if the directory cannot be read.
+
+        Args:
+            kind: See `Wanted`.
+            most: How many to return at most.
+        """
         try:
             return files.latest_of(self.directory, kind, most)
         except OSError:
-            return []  # `find` tells of that
+            return []  # `find` reports that
 
     def mark_used(self, wanted: Wanted) -> None:
-        """Let pruning know that an executable was of use."""
+        """Note on the file that the executable was used, so that it is removed later than others.
+
+        Args:
+            wanted: The executable.
+        """
         files.mark_used(self._path(wanted))
 
     def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
-        """Write an executable, if that is possible."""
+        """Write an executable; emit an event and warn if that is not possible.
+
+        Args:
+            header: Its header.
+            raw: Its bytes.
+            wanted: What it was requested as.
+        """
         if header.nbytes > files.LARGEST:
             why = f"its executable has {header.nbytes} bytes; a file holds {files.LARGEST} at most"
             self.refuse(wanted.name, wanted.sizes, why)
@@ -151,7 +183,10 @@ class Store:
             self._warn(wanted, "unwritable", why, _NOT_KEPT)
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Write a file; on a full disk, within the bound, once more in the place of old ones."""
+        """Write a file. If the disk is full, remove old files and try once more.
+
+        Only files within the bound of bytes are removed for that; without a bound, none is.
+        """
         try:
             files.write(path, data)
         except OSError as error:
@@ -161,27 +196,42 @@ class Store:
             files.write(path, data)
 
     def discard(self, wanted: Wanted, why: str) -> None:
-        """Remove a file that is of no use; it is written again when its executable is compiled."""
+        """Remove a file that cannot be used. The next compile of its executable writes it again.
+
+        Args:
+            wanted: The executable.
+            why: What is wrong with the file.
+        """
         path = self._path(wanted)
         files.remove(path)
         self._warn(wanted, "damaged", f"{path} is damaged and is made again: {why}")
 
     def refuse(self, name: str, sizes: Mapping[str, int], why: str) -> None:
-        """Tell that an executable is not stored."""
+        """Emit an event for an executable that is not stored.
+
+        Args:
+            name: Name of the function.
+            sizes: Size of each variable.
+            why: The reason.
+        """
         self._tell(Event("unstored", name, sizes, detail=why))
 
     def _own_path(self, wanted: Wanted) -> Path:
+        """The file that is written for an executable."""
         return self.directory / files.file_name(wanted.identity, wanted.key)
 
     def _path(self, wanted: Wanted) -> Path:
-        """Its file, or the one that the same program has left under another name or module."""
+        """The file of an executable, or one with the same key and another identity.
+
+        The same program may have written that one under another function name or module.
+        """
         path = self._own_path(wanted)
-        if os.path.exists(path):  # unlike the method of paths, it never raises
+        if os.path.exists(path):  # `Path.exists` may raise
             return path
         return files.of_key(self.directory, wanted.key) or path
 
     def _warn(self, wanted: Wanted, what: str, detail: str, after: str = _TO_COMPILE) -> None:
-        """Tell of a problem, and warn of the first one of its kind."""
+        """Emit an event for a problem, and warn of the first one of its kind."""
         self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
         if what not in self._warned and (self._warns or what == "damaged"):
             self._warned.add(what)
@@ -192,9 +242,9 @@ class Store:
             )
 
     def _tell_stale(self, wanted: Wanted) -> None:
-        """Tell of a file that would have done, were it not for what has changed since.
+        """Emit an event for a file that could have been used if nothing had changed since.
 
-        One that this process has a use for is that of another function of the same name.
+        A file that this process has used itself belongs to another function of the same name.
         """
         try:
             for path in files.others_of(self.directory, wanted.identity, wanted.key):
@@ -205,18 +255,28 @@ class Store:
                 self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
                 return
         except (OSError, Damaged, Distrusted):
-            return  # `verify` tells of those
+            return  # the command `verify` reports those
 
 
 def differences(header: Header, wanted: Wanted) -> str:
-    """What has changed since a file was written, in words."""
+    """What has changed since a file was written, in words.
+
+    Args:
+        header: The header of the file.
+        wanted: The executable as it is requested now.
+    """
     changes = environment_changes(header.environment, wanted.environment)
     changes += part_changes(header.parts, wanted.parts)
     return "; ".join(changes) or "what it was compiled with is not known"
 
 
 def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two environments, in words."""
+    """What differs between two environments, in words.
+
+    Args:
+        then: The earlier environment.
+        now: The later one.
+    """
     return [
         f"{name} was {then.get(name, 'not there')!s}, is {now.get(name, 'not there')!s}"
         for name in dict.fromkeys([*then, *now])
@@ -225,5 +285,10 @@ def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list
 
 
 def part_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Which digests differ, in words."""
+    """Which digests differ, in words.
+
+    Args:
+        then: The earlier digests, by part.
+        now: The later ones.
+    """
     return [text for part, text in _SHOWN_PARTS.items() if then.get(part) != now.get(part)]

@@ -1,4 +1,8 @@
-"""The key of an executable among files: a digest of everything the executable depends on."""
+"""The key of an executable among files: a digest of everything the executable depends on.
+
+This module has the parts that JAX's objects are needed for; `bucketjit._compile.files.stored` puts
+the key together.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from bucketjit._persistence.fingerprint import Digest, NoDigest, Own
 from bucketjit._signature.parameters import PLAIN_STATICS
 from bucketjit._signature.signer import SignedCall
 
+# A `Combine` names its length by a dimension variable that is numbered as it is made, so the name
+# differs between processes.
 OWN_PRIMITIVES = Own(
     frozenset((size_constant_p, associative_scan_p)),
     {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
@@ -23,10 +29,13 @@ _SINGLE = jax.sharding.SingleDeviceSharding
 
 
 def device_of(leaves: Sequence[Any]) -> Any:
-    """The device that ``jit`` would run arguments on.
+    """The device that ``jit`` would run a call on.
+
+    Args:
+        leaves: The leaves of its arguments.
 
     Raises:
-        NoDigest: There are several.
+        NoDigest: It would run on several devices.
     """
     shardings = [getattr(x, "sharding", None) for x in leaves]
     placed: set[Any] = {s for s in shardings if s is not None}
@@ -39,7 +48,12 @@ def device_of(leaves: Sequence[Any]) -> Any:
 
 
 def kind_of(signed: SignedCall, device: jax.Device) -> str:
-    """The kind of a call: what is known of it before its program is, sizes aside."""
+    """The kind of a call: a digest of what is known before tracing, without the sizes of open axes.
+
+    Args:
+        signed: The call.
+        device: The device that it runs on.
+    """
     signature = signed.signature
     leaves = zip(signature.types, signature.specs, signed.shapes, strict=True)
     return short_digest(
@@ -56,27 +70,49 @@ def kind_of(signed: SignedCall, device: jax.Device) -> str:
 
 
 def _static_text(value: object) -> str:
-    """What files are told apart by; of what has no sure text, only its type."""
+    """A static argument as text; its type if its ``repr`` may differ between processes."""
     return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
 
 
 def short_digest(*values: object) -> str:
-    """The first 8 hexadecimal digits of the digest of some values."""
+    """The first 8 hexadecimal digits of the digest of some values.
+
+    Args:
+        values: Values that `Digest` takes.
+
+    Raises:
+        NoDigest: One of them has no sound digest.
+    """
     return Digest().add(*values).hexdigest()[:8]
 
 
 def digest_of(consts: Sequence[Any]) -> str:
-    """The digest of the constants of a program."""
+    """The digest of the constants of a program.
+
+    Args:
+        consts: The constants.
+
+    Raises:
+        NoDigest: One of them has no sound digest.
+    """
     return Digest(OWN_PRIMITIVES).add(*consts).hexdigest()
 
 
 def type_text(value: object) -> str:
-    """The shape, the dtype and the weak type of an array as one text."""
+    """The shape, dtype and weak type of an array as one text.
+
+    Args:
+        value: An array or the type of one.
+    """
     aval = jax.typeof(value)
     return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
 
 
 def placement_text(value: object) -> str:
-    """Whether an argument is committed to its devices, as a text."""
+    """Whether an argument is committed to its devices, as a text.
+
+    Args:
+        value: An array, or its type, which has a sharding only if the array is committed.
+    """
     sharding = getattr(value, "sharding", None)
     return "anywhere" if sharding is None else "committed"

@@ -1,9 +1,9 @@
-"""Executables that are read from files while their function is still being traced.
+"""Load executables from files while their function is still being traced.
 
-Which file holds what a call needs is known only when its program is. But what was stored of the
-same function, for arguments like these, is likely to be asked for next, and to load it takes
-neither the program nor, for the most part, Python's lock. What is loaded so waits under its key,
-and nobody gets it by any other.
+The file that a call needs is known only after tracing. But the files stored for the same function
+and arguments of the same kind are likely to be needed next. Loading them needs no program, and runs
+for the most part without Python's lock, so it overlaps with the tracing. A preloaded executable is
+stored under its full key and handed out for that key only.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from bucketjit._jax.serialization import deserialized
 from bucketjit._persistence.files import Header, key_of
 from bucketjit._persistence.store import Store, Wanted
 
-MOST = 32  # executables that wait before anybody has asked for them
-_THREADS = 2
+MOST = 32  # executables that are preloaded and not yet requested
+_THREADS = 2  # for each kind of calls
 
 _Program = tuple[str | None, str | None]  # digests of a program, and of its constants
-_Found = tuple[Header, Any]  # what a file says of its executable, and that
+_Found = tuple[Header, Any]  # the header of a file, and the loaded executable
 _Load = Callable[[], _Found | None]
 
 
 class Preloading:
-    """What is loaded ahead for one cache.
+    """The preloaded executables of one cache.
 
-    A fork of the process has none of it: there, nobody goes on with what is being loaded, and a
-    lock may be held for ever.
+    A fork of the process gets none of them: the threads that load do not exist there, and a lock
+    may stay locked for ever.
 
     Args:
-        cache: Where they go once they are asked for; its room bounds how many wait.
+        cache: Where executables go when they are requested. Its free room limits how many are
+            preloaded.
     """
 
     def __init__(self, cache: ExecutableCache[Any, Any]) -> None:
         self._cache = cache
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # another one later means: this is a fork
         self._lock = threading.Lock()
         self._preloads: dict[tuple[Path, str], _Preloads] = {}
 
@@ -58,13 +59,15 @@ class Preloading:
         device: jax.Device,
         environment: Callable[[], Mapping[str, str]],
     ) -> None:
-        """Begin to load what a directory holds of a kind of calls, the latest first.
+        """Begin to load the files that a directory holds for a kind of calls, the last used first.
+
+        A second request for the same directory and kind does nothing.
 
         Args:
             store: The directory.
             kind: The kind of calls; see `Wanted`.
-            device: Where they will run.
-            environment: Tells what executables depend on here besides their program.
+            device: The device that they will run on.
+            environment: Returns what executables depend on besides their program.
         """
         if os.getpid() != self._pid:
             return
@@ -72,29 +75,47 @@ class Preloading:
             known = (store.directory, kind)
             if known in self._preloads or (most := self._most()) < 1:
                 return
-            # Not in the threads: they would wait for Python's lock after each source that is read.
+            # The environment is found here and not in the threads: it reads many source files, and
+            # after each a thread would wait for Python's lock.
             self._preloads[known] = _Preloads(store, kind, most, device, environment())
 
     def claim(self, store: Store, wanted: Wanted) -> _Found | None:
-        """What was loaded of this, for whoever asks first; None if nothing was, or in vain."""
+        """Hand out a preloaded executable; waits if it is being loaded right now.
+
+        Args:
+            store: The directory.
+            wanted: The executable.
+
+        Returns:
+            The header and the loaded executable. None if it was not preloaded, was claimed before,
+            could not be loaded, or is still in the queue, from which it is removed.
+        """
         if os.getpid() != self._pid:
             return None
         with self._lock:
             preloads = self._preloads.get((store.directory, wanted.kind))
             future = None if preloads is None else preloads.pop(wanted)
             self._most(coming=1)
-        if future is None or future.cancel():  # it has not begun
+        # Still in the queue: the caller loads it sooner itself.
+        if future is None or future.cancel():
             return None
         return future.result()
 
     def clear(self) -> None:
-        """Forget what was loaded ahead."""
+        """Drop all preloaded executables."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._preloads.clear()
 
     def _most(self, coming: int = 0) -> int:
-        """Forget what there is no room for besides what comes; how many more may be loaded."""
+        """Drop the executables that there is no room for.
+
+        Args:
+            coming: How many others are about to be added to the cache.
+
+        Returns:
+            How many more may be preloaded.
+        """
         left = min(self._cache.room - coming, MOST)
         for preloads in self._preloads.values():
             left -= preloads.keep(int(left))
@@ -102,12 +123,13 @@ class Preloading:
 
 
 class _Preloads:
-    """What is loaded ahead from one directory, for one kind of calls."""
+    """The preloaded executables of one kind of calls, from one directory."""
 
     def __init__(
         self, store: Store, kind: str, most: int, device: jax.Device, environment: Mapping[str, str]
     ) -> None:
-        self._programs: set[_Program] = set()  # that were asked for; the threads look there too
+        # Requested programs; the threads skip files of others.
+        self._programs: set[_Program] = set()
         self._waiting: dict[str, Future[_Found | None]] = {}
         load = functools.partial(_load, store, device, environment, self._programs)
         todo: deque[tuple[_Load, Future[_Found | None]]] = deque()
@@ -117,32 +139,40 @@ class _Preloads:
         weakref.finalize(self, todo.clear)
         with contextlib.suppress(RuntimeError):  # no more threads can be started
             for _ in range(min(_THREADS, len(todo)) if is_running() else 0):
-                # No daemon: the interpreter must not end, and cut it off, while it is inside XLA.
+                # No daemon: the interpreter would stop it at exit, possibly inside XLA.
                 threading.Thread(target=_work, args=(todo,), name="bucketjit-preload").start()
 
     def pop(self, wanted: Wanted) -> Future[_Found | None] | None:
-        """The one that is wanted. Those of other programs go, now that this one is known."""
+        """Take out the future of an executable, or None. Drop those of programs not requested."""
         self._programs.add((wanted.parts["program"], wanted.parts["constants"]))
         future = self._waiting.pop(wanted.key, None)
         self._waiting = {k: f for k, f in self._waiting.items() if not self._is_in_vain(f)}
         return future
 
     def _is_in_vain(self, future: Future[_Found | None]) -> bool:
-        """Whether it has ended, and with nothing for the programs that are known."""
+        """Whether loading has ended, and with nothing for the programs that were requested."""
         if not future.done():
             return False
         found = future.result()
         return found is None or not _is_of(found[0], self._programs)
 
     def keep(self, most: int) -> int:
-        """Forget all but so many, those first that were of use longest ago; tell how many stay."""
+        """Drop all but so many, those that were used longest ago first.
+
+        Args:
+            most: How many may stay.
+
+        Returns:
+            How many stay.
+        """
         while len(self._waiting) > max(most, 0):
-            _, future = self._waiting.popitem()
+            _, future = self._waiting.popitem()  # the last one, as the first is the last used
             future.cancel()
         return len(self._waiting)
 
 
 def _work(todo: deque[tuple[_Load, Future[_Found | None]]]) -> None:
+    """What a thread runs: load one file after the other until none is left."""
     with short_turns():
         while is_running():
             try:
@@ -153,7 +183,8 @@ def _work(todo: deque[tuple[_Load, Future[_Found | None]]]) -> None:
                 continue
             found = None
             try:
-                with contextlib.suppress(Exception):  # who asks for it reads it again, and tells
+                # The request reads the file again and reports it.
+                with contextlib.suppress(Exception):
                     found = load()
             finally:
                 future.set_result(found)
@@ -166,19 +197,24 @@ def _load(
     programs: set[_Program],
     path: Path,
 ) -> _Found | None:
-    """Load a file that is fit for this process, and for one of the programs if they are known.
+    """Load a file that was written in this environment, for one of the requested programs.
+
+    While no program is known, files of any program are loaded.
+
+    Returns:
+        The header and the loaded executable; None if it is of another environment or program.
 
     Raises:
-        Exception: It cannot be used.
+        Exception: The file cannot be used.
     """
     header, raw = store.read(path)
     if dict(header.environment) != dict(environment) or not _is_of(header, programs):
         return None
     found = header, deserialized(raw, device)
-    return found if _is_of(header, programs) else None  # they may have become known meanwhile
+    return found if _is_of(header, programs) else None  # again: a program may be known by now
 
 
 def _is_of(header: Header, programs: set[_Program]) -> bool:
-    """Whether a file is of one of the programs, as far as they are known."""
+    """Whether a file is of one of the programs. True as long as no program is known."""
     parts = header.parts
     return not programs or (parts.get("program"), parts.get("constants")) in programs

@@ -1,4 +1,8 @@
-"""Executables from files: under which key, from bytes to an entry of the cache, and back."""
+"""The place of an executable among files: make its key, load it, save it.
+
+`StoredMasked` and `StoredExact` turn bytes into an `Executable` and back. The keys' parts come from
+`bucketjit._compile.files.keys`, and `bucketjit._persistence.store` reads and writes the files.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +64,11 @@ class ExecutableFiles:
     """Where the executables of one engine are kept in files.
 
     Args:
-        config: What the user asked for; None to use JAX's own cache directory, if it has one.
-        rules: Rules of the user's.
+        config: What the user chose; None to use JAX's own cache directory, if it has one.
+        rules: The user's rules, by primitive.
         name: Name of the function.
-        tell: Told of events.
-        preloading: What is loaded before it is asked for.
+        tell: Called with each `Event`.
+        preloading: The executables that are loaded before they are requested.
     """
 
     def __init__(
@@ -81,14 +85,14 @@ class ExecutableFiles:
         self._tell = tell
         self.preloading = preloading
         self._stores: dict[Any, Store] = {}
-        # The digests, or why there are none.
+        # The digests of each program, or the reason why it has none.
         self._programs: weakref.WeakKeyDictionary[Program, Mapping[str, str] | str]
         self._programs = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._refused: set[tuple[str, str]] = set()
 
     def store(self) -> Store | None:
-        """The directory in use now, or None."""
+        """The directory that is in use now, or None."""
         if self._config is not None:
             directory = self._config.directory
             if directory is None:
@@ -113,44 +117,55 @@ class ExecutableFiles:
         sizes: Mapping[str, int],
         made: Callable[[], Masked | Exact],
     ) -> Stored | None:
-        """The place of an executable; None if executables are not kept."""
+        """The place of an executable; None if executables are not kept in files.
+
+        Args:
+            kind: `StoredMasked` or `StoredExact`.
+            signed: The call.
+            sizes: Size of each variable: of the bucket, or of the exact shape.
+            made: Makes the function that is compiled.
+        """
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
 
     def expect(self, signed: SignedCall, chunks: float) -> None:
-        """Begin to load what there is of a kind of calls, whose program is about to be traced.
+        """Begin to load the files that the calls of a signature may need, before it is traced.
 
         Args:
-            signed: A call of the kind.
-            chunks: How many chunks of a call run at the same time, as a rule; 0 for whole calls.
+            signed: A call of the signature.
+            chunks: How many chunks of a call typically run at the same time; 0 for whole calls.
         """
         store = self.store()
         if store is None or looks_for_nans() or lacking(Without.FILES):
             return
         if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
-            return  # what runs is a derivative
+            return  # inside a transformation: a derivative will run, under another kind
         try:
             device = device_of(without_values(signed).leaves)
             device = device_of_chunks(chunks) or device
             kind = kind_of(signed, device)
             around = functools.partial(environment, device)
             self.preloading.expect(store, kind, device, around)
-        except Exception:  # what it is will come up where an executable is asked for
+        except Exception:  # preloading is optional; the request meets the same error and reports it
             return
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
-        """Digests of a program and its constants, which nobody can write to.
+        """Digests of a program and its constants. Made once: its constants cannot be written to.
+
+        Args:
+            program: The program.
 
         Raises:
-            NoDigest: There are none.
+            NoDigest: It has no sound digest.
         """
-        with self._lock:  # threads that want buckets of one program wait, and need not do it again
+        # Threads that need several buckets of one program wait for the one that makes the digests.
+        with self._lock:
             known = self._programs.get(program)
             if known is None:
                 try:
                     known = self.digests(program.jaxpr, program.consts)
                 except NoDigest as error:
-                    known = str(error)  # and not the error, whose frames hold the program
+                    known = str(error)  # not the error itself: its frames hold the program
                 self._programs[program] = known
         if isinstance(known, str):
             raise NoDigest(known)
@@ -159,8 +174,13 @@ class ExecutableFiles:
     def digests(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> Mapping[str, str]:
         """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
 
+        Args:
+            jaxpr: The jaxpr.
+            consts: Its constants.
+
         Raises:
-            NoDigest: There are none.
+            NoDigest: It has no sound digest, or the user has changed the rule of one of its
+                primitives.
         """
         program = program_digest(jaxpr, OWN_PRIMITIVES)
         for primitive in program.primitives:
@@ -169,7 +189,13 @@ class ExecutableFiles:
         return {"program": program.text, "constants": digest_of(consts)}
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
-        """Tell, once for each reason and bucket, why an executable is not stored."""
+        """Emit an event for an executable that is not stored, once for each reason and bucket.
+
+        Args:
+            store: The directory.
+            sizes: Size of each variable.
+            why: The reason.
+        """
         once = (repr(sizes), why)
         if once not in self._refused:
             self._refused.add(once)
@@ -179,7 +205,17 @@ class ExecutableFiles:
 class Stored:
     """The place of one executable among the files.
 
-    `save` never raises, and `load` only what the function itself raises where it is traced.
+    `save` never raises. `load` raises only what the user's function raises while it is traced.
+
+    Args:
+        files: The files of the engine.
+        store: The directory.
+        signed: The call, without its arrays.
+        sizes: Size of each variable.
+        made: Makes the function that is compiled.
+
+    Attributes:
+        exact: Whether the executable runs unpadded.
     """
 
     exact: bool
@@ -197,16 +233,16 @@ class Stored:
         self._signed = signed
         self._sizes = sizes
         self._make = made
-        self._wanted: Wanted | None = None
-        self._hits = 0
+        self._wanted: Wanted | None = None  # its key, once `load` has made it
+        self._hits = 0  # of JAX's own cache, before the compile
 
     @functools.cached_property
     def _made(self) -> Any:
-        """The function that it is compiled from."""
+        """The function that the executable is compiled from."""
         return self._make()
 
     def load(self) -> Executable | None:
-        """The executable; None if there is none, or none that can be used."""
+        """The executable from its file; None if there is no file, or none that can be used."""
         began = time.perf_counter()
         self._hits = cache_hits()
         wanted = self._find_key()
@@ -214,6 +250,7 @@ class Stored:
             return None
         ahead = self._shelf.preloading.claim(self._store, wanted)
         try:
+            # It was loaded for the device expected then. The program may be tied to another one.
             if ahead is not None and is_for(ahead[1], self._device()):
                 self._store.mark_used(wanted)
                 return self._entry(*ahead, began)
@@ -228,11 +265,17 @@ class Stored:
             return None
 
     def save(self, entry: Executable) -> None:
-        """Write an executable that was compiled."""
+        """Write a newly compiled executable to its file; emit an event if that is not possible.
+
+        Args:
+            entry: The executable.
+        """
         wanted = self._wanted
         if wanted is None:
             return
-        if cache_hits() != self._hits:  # JAX keeps what took long to compile
+        # A hit means that JAX's own cache had the executable. Then its compile time does not say
+        # whether it is worth keeping: JAX keeps only those that took long.
+        if cache_hits() != self._hits:
             if not has_bytes(entry.compiled):
                 why = "it came from JAX's own cache, and XLA does not write it again as a whole"
                 self._shelf.refuse(self._store, self._sizes, why)
@@ -240,13 +283,15 @@ class Stored:
         elif entry.compile_seconds < self._store.min_seconds:
             return
         try:
+            # Digest the constants again: a NumPy array that the function closes over may have been
+            # written to since the key was made.
             if any(wanted.parts[part] != told for part, told in self._digests().items()):
                 raise NoDigest("an array that it closes over was changed meanwhile")
             raw, kept = serialized(entry.compiled, self._device())
         except (NotPlain, NoDigest) as error:
             self._shelf.refuse(self._store, self._sizes, str(error))
             return
-        except Exception as error:  # the executable is there, and serves the call
+        except Exception as error:  # saving is optional: the executable can serve the call
             why = f"it cannot be written: {in_one_line(error)}"
             self._shelf.refuse(self._store, self._sizes, why)
             return
@@ -265,25 +310,31 @@ class Stored:
         self._store.keep(header, raw, wanted)
 
     def _failed(self, error: Exception) -> None:
-        """Take note that what was loaded does not run."""
+        """Discard the file of a loaded executable that does not run."""
         if self._wanted is not None:
             self._store.discard(self._wanted, in_one_line(error))
 
     def _find_key(self) -> Wanted | None:
+        """Make the key. None, and an event, if the executable has no sound key."""
         self._trace()
         try:
             self._wanted = self._key()
         except NoDigest as error:
             self._shelf.refuse(self._store, self._sizes, str(error))
-        except Exception as error:  # a key is a convenience: never let it break the call
+        except Exception as error:  # files are optional: the call goes on without its key
             why = f"its key cannot be made: {in_one_line(error)}"
             self._shelf.refuse(self._store, self._sizes, why)
         return self._wanted
 
     def _trace(self) -> None:
-        """Trace what the key is made from, if that is still to do; raises what the call would."""
+        """Trace the function if the key needs that, once. Raises what the call would raise."""
 
     def _key(self) -> Wanted:
+        """The key: a digest of program, constants, argument types, options and environment.
+
+        Raises:
+            NoDigest: The executable has no sound key, or this configuration keeps no files.
+        """
         if lack := lacking(Without.FILES):
             raise NoDigest(lack)
         if looks_for_nans():
@@ -314,10 +365,15 @@ class Stored:
         )
 
     def _device(self) -> Any:
+        """The device that the executable runs on."""
         return device_of(self._leaves())
 
     def _checked(self, expected: Expected, args: object, kwargs: object, sizes: object) -> Any:
-        """A check of arguments by their types, as the first tracing would make it."""
+        """A check of argument types, the same as in the first trace of the function.
+
+        A loaded executable is never traced, so its first call is compared with the types of the
+        key.
+        """
         expected.check(args, kwargs)
         leaves = jax.tree_util.tree_leaves(sizes)
         known = [(x.shape, x.dtype) for x in map(jax.typeof, leaves)]
@@ -334,20 +390,24 @@ class Stored:
         return check
 
     def _leaves(self) -> list[Any]:
+        """The leaves of the arguments, as types."""
         raise NotImplementedError
 
     def _details(self) -> Sequence[Any]:
+        """What the executable depends on besides program, types and options."""
         raise NotImplementedError
 
     def _digests(self) -> Mapping[str, str]:
+        """Digests of the program and its constants, by part."""
         raise NotImplementedError
 
     def _entry(self, header: Header, xla: object, began: float) -> Executable:
+        """The cache entry of a loaded executable."""
         raise NotImplementedError
 
 
 class StoredMasked(Stored):
-    """The place of a bucket's executable."""
+    """The place of a bucket's executable. The program is known, so nothing is traced."""
 
     exact = False
     _made: Masked
@@ -406,11 +466,11 @@ class StoredMasked(Stored):
 
 
 class StoredExact(Stored):
-    """The place of the executable of an exact shape, found by tracing the function at it."""
+    """The place of the executable of an exact shape. The key needs a trace at that shape."""
 
     exact = True
     _made: Exact
-    _traced: Any = None
+    _traced: Any = None  # the trace, once it is made
 
     def _leaves(self) -> list[Any]:
         return jax.tree_util.tree_leaves((self._made.args, self._made.kwargs))
@@ -420,7 +480,7 @@ class StoredExact(Stored):
 
     def _trace(self) -> None:
         if self._traced is None:
-            with forgetful_jax():  # it may fail
+            with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
                 self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
     def _digests(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Ask a process to compile; start it when it is needed, and end it."""
+"""The processes that compile: start them when they are needed, send them programs, end them."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from bucketjit._errors import in_one_line
 from bucketjit._jax.compiler import NotElsewhere
 
 _COMPILER = "bucketjit._compile.process.worker"
-_IS_ONE = "_BUCKETJIT_COMPILES"  # in the environment of those that compile: they start none
-_MOST_BYTES = 2**28  # of a program with its constants
-# Where it got no time for a compile, or did not start, nobody asks for so many seconds, then twice
-# as many.
+_IS_ONE = "_BUCKETJIT_COMPILES"  # set in the environment of these processes, which start no others
+_MOST_BYTES = 2**28  # of a message: a program with its constants
+# After a compile that got no time, or a process that did not start, no process is asked for so many
+# seconds. The rest doubles each time, up to the second number.
 _FIRST_REST, _LAST_REST = 60.0, 3600.0
 
 
 class Ended(Exception):
-    """The interpreter ends, and so did the processes: nobody wants what they compile any more."""
+    """The interpreter is ending and the processes with it, so the compile is no longer wanted."""
 
 
 class Pool:
-    """Processes that compile, one for four cores and at most four, for one thread at a time each.
+    """Processes that compile: one for every four cores, four at most, a thread at a time each.
 
-    They end with the interpreter, and by themselves where nobody asks for a while.
+    They end with the interpreter, or by themselves when they are not used for a while.
     """
 
     def __init__(self) -> None:
         self._free: list[_Process] = []
         self._all: set[_Process] = set()
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # entered by the lock: see `background`
+        # Enter the lock itself: see `background._Jobs`.
+        self._changed = threading.Condition(self._lock)
         self._most = min(4, max(1, (os.cpu_count() or 1) // 4))
         self._rest = _FIRST_REST
         self._rests_until = 0.0
         self._has_ended = False
-        self._never: str | None = None  # why to ask none ever again
+        self._never: str | None = None  # why no process can ever be used, or None
 
     def start(self) -> None:
-        """Have a process ready: importing JAX takes it most of a second."""
+        """Start a process if there is none, before it is needed: it takes most of a second."""
         with self._lock, contextlib.suppress(NotElsewhere):
             self._drop_ended()
             if not self._all and not self._never and time.monotonic() >= self._rests_until:
@@ -63,18 +64,19 @@ class Pool:
         """Compile a program.
 
         Args:
-            patience: Seconds after which to give up: where others want all cores, it gets none.
+            patience: Seconds after which to give up. Where other programs use all cores, the
+                process gets none.
             module: The program, as MLIR bytecode.
             options: XLA's options, as a protocol buffer.
             devices: How many devices the host has.
-            device: Which of them the program is for.
+            device: The index of the one the program is for.
 
         Returns:
             The bytes of the executable.
 
         Raises:
-            NotElsewhere: That did not work.
-            Ended: Nobody wants it any more.
+            NotElsewhere: It cannot be compiled by another process, for the reason in the message.
+            Ended: The interpreter is ending.
         """
         message = messages.packed([module, options, b"%d" % devices, b"%d" % device])
         if len(message) > _MOST_BYTES:
@@ -85,7 +87,8 @@ class Pool:
             process, is_new = self._take(deadline)
             try:
                 answer = self._ask(process, message, deadline)
-            except EOFError as error:  # it may have ended for want of work
+            # A process that was not used for a while ends; try the next one.
+            except EOFError as error:
                 if is_new:
                     self._take_a_rest()
                     raise NotElsewhere(str(error)) from error
@@ -99,29 +102,35 @@ class Pool:
         return found
 
     def end(self) -> None:
-        """End all processes, and start no other."""
+        """End all processes, and start no others."""
         with self._lock:
             self._has_ended = True
         self._end_all()
 
     def _end_all(self) -> None:
+        """Kill all processes, and wake the threads that wait for one."""
         with self._lock:
             ending, free = self._all, self._free
             self._all, self._free = set(), []
             self._changed.notify_all()
         for process in ending:
             process.kill()
-        for process in free:
+        for process in free:  # the others are closed by the threads that use them
             process.close()
 
     def forget(self) -> None:
-        """Leave the processes to whose they are: after a fork, this is somebody else."""
+        """Forget the processes of the parent, after a fork: they belong to the parent."""
         for process in self._all:
             process.forget()
         self.__init__()  # type: ignore[misc]
 
     def _take(self, deadline: float) -> tuple[_Process, bool]:
-        """A process that nobody else uses, and whether it is new."""
+        """A process that no other thread uses, and whether it was started just now.
+
+        Raises:
+            NotElsewhere: There is none before the deadline.
+            Ended: The interpreter is ending.
+        """
         with self._lock:
             while True:
                 if self._has_ended:
@@ -139,12 +148,12 @@ class Pool:
                     raise NotElsewhere("the processes that compile have much to do")
 
     def _ask(self, process: _Process, message: bytes, deadline: float) -> bytes:
-        """What a process answers, which is free again afterwards.
+        """The answer of a process, which goes back to the free ones. After an error it is killed.
 
         Raises:
-            EOFError: It has ended.
-            NotElsewhere: It does not answer.
-            Ended: So has everything.
+            EOFError: The process has ended.
+            NotElsewhere: It does not answer in time.
+            Ended: The interpreter is ending.
         """
         try:
             answer = process.ask(message, deadline)
@@ -168,22 +177,29 @@ class Pool:
         return answer
 
     def _take_a_rest(self) -> None:
+        """Ask no process for a while, and for twice as long the next time."""
         with self._lock:
             self._rests_until = time.monotonic() + self._rest
             self._rest = min(2 * self._rest, _LAST_REST)
 
     def _drop_ended(self) -> None:
+        """Drop the free processes that have ended."""
         for process in [process for process in self._free if not process.is_alive]:
             self._free.remove(process)
             self._all.discard(process)
             process.close()
 
     def _started(self) -> _Process:
+        """A new process.
+
+        Raises:
+            NotElsewhere: It cannot be started.
+        """
         if self._has_ended or not can_start():
             raise NotElsewhere("there are no processes that compile")
         try:
             process = _Process()
-        except Exception as error:  # it is a convenience: it must not break a call
+        except Exception as error:  # whatever it is: the program can be compiled in this process
             raise NotElsewhere(in_one_line(error)) from error
         self._all.add(process)
         return process
@@ -191,7 +207,7 @@ class Pool:
 
 @functools.cache
 def pool() -> Pool:
-    """The processes that compile for this one; only where they `can_start`."""
+    """The pool of this process; use it only if it `can_start` processes."""
     made = Pool()
     atexit.register(made.end)
     os.register_at_fork(after_in_child=made.forget)
@@ -199,15 +215,16 @@ def pool() -> Pool:
 
 
 def end_pool() -> None:
-    """End the processes, if there are any: the interpreter is about to."""
+    """End the processes, if there are any, as the interpreter is about to end."""
     if pool.cache_info().currsize:
         pool().end()
 
 
 def can_start() -> bool:
-    """Whether there can be a process: on Linux, by an interpreter that runs scripts.
+    """Whether processes can be started: on Linux, by an interpreter that runs scripts.
 
-    None of them starts another: whatever runs when an interpreter starts runs in them too.
+    Processes that compile start no others: code that runs at every start of the interpreter, such
+    as ``sitecustomize``, runs in them too.
     """
     return (
         sys.platform == "linux"
@@ -218,14 +235,15 @@ def can_start() -> bool:
 
 
 class _Process:
-    """A compiler and its throttle, one group of processes."""
+    """One process that compiles and its throttle, together a process group."""
 
     def __init__(self) -> None:
         ours, theirs = map(_beyond_standard, socket.socketpair())
         self._line = ours
         try:
-            # Isolated: neither variables nor files of sites decide what it runs, but the paths do.
-            # Not a session of its own: the scheduler may share cores out by session first.
+            # -I -S: neither environment variables nor site packages decide what it runs, only the
+            # paths that it gets. A group, but not a session: the scheduler may divide the cores
+            # among sessions first, and then its low priority would not count against this process.
             self._popen = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", throttle.__file__),
@@ -254,9 +272,14 @@ class _Process:
     def ask(self, message: bytes, deadline: float) -> bytes:
         """Send a message and wait for the answer.
 
+        Args:
+            message: The message.
+            deadline: When to give up (``time.monotonic``).
+
         Raises:
-            TimeoutError: No answer comes in time.
-            EOFError: It has ended.
+            TimeoutError: No answer came in time.
+            EOFError: The process has ended.
+            OSError: The socket failed otherwise.
         """
         try:
             return self._answer_to(message, deadline)
@@ -264,6 +287,7 @@ class _Process:
             raise EOFError("the process has ended") from error
 
     def _answer_to(self, message: bytes, deadline: float) -> bytes:
+        """Send a message in pieces, and read the answer until it is complete."""
         line = self._line
         rest, answer = memoryview(message), bytearray()
         while rest:
@@ -278,33 +302,42 @@ class _Process:
         return bytes(answer)
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """End the process and its throttle at once."""
         if self.is_alive:
             with contextlib.suppress(OSError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
 
     def close(self) -> None:
-        """Close what leads to it."""
+        """Close the socket to the process."""
         with contextlib.suppress(OSError):
             self._line.close()
 
     def forget(self) -> None:
-        """Leave it to another process, whose child it is."""
+        """Forget the process in a fork, whose child it is not, so that it is not waited for."""
         self.close()
         self._popen.returncode = 0
 
 
 def _wait_for(fd: int, event: int, deadline: float) -> None:
+    """Wait for an event on a file descriptor.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+    """
     poll = select.poll()
     poll.register(fd, event)
-    # Once in any case: this process may have been halted until now.
+    # Poll once even after the deadline: this process may have been suspended, and an answer be
+    # there.
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
         raise TimeoutError("the process that compiles got no time for it")
 
 
 def _beyond_standard(end: socket.socket) -> socket.socket:
-    """The same end with a number beyond those of the standard streams, which may be closed."""
+    """The same socket under a number above 2, so that it is none of the standard streams.
+
+    Numbers up to 2 are free if a standard stream is closed; the new process would replace them.
+    """
     if end.fileno() > 2:
         return end
     import fcntl  # not there on every system that this module is imported on
@@ -314,7 +347,7 @@ def _beyond_standard(end: socket.socket) -> socket.socket:
 
 
 def _paths() -> list[str]:
-    """Where another process finds the modules of this one, wherever either works."""
+    """The directories in which another process finds the modules of this one, as absolute paths."""
     found = [path for path in sys.path if isinstance(path, str) and os.path.isabs(path)]
     for package in ("bucketjit", "jax", "jaxlib", "numpy"):
         found.append(str(Path(str(sys.modules[package].__file__)).absolute().parent.parent))

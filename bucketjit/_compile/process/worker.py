@@ -1,4 +1,4 @@
-"""The process that compiles. `bucketjit._compile.process.throttle` starts it."""
+"""The process that compiles, started by `bucketjit._compile.process.throttle`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from bucketjit._events import LONGEST, printable
 from bucketjit._jax.compiler import compile_to_bytes, jaxlib_version
 from bucketjit._version import __version__
 
-_PATIENCE = 120.0  # seconds without a program after which it ends
+_PATIENCE = 120.0  # seconds without a program after which the process ends
 
 
 def stamp() -> bytes:
-    """What compiles in this process: files may have been replaced since another has read them."""
+    """The versions that compile in this process.
+
+    An asker compares them with its own: files may have been replaced since it has read them.
+    """
     return f"jax {jax.__version__}, jaxlib {jaxlib_version()}, bucketjit {__version__}".encode()
 
 
 def serve(line: int, tells: int) -> None:
-    """Compile the programs that come, one after another, until no more can come.
+    """Compile the programs that arrive, one after another, until none arrives any more.
 
     Args:
-        line: Where they come from, and the executables go.
-        tells: Where to tell whether there is something to do.
+        line: File descriptor of the socket for programs and executables.
+        tells: File descriptor to which `BUSY` and `IDLE` are written.
+
+    Raises:
+        OSError: The asker has closed the socket.
     """
     while True:
         os.write(tells, IDLE)
@@ -45,12 +51,13 @@ def serve(line: int, tells: int) -> None:
 
 
 def _compiled(message: bytes) -> bytes:
+    """The bytes of the executable that a message asks for."""
     module, options, devices, device = messages.unpacked(message)
     return compile_to_bytes(module, options, int(devices), int(device))
 
 
 def _next_message(fd: int, patience: float) -> bytes | None:
-    """A message; None at the end of them, or where none comes for so many seconds."""
+    """The next message; None if the socket closes, or none arrives in ``patience`` seconds."""
     if not select.select([fd], [], [], patience)[0]:
         return None
     message = bytearray()
