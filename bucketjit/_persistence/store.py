@@ -22,9 +22,9 @@ from bucketjit._persistence.files import Damaged, Distrusted, Header
 _TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"
 
 _SHOWN_PARTS = {
-    "program": "the program is another",
-    "constants": "its constants are others",
-    "call": "the types of its results, the sizes it holds for, or how it is called are others",
+    "program": "the program changed",
+    "constants": "the constants it closes over changed",
+    "call": "the types of its results, the sizes it holds for, or how it is called changed",
 }
 
 

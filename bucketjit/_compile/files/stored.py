@@ -228,7 +228,7 @@ class Stored:
         sizes: Mapping[str, int],
         made: Callable[[], Any],
     ):
-        self._shelf = files
+        self._files = files
         self._store = store
         self._signed = signed
         self._sizes = sizes
@@ -248,7 +248,7 @@ class Stored:
         wanted = self._find_key()
         if wanted is None:
             return None
-        ahead = self._shelf.preloading.claim(self._store, wanted)
+        ahead = self._files.preloading.claim(self._store, wanted)
         try:
             # It was loaded for the device expected then. The program may be tied to another one.
             if ahead is not None and is_for(ahead[1], self._device()):
@@ -278,7 +278,7 @@ class Stored:
         if cache_hits() != self._hits:
             if not has_bytes(entry.compiled):
                 why = "it came from JAX's own cache, and XLA does not write it again as a whole"
-                self._shelf.refuse(self._store, self._sizes, why)
+                self._files.refuse(self._store, self._sizes, why)
                 return
         elif entry.compile_seconds < self._store.min_seconds:
             return
@@ -289,11 +289,11 @@ class Stored:
                 raise NoDigest("an array that it closes over was changed meanwhile")
             raw, kept = serialized(entry.compiled, self._device())
         except (NotPlain, NoDigest) as error:
-            self._shelf.refuse(self._store, self._sizes, str(error))
+            self._files.refuse(self._store, self._sizes, str(error))
             return
         except Exception as error:  # saving is optional: the executable can serve the call
             why = f"it cannot be written: {in_one_line(error)}"
-            self._shelf.refuse(self._store, self._sizes, why)
+            self._files.refuse(self._store, self._sizes, why)
             return
         header = Header(
             key=wanted.key,
@@ -320,10 +320,10 @@ class Stored:
         try:
             self._wanted = self._key()
         except NoDigest as error:
-            self._shelf.refuse(self._store, self._sizes, str(error))
+            self._files.refuse(self._store, self._sizes, str(error))
         except Exception as error:  # files are optional: the call goes on without its key
             why = f"its key cannot be made: {in_one_line(error)}"
-            self._shelf.refuse(self._store, self._sizes, why)
+            self._files.refuse(self._store, self._sizes, why)
         return self._wanted
 
     def _trace(self) -> None:
@@ -357,7 +357,7 @@ class Stored:
             kind=kind_of(self._signed, device),
             bucket=short_digest(self.exact, types, list(self._sizes.items())),
             key=Digest().add(parts, repr(sorted(surroundings.items()))).hexdigest(),
-            name=self._shelf.name,
+            name=self._files.name,
             sizes=self._sizes,
             exact=self.exact,
             parts=parts,
@@ -441,7 +441,7 @@ class StoredMasked(Stored):
         )
 
     def _digests(self) -> Mapping[str, str]:
-        return self._shelf.digests_of(self._program)
+        return self._files.digests_of(self._program)
 
     def _entry(self, header: Header, xla: object, began: float) -> Executable:
         program, made = self._program, self._made
@@ -484,7 +484,7 @@ class StoredExact(Stored):
                 self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
     def _digests(self) -> Mapping[str, str]:
-        return self._shelf.digests(*open_jaxpr(self._traced.jaxpr))
+        return self._files.digests(*open_jaxpr(self._traced.jaxpr))
 
     def _entry(self, header: Header, xla: object, began: float) -> Executable:
         made = self._made
