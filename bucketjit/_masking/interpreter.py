@@ -124,8 +124,16 @@ class _Walk:
         args: Sequence[Any],
         sizes: Mapping[str, tuple[int, Any]] | None = None,
     ) -> list[Any]:
-        """Evaluate an open jaxpr; ``sizes`` adds dimension variables: name to padded and logical
-        size.
+        """Evaluate an open jaxpr at padded sizes.
+
+        Args:
+            jaxpr: The jaxpr.
+            consts: Values of its constants.
+            args: Its arguments at padded sizes.
+            sizes: Padded and run-time logical size of each dimension variable that the jaxpr adds.
+
+        Returns:
+            Its outputs at padded sizes.
         """
         if sizes:
             sizes_there = self._sizes.extended(sizes)
@@ -207,7 +215,7 @@ class _Walk:
         return outs
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:
-        """Describe the first result of a rule whose type differs from the program's, or return ""."""
+        """Describe the first result of a rule whose type differs from the program, or return ""."""
         if len(outs) != len(avals):
             return f"{len(outs)} results, expected {len(avals)}"
         for value, aval in zip(outs, avals, strict=True):
@@ -233,9 +241,7 @@ class _Walk:
         return self.run(inner, consts, operands)
 
     def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation needs its rule: for a symbolic size, or for a loop that must be
-        stopped.
-        """
+        """Whether an equation needs its rule: for a symbolic size, or for a loop to stop."""
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
@@ -244,9 +250,7 @@ class _Walk:
         return eqn.primitive in self._rules and has_loop_to_stop(eqn)
 
     def _param_mentions_sizes(self, value: Any) -> bool:
-        """Whether a parameter is or holds a symbolic size, at any depth of tuples, trees and
-        programs.
-        """
+        """Whether a parameter holds a symbolic size, at any depth of tuples, trees and programs."""
         if is_symbolic(value):
             return True
         if isinstance(value, int | float | str | bool) or value is None:
@@ -263,9 +267,7 @@ class _Walk:
         if isinstance(value, dict):
             return any(map(self._param_mentions_sizes, value.values()))
         leaves = jax.tree_util.tree_leaves(value)
-        if (
-            len(leaves) == 1 and leaves[0] is value
-        ):  # no tree; without this the recursion is endless
+        if len(leaves) == 1 and leaves[0] is value:  # no tree: recursion would not end
             return False
         return any(map(self._param_mentions_sizes, leaves))
 
