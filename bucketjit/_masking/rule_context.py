@@ -124,11 +124,19 @@ class RuleContext:
     # --- sizes ---
 
     def padded(self, dim: Dim) -> int:
-        """The padded size of ``dim``, a Python int."""
+        """The padded size of ``dim``, a Python int.
+
+        Raises:
+            MaskingError: The size does not fit into int32 in this bucket.
+        """
         return self._sizes.padded(dim)
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
-        """The padded sizes of a symbolic shape."""
+        """The padded sizes of a symbolic shape.
+
+        Raises:
+            MaskingError: A size does not fit into int32 in this bucket.
+        """
         return self._sizes.padded_shape(shape)
 
     def logical(self, dim: Dim) -> Any:
