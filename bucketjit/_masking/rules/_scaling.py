@@ -1,4 +1,4 @@
-"""Scaling of numbers near the end of their dtype, before a rule computes larger numbers from them."""
+"""Scaling of numbers near the end of their dtype, before a rule computes larger numbers of them."""
 
 from __future__ import annotations
 
