@@ -185,7 +185,7 @@ def _convolve(
 # --- kernels of symbolic size ---------------------------------------------------------------
 #
 # Padding makes the kernel longer. Its zeros are multiplied with data that the logical kernel does
-# not reach. That adds 0, unless the data is infinite or NaN: then each window is laid out by itself.
+# not reach. That adds 0 unless the data is infinite or NaN; then each window is laid out by itself.
 
 
 def _overreaches(slide: Slide) -> bool:

@@ -1,7 +1,7 @@
 """Primitives that move whole axes, join and cut: broadcasts, transposes, concatenations.
 
-Most keep the invariant by themselves: an axis that is carried over as a whole keeps its real
-data at the front. What joins or cuts along a symbolic axis does so at logical offsets.
+Most keep the invariant by themselves: an axis that is carried over as a whole keeps its real data
+at the front. Primitives that join or cut along a symbolic axis do so at logical offsets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reductions over sliding windows (pooling), and what their gradients are made of.
 
-Padding that a logical window reads holds the neutral element. Where there is none to be had (a
-user's own reducer, or a comparison that NaN takes part in), a flag beside each element says
-whether it is real, and the reducer passes over what is not, as XLA does with padding of its own.
+Padding that a logical window reads holds the neutral element. Some reductions have none: those with
+a user's own reducer, and comparisons in which NaN takes part. There a flag beside each element says
+whether it is real, and the reducer skips elements that are not. XLA treats its own padding in the
+same manner.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bucketjit._masking.rules._sliding import Slide, fit
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
 Arrays = Sequence[Any]
-Reducer = Callable[[Arrays, Arrays], Arrays]
+Reducer = Callable[[Arrays, Arrays], Arrays]  # from two elements, one value of each array, to one
 
 
 # --- laying out -----------------------------------------------------------------------------
@@ -57,6 +58,7 @@ def _is_open(slide: Slide) -> bool:
 
 
 def _is_irregular(slide: Slide) -> bool:
+    """Whether the window or its stride is symbolic, so that windows must be laid out one by one."""
     return is_symbolic(slide.window) or is_symbolic(slide.stride)
 
 
@@ -77,11 +79,11 @@ def _lay_out(
     Args:
         ctx: The context of the equation.
         slides: How the window slides along each axis.
-        arrays: Arrays of the shape the slides speak of, padding of any contents.
-        values: What stands in for padding, for each array.
+        arrays: Arrays of the shape that the slides describe, padding of any contents.
+        values: What padding of each array holds in the result.
 
     Returns:
-        The arrays, and the window parameters to go with them.
+        The arrays, and the window parameters to use with them.
     """
     shape = tuple(s.size for s in slides)
     read = [i for i, s in enumerate(slides) if _is_open(s) and s.reads_padding(ctx)]
@@ -129,7 +131,10 @@ def _reduce_real(
         arrays: Arrays reduced together.
         inits: Where each reduction starts.
         reducer: From two elements, each one value of every array, to one.
-        starts: If False the first real element takes the place of ``inits``.
+        starts: If False, the first real element takes the place of ``inits``.
+
+    Returns:
+        One reduced array per array.
     """
     flags = jnp.ones(arrays[0].shape, bool)
     values = [np.array(False), *(np.zeros((), x.dtype) for x in arrays)]
@@ -150,7 +155,14 @@ def _reduce_real(
 
 
 def reduction(identity: Identity) -> Rule:
-    """Padding that a window reads holds the neutral element."""
+    """Padding that a window reads holds the neutral element.
+
+    Args:
+        identity: The neutral element by dtype.
+
+    Returns:
+        The rule.
+    """
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
@@ -234,7 +246,11 @@ def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> 
 
 
 def select_and_scatter_add(ctx: RuleContext, source: Array, operand: Array) -> Any:
-    """Windows beyond the logical ones add 0; the rest select where the logical ones do."""
+    """Windows beyond the logical ones add 0; the rest select where the logical ones do.
+
+    Raises:
+        MaskingError: A symbolic axis has a static number of windows, or the other way round.
+    """
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
     for slide in slides:
         if is_symbolic(slide.size) != is_symbolic(slide.out) and not is_symbolic(slide.window):
@@ -273,7 +289,11 @@ def _scatter_selected(
 
 
 def select_and_scatter(ctx: RuleContext, operand: Array, source: Array, init: Array) -> Any:
-    """Only rows of their own can be padding: what a user's scatter does with it is unknown."""
+    """Only rows of their own can be padding: what a user's scatter does with it is unknown.
+
+    Raises:
+        MaskingError: Windows slide along a symbolic axis.
+    """
     if any(map(_is_open, _slides(ctx, ctx.in_shapes[0], ctx.in_shapes[1]))):
         ctx.refuse("windows slide along a symbolic axis, and its scatter is the user's own")
     return ctx.bind(operand, source, init)
