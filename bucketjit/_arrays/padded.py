@@ -21,22 +21,24 @@ from bucketjit._errors import ArgumentError
 class Padded:
     """An array with padding, and the logical size of each of its axes.
 
-    Executors with ``out="padded"`` return their results with open axes like this, and every
-    executor takes one where it takes an array: its size is the logical one, and if its shape is
-    that of the bucket already, nothing is cut, padded or waited for in between. What the padding
-    of an array that you wrap yourself holds does not matter. In a tree it is a leaf.
+    An executor with ``out="padded"`` returns its results with open axes in this form. Every
+    executor accepts a `Padded` array in place of an array of its logical shape. If its padded shape
+    is that of the bucket, nothing is cut, padded or waited for between the two executors. The
+    padding of an array that you wrap yourself may hold anything. In a pytree, a `Padded` array is a
+    leaf.
 
     Args:
         array: The array, padding included.
-        sizes: The logical size of each axis, as a sequence; or of some axes, as a mapping from
-            the axis, where the others have no padding.
+        sizes: The logical size of each axis, as a sequence; or the logical sizes of some axes, as a
+            mapping from the axis. Axes that the mapping leaves out have no padding.
 
     Attributes:
         array: The array, padding included.
         sizes: The logical size of each axis, a tuple: the logical shape.
 
     Raises:
-        ArgumentError: ``array`` is not an array, or a size is not within its axis.
+        ArgumentError: ``array`` is not an array, an axis of ``sizes`` does not exist, or a size is
+            not within its axis.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np

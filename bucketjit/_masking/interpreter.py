@@ -42,8 +42,8 @@ from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
 
-# Called after each equation, with the equation, its padded outputs and the sizes. The walk goes on
-# with the outputs that it returns.
+# Called after each equation, with the equation, its padded outputs and the sizes. The outputs that
+# it returns replace those of the equation.
 Hook = Callable[[Any, list[Any], BucketSizes], list[Any]]
 
 

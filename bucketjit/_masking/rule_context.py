@@ -251,8 +251,8 @@ class RuleContext:
         if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
         result = filled(operand)
-        # An operand whose padding holds a known constant stays as it is: later equations may be
-        # able to use the constant, which a filled value in its place would hide.
+        # An operand whose padding holds a known constant is not replaced by its filled version:
+        # later equations may use the constant, and nothing is known of the padding of the latter.
         if is_operand and not self._known.knows(operand, shape):
             self._stand_ins.note(operand, shape, result)
         return result

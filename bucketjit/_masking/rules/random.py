@@ -114,7 +114,8 @@ def random_bits(ctx: RuleContext, keys: Array) -> Any:
     """Run the generator on the logical shape, key by key.
 
     Raises:
-        MaskingError: The bits come from the generator of the hardware.
+        MaskingError: The bits come from the generator of the hardware, the generator cannot be
+            traced, or a draw of the older threefry mode has more than 2**32 words.
     """
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
@@ -129,7 +130,7 @@ def random_split(ctx: RuleContext, keys: Array) -> Any:
     """Run the generator's split on the logical shape, key by key.
 
     Raises:
-        MaskingError: The keys are of the generator "unsafe_rbg".
+        MaskingError: As for `random_bits`.
     """
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
@@ -147,6 +148,9 @@ def random_gamma(ctx: RuleContext, keys: Array, alpha: Array) -> Any:
 
     The elements are drawn in one loop after the other on CPU, and all at once on other backends, as
     in JAX itself.
+
+    Raises:
+        MaskingError: The generator cannot be traced.
     """
     params = {"use_vmap": jax.default_backend() != "cpu", **ctx.symbolic_params}
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.in_avals]

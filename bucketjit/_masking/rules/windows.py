@@ -197,7 +197,19 @@ def _starts_neutral(jaxpr: Jaxpr, init: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """The user's own reducer: it must not see padding, unless that is neutral to it."""
+    """The user's own reducer: it must not see padding, unless that is neutral to it.
+
+    Args:
+        ctx: The context of the equation.
+        *operands: The arrays, then the start value of each.
+
+    Returns:
+        One reduced array per array.
+
+    Raises:
+        MaskingError: A dilation depends on a symbolic size, or the windows would take too many
+            elements laid out in this bucket.
+    """
     arrays, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
     jaxpr = ctx.params["jaxpr"]
@@ -233,7 +245,11 @@ def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
 
 
 def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> Any:
-    """The tangent of the element each window selects; NaN is selected by position, so flags."""
+    """The tangent of the element each window selects; NaN is selected by position, so flags.
+
+    Raises:
+        MaskingError: As for `reduce_window`.
+    """
     slides = _slides(ctx, ctx.in_shapes[1], ctx.out_shapes[0])
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return zeros(ctx, ctx.out_avals[0])
@@ -249,7 +265,8 @@ def select_and_scatter_add(ctx: RuleContext, source: Array, operand: Array) -> A
     """Windows beyond the logical ones add 0; the rest select where the logical ones do.
 
     Raises:
-        MaskingError: A symbolic axis has a static number of windows, or the other way round.
+        MaskingError: As for `reduce_window`; or a symbolic axis has a static number of windows, or
+            a static axis a symbolic number.
     """
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
     for slide in slides:
