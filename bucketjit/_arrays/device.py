@@ -99,7 +99,7 @@ def _device_of(array: jax.Array) -> Any:
 def can_view(array: jax.Array) -> bool:
     """Whether the memory of an array can be viewed in another shape."""
     return (
-        array.ndim > 0
+        array.ndim > 0  # `_View` has no room for the shape of a view of a scalar
         and len(array.sharding.device_set) == 1
         and _exports(array.dtype, _device_of(array).platform)
     )

@@ -105,6 +105,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
     if not known or not _only_rows_to_add(like, shape):
         return lambda value: pad(value, shape)
+    # All that the shape determines is computed here once; the functions below run in every call.
     rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
 
     def add_rows(host: np.ndarray) -> np.ndarray:
@@ -171,6 +172,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
         return placed_like(device.unpad(value, shape), value, weak_type)
+    # `np.asarray` waits for the result. A prefix stays a view: it is contiguous already.
     part = cut(np.asarray(value), shape)
     return array_from_host(np.ascontiguousarray(part), weak_type, value)
 

@@ -79,6 +79,7 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
     array = first.array if isinstance(first, Padded) else first
     if axis is None:
         is_host = isinstance(array, np.ndarray) and array.dtype != jax.dtypes.float0
+        # The first chunk stands for all. Its array may still be NumPy's; see `parts`.
         if is_host and out is not Out.NUMPY:
             array = on_default_device(array, weak_type)
             first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array

@@ -77,6 +77,7 @@ def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
     numbers = Numbers(*ctx.params["dimension_numbers"])
     pairs = list(zip(*numbers.contract, strict=True))
     runs, left_shape, right_shape = _runs(pairs), lhs.shape, rhs.shape
+    # Only if an open axis is contracted: without one there is no fill to fuse into a transpose.
     merges = len(runs) < len(pairs) and any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs)
     if merges:
         left, right = zip(*runs, strict=True)
@@ -152,7 +153,7 @@ def _transposed(lhs: Sequence[int], rhs: Sequence[int], numbers: Numbers) -> int
     right = (*numbers.batch[1], *numbers.contract[1], *_free(len(rhs), numbers, 1))
     moved = 0
     for shape, order in ((lhs, left), (rhs, right)):
-        axes = [a for a in order if shape[a] != 1]
+        axes = [a for a in order if shape[a] != 1]  # moving an axis of size 1 moves no element
         moved += math.prod(shape) if axes != sorted(axes) else 0
     return moved
 

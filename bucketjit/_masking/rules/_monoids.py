@@ -52,6 +52,7 @@ def last(dtype: np.dtype[Any]) -> Any:
     if dtypes.issubdtype(dtype, np.complexfloating):
         return np.array(complex(np.nan, np.nan), dtype)
     if dtypes.issubdtype(dtype, np.floating):
+        # A dtype may lack NaN (then this is another number), or have a NaN that sorts first.
         nan = np.array(np.nan).astype(dtype)
         if np.isnan(nan.astype(np.float32)) and only_nan(dtype) is None:
             return nan
@@ -72,6 +73,7 @@ def _extreme(dtype: np.dtype[Any], sign: int) -> Any:
         return np.array(info.max if sign > 0 else info.min, dtype)
     if dtypes.issubdtype(dtype, np.complexfloating):
         return np.array(complex(sign * np.inf, sign * np.inf), dtype)
+    # The conversion gives NaN or a finite number if the dtype has no infinity.
     infinity = np.array(sign * np.inf).astype(dtype)
     if np.isinf(infinity.astype(np.float32)):
         return infinity

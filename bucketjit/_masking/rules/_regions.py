@@ -176,6 +176,7 @@ def write_window(
         width = update.shape[axis]
         if is_symbolic(size) and not is_whole(dim, size):
             shift = jnp.int32(0)
+            # True if the window at its greatest start would reach beyond the padded operand.
             if ctx.padded(dim - size) + width > room:
                 moved = jnp.minimum(start, room - width)
                 start, shift = moved, start - moved

@@ -80,6 +80,8 @@ class _Scan:
             return list(lax.associative_scan(self._combined, elems, axis=axis))
 
         def combined(left: Arrays, right: Arrays) -> Arrays:
+            # Padding is at the end of both sides, so the number of pairs without padding is the
+            # logical size of this evaluation.
             real = left[-1] & right[-1]
             args = *left[:-1], *right[:-1]
             size = real.shape[axis]

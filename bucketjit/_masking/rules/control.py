@@ -160,6 +160,7 @@ def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     if not rows and not has_loops:
         return lax.while_loop(lambda carry: where_running(holds(carry)), step, init)
 
+    # The predicate is evaluated in the body, once per step, and carried to the next step.
     def step_running(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
         running, carry = state
         with loops_only_while(jnp.any(running)) if has_loops else nullcontext():

@@ -95,6 +95,7 @@ def _headroom(ctx: RuleContext, lengths: Iterable[Dim]) -> int:
 
 def _wide(size: int) -> int:
     """A size that has a fast transform and room for the convolution of two of this size."""
+    # Backends are fast at products of small primes: a power of two, or 3/4 or 5/8 of one.
     power = 1 << (2 * size - 2).bit_length()
     return min(w for w in (power, power * 3 // 4, power * 5 // 8) if w >= 2 * size - 1)
 

@@ -318,6 +318,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
         r = ctx.fill(r, value=block, shape=square)
     s, u, vt = ctx.bind(r, full_matrices=False)
     s = s * back[..., 0]
+    # The singular values of the block are the largest, so they come first: shift them out.
     if is_symbolic(count):
         added = size - ctx.logical(count)
         s = shift_left(s, s.ndim - 1, added)

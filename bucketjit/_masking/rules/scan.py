@@ -64,6 +64,8 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
         read = jnp.clip(at, 0, jnp.maximum(logical - 1, 0))
         with loops_only_while(running):
             new, y = step(carry, [lax.dynamic_index_in_dim(x, read, keepdims=False) for x in xs])
+        # Under `vmap`, a row that is done goes on with `i` beyond its logical length. It must not
+        # write at a clamped negative position, so it writes its own padding.
         write = jnp.where(running, at, i) if reverse else i
         ys = tuple(
             lax.dynamic_update_index_in_dim(all_, one, write, 0)

@@ -140,6 +140,7 @@ def _reduce_real(
     values = [np.array(False), *(np.zeros((), x.dtype) for x in arrays)]
     laid, params = _lay_out(ctx, slides, [flags, *arrays], values)
 
+    # Two real elements are combined. If one is not real, the other one is the result.
     def over_flags(left: Arrays, right: Arrays) -> Arrays:
         (a, *x), (b, *y) = left, right
         both = zip(reducer(x, y), x, y, strict=True)
@@ -298,6 +299,7 @@ def _scatter_selected(
     if count > INT32_MAX:
         ctx.refuse("its operand has more positions than int32 holds in this bucket", in_bucket=True)
     origin = jnp.arange(count, dtype=jnp.int32).reshape(operand.shape)
+    # An empty window selects the origin `count`, which is out of bounds, and the scatter drops it.
     inits = (_worst(ctx, operand.dtype), np.int32(count))
     pair = (operand, origin)
     chosen = _reduce_real(ctx, slides, pair, inits, _chooser(ctx), starts=False)[1]
