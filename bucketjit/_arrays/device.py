@@ -1,12 +1,16 @@
-"""Pad and unpad arrays where they are, on an accelerator: nothing goes over the bus.
+"""Pad and unpad arrays on an accelerator, without copying them to the host.
+
+    array:f32[12]  ->  view:f32[8] of elements 0 to 7,  view:f32[8] of elements 4 to 11
+                   ->  one program for 8 to 15 elements writes both views into zeros:f32[16]
 
 An XLA program is compiled for the sizes of its operands, so a program that took an array of the
-logical size would be compiled once per size. DLPack lets an array be looked at in another shape
-instead, without a copy: two overlapping views, both of the largest power of two that fits, cover
-an array of any size, and a program over those serves every size between two powers of two. The
-result of a program is cut to its logical size by a view that ends earlier.
+logical size would be compiled once per size. DLPack can present the memory of an array in another
+shape without a copy. Two overlapping views cover an array of any size; each has the size of the
+largest power of two that fits. A program over such views serves every size between two powers of
+two. The result of an executable is cut to its logical size by a view that ends earlier.
 
-Streams are JAX's own affair: a view hands over the stream that ``jax.dlpack.from_dlpack`` names.
+JAX handles the streams of the device: a view passes on the stream that ``jax.dlpack.from_dlpack``
+names.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from jax import lax
 
 from bucketjit._errors import is_of_machine
 
-_ALIGNMENT = 16  # bytes; XLA refuses operands that begin elsewhere
-_MOST = 2**31 - 1  # of int32
+_ALIGNMENT = 16  # bytes; XLA refuses operands whose address is not a multiple of it
+_MOST = 2**31 - 1  # the largest int32; the programs below count elements in int32
 
 
 class _Tensor(ctypes.Structure):
-    """``DLTensor`` of the DLPack standard, which opens an unversioned ``DLManagedTensor``."""
+    """``DLTensor`` of DLPack, the first field of an unversioned ``DLManagedTensor``."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -46,16 +50,18 @@ class _Tensor(ctypes.Structure):
 
 
 def _pointer_of(capsule: object) -> int:
+    """The address of the ``DLManagedTensor`` in a DLPack capsule."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return int(get(capsule, b"dltensor") or 0)
 
 
 class _View:
-    """Part of an array's memory, in another shape, as an object that DLPack takes.
+    """Part of an array's memory in another shape, as an object that DLPack accepts.
 
-    The shape has no more axes than the array. Each export of an array is a structure of its own,
-    so it may be changed; it keeps the memory alive until its taker lets go.
+    The shape has at most as many axes as the array: the exported structure has room for no more.
+    Each export makes a new structure, so it may be changed without changing the array. The export
+    keeps the memory alive until its consumer releases it.
     """
 
     def __init__(self, array: jax.Array, shape: tuple[int, ...], offset: int = 0) -> None:
@@ -73,7 +79,7 @@ class _View:
         stride = 1
         for axis in reversed(range(len(self._shape))):
             tensor.shape[axis] = self._shape[axis]
-            if tensor.strides:
+            if tensor.strides:  # a null pointer means row-major
                 tensor.strides[axis] = stride
             stride *= self._shape[axis]
         tensor.byte_offset += self._offset * self._array.dtype.itemsize
@@ -81,17 +87,19 @@ class _View:
 
 
 def _view(array: jax.Array, shape: tuple[int, ...], offset: int = 0) -> jax.Array:
+    """A view of an array from element ``offset`` on, as a ``jax.Array``."""
     return jax.dlpack.from_dlpack(_View(array, shape, offset))
 
 
 def _device_of(array: jax.Array) -> Any:
+    """The device of an array that is on one device."""
     return next(iter(array.sharding.device_set))
 
 
 def can_view(array: jax.Array) -> bool:
-    """Whether an array's memory can be looked at in another shape."""
+    """Whether the memory of an array can be viewed in another shape."""
     return (
-        array.ndim > 0
+        array.ndim > 0  # `_View` has no room for the shape of a view of a scalar
         and len(array.sharding.device_set) == 1
         and _exports(array.dtype, _device_of(array).platform)
     )
@@ -99,6 +107,7 @@ def can_view(array: jax.Array) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _exports(dtype: np.dtype[Any], platform: str) -> bool:
+    """Whether arrays of a dtype can be exported by DLPack, in row-major order, on a platform."""
     if platform not in ("cpu", "gpu", "cuda", "rocm"):
         return False
     try:
@@ -106,34 +115,34 @@ def _exports(dtype: np.dtype[Any], platform: str) -> bool:
         capsule = probe.__dlpack__()
         strides = _Tensor.from_address(_pointer_of(capsule)).strides
         return not strides or (strides[0], strides[1]) == (2, 1)
-    except Exception as error:  # each dtype that DLPack lacks raises in a way of its own
+    except Exception as error:  # a dtype that DLPack lacks raises one of several exceptions
         if is_of_machine(error):
             raise
         return False
 
 
 def can_pad(array: jax.Array, shape: tuple[int, ...]) -> bool:
-    """Whether `pad` takes an array to a shape: it counts elements in int32."""
+    """Whether `pad` can pad an array to a shape: it counts elements in int32."""
     return array.size > 0 and math.prod(shape) <= _MOST and can_view(array)
 
 
 def can_unpad(array: jax.Array, shape: tuple[int, ...]) -> bool:
-    """Whether `unpad` takes an array to a shape."""
+    """Whether `unpad` can cut an array to a shape."""
     is_front = array.shape[1:] == shape[1:]
     return 0 not in shape and (is_front or array.size <= _MOST) and can_view(array)
 
 
 def can_view_from(array: jax.Array, row: int) -> bool:
-    """Whether the memory of an array can be looked at from a row of its leading axis on."""
+    """Whether the memory of an array can be viewed from a row of its leading axis on."""
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
     return array.size > 0 and can_view(array) and row * row_bytes % _ALIGNMENT == 0
 
 
 def part(array: jax.Array, start: int, stop: int) -> jax.Array:
-    """Rows ``start`` to ``stop`` of the leading axis: a view.
+    """Rows ``start`` to ``stop`` of the leading axis, as a view.
 
     Args:
-        array: One that `can_view_from` agrees to, for ``start``.
+        array: An array for which `can_view_from` is True at ``start``.
         start: The first row.
         stop: The row after the last one.
 
@@ -147,11 +156,11 @@ def part(array: jax.Array, start: int, stop: int) -> jax.Array:
 def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """``array`` with zeros after its end along each axis that is shorter than ``shape``.
 
-    Compiles once per power of two of elements, shape and dtype (and, where rows are no multiples
-    of 16 bytes, once per remainder), not per size.
+    A program is compiled once per power of two of elements, shape and dtype, not per size. If rows
+    are not multiples of 16 bytes, it is compiled once per remainder as well.
 
     Args:
-        array: One that `can_pad` agrees to.
+        array: An array for which `can_pad` is True.
         shape: The padded shape.
 
     Returns:
@@ -160,6 +169,8 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     total = array.size
     width = 1 << (total.bit_length() - 1)
     step = max(1, _ALIGNMENT // array.dtype.itemsize)
+    # The second view begins at an aligned element, so up to `step - 1` elements remain at the end.
+    # They are the third view, which begins aligned, too.
     second = (total - width) // step * step
     tail = total % step if total > width else 0
     views = [_view(array, (width,)), _view(array, (width,), second)]
@@ -171,10 +182,13 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The logical part of ``array``: a view if that is a prefix, else compacted first.
+    """The logical part of ``array``, as a view.
+
+    If the logical part is no prefix of the array, a program first moves its elements to the front.
+    That program is compiled once per padded shape.
 
     Args:
-        array: One that `can_unpad` agrees to.
+        array: An array for which `can_unpad` is True.
         shape: The logical shape.
 
     Returns:
@@ -188,6 +202,7 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.lru_cache(maxsize=4096)
 def _on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
+    """Integers as an int32 array on a device, kept for the next call."""
     return jax.device_put(np.array(numbers, np.int32), device)
 
 
@@ -195,11 +210,12 @@ def _on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
 def _padding_program(
     width: int, tail: int, shape: tuple[int, ...], inner: bool
 ) -> Callable[..., jax.Array]:
-    """Put the views of an array together, and its elements where they are in ``shape``."""
+    """The program that joins the views of an array and moves its elements to their places."""
     count = math.prod(shape)
 
     @jax.jit
     def padded(numbers: jax.Array, *views: jax.Array) -> jax.Array:
+        # `numbers` holds where the second and third view begin, then the logical shape.
         flat = jnp.zeros(max(2 * width, count), views[0].dtype)
         starts = (jnp.int32(0), numbers[0], numbers[1])
         for view, start in zip(views, starts, strict=False):
@@ -220,7 +236,7 @@ def _padding_program(
 
 @functools.lru_cache(maxsize=256)
 def _compacting_program(shape: tuple[int, ...]) -> Callable[..., jax.Array]:
-    """Move the logical elements of an array of this shape to its front, in their order."""
+    """The program that moves the logical elements of an array of this shape to its front."""
 
     @jax.jit
     def compacted(logical: jax.Array, array: jax.Array) -> jax.Array:

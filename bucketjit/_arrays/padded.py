@@ -1,4 +1,7 @@
-"""`Padded`: an array that keeps its padding between one executor and the next."""
+"""`Padded`: an array that keeps its padding between one executor and the next.
+
+`bucketjit._arrays.padding` and `bucketjit._arrays.results` make and read such arrays.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,24 @@ from bucketjit._errors import ArgumentError
 class Padded:
     """An array with padding, and the logical size of each of its axes.
 
-    Executors with ``out="padded"`` return their results with open axes like this, and every
-    executor takes one where it takes an array: its size is the logical one, and if its shape is
-    that of the bucket already, nothing is cut, padded or waited for in between. What the padding
-    of an array that you wrap yourself holds does not matter. In a tree it is a leaf.
+    An executor with ``out="padded"`` returns its results with open axes in this form. Every
+    executor accepts a `Padded` array in place of an array of its logical shape. If its padded shape
+    is that of the bucket, nothing is cut, padded or waited for between the two executors. The
+    padding of an array that you wrap yourself may hold anything. In a pytree, a `Padded` array is a
+    leaf.
 
     Args:
         array: The array, padding included.
-        sizes: The logical size of each axis, as a sequence; or of some axes, as a mapping from
-            the axis, where the others have no padding.
+        sizes: The logical size of each axis, as a sequence; or the logical sizes of some axes, as a
+            mapping from the axis. Axes that the mapping leaves out have no padding.
 
     Attributes:
         array: The array, padding included.
         sizes: The logical size of each axis, a tuple: the logical shape.
 
     Raises:
-        ArgumentError: ``array`` is not an array, or a size is not within its axis.
+        ArgumentError: ``array`` is not an array, an axis of ``sizes`` does not exist, or a size is
+            not within its axis.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
@@ -73,11 +78,20 @@ class Padded:
             )
         self.array = array
         self.sizes = tuple(map(int, sizes))
+        # Whether the padding holds zeros. That of an array of the user may hold anything.
         self._zeros = self.sizes == array.shape
 
     @classmethod
     def of_result(cls, array: jax.Array, sizes: tuple[int, ...]) -> Padded:
-        """One whose sizes need no check, and whose padding holds zeros."""
+        """Make a `Padded` array without checks, for an array whose padding holds zeros.
+
+        Args:
+            array: The array, padding included.
+            sizes: The logical size of each axis.
+
+        Returns:
+            The `Padded` array.
+        """
         self = object.__new__(cls)
         self.array, self.sizes, self._zeros = array, sizes, True
         return self
@@ -89,12 +103,12 @@ class Padded:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return len(self.sizes)
 
     @property
     def size(self) -> int:
-        """Number of elements, without padding."""
+        """The number of elements, without padding."""
         return math.prod(self.sizes)
 
     @property
@@ -104,7 +118,7 @@ class Padded:
 
     @property
     def weak_type(self) -> bool:
-        """JAX's weak type."""
+        """Whether the dtype is weak in the sense of JAX."""
         return bool(getattr(self.array, "weak_type", False))
 
     def __len__(self) -> int:
@@ -117,23 +131,34 @@ class Padded:
         return np.array(part, dtype) if copy else np.asarray(part, dtype)
 
     def block_until_ready(self) -> Padded:
-        """Wait until the array is computed, as ``jax.Array.block_until_ready``."""
+        """Wait until the array is computed, as ``jax.Array.block_until_ready`` does.
+
+        Returns:
+            The `Padded` array itself.
+        """
         jax.block_until_ready(self.array)
         return self
 
     def is_deleted(self) -> bool:
-        """Whether the array was donated or deleted."""
+        """Whether the array was donated or deleted; False for a NumPy array."""
         return isinstance(self.array, jax.Array) and self.array.is_deleted()
 
     def delete(self) -> None:
-        """Give the memory of the array back."""
+        """Free the memory of the array; does nothing for a NumPy array."""
         if isinstance(self.array, jax.Array):
             self.array.delete()
 
     def repadded(self, shape: tuple[int, ...]) -> Any:
         """The array in another padded shape, with zeros for padding.
 
-        By one program per pair of shapes, which is not waited for.
+        One program is compiled per pair of padded shapes. It runs asynchronously: the call does not
+        wait.
+
+        Args:
+            shape: The new padded shape, at least the logical shape along each axis.
+
+        Returns:
+            The array itself if it has this shape already and its padding is known to hold zeros.
         """
         if self._zeros:
             if self.array.shape == shape:
@@ -149,6 +174,8 @@ class Padded:
 def _rebucket(
     before: tuple[int, ...], after: tuple[int, ...], clean: bool = False
 ) -> Callable[..., jax.Array]:
+    """The program that moves an array to another padded shape; ``clean`` zeroes its old padding."""
+
     @jax.jit
     def rebucketed(array: Any, sizes: Any = None) -> jax.Array:
         kept = lax.slice(array, (0,) * array.ndim, tuple(map(min, before, after)))

@@ -1,8 +1,8 @@
-"""Pad arguments and unpad results: nothing here compiles, whatever the size.
+"""Pad arguments and unpad results without compiling a program for each logical size.
 
 ``jnp.pad(x)``, ``y[:n]`` and ``jnp.asarray(view)`` compile once per size (27-40 ms each), so a
-wrapper that used them would have gained nothing. Arrays in host memory are padded and cut by
-NumPy; those of an accelerator stay there, see `bucketjit._arrays.device`.
+wrapper that used them would gain nothing. NumPy pads and cuts arrays in host memory. Arrays of an
+accelerator stay there; `bucketjit._arrays.device` pads and cuts them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from bucketjit._jax.arrays import (
 def pad(value: Any, shape: tuple[int, ...]) -> Any:
     """``value`` with zeros after its end along each axis that is shorter than ``shape``.
 
-    The result owns fresh memory: a call is asynchronous and may alias an aligned NumPy buffer,
-    so a buffer kept for the next call could be overwritten while it is read.
+    The result has fresh memory. A call is asynchronous and may alias an aligned NumPy buffer, so a
+    buffer that is reused for the next call could be overwritten while it is read.
 
-    Waits for ``value`` where that is still being computed, in host memory; a `Padded` array is
-    never waited for, and may have anything in its padding.
+    An array that is still being computed in host memory is waited for. A `Padded` array of another
+    padded shape is waited for only if it holds keys, if it is cut over a mesh with explicit axes,
+    or if ``shape`` is its logical shape. Its padding may hold anything.
 
     Args:
         value: A NumPy or JAX array, or a `Padded` one.
         shape: The padded shape.
 
     Returns:
-        ``value`` itself if it has this shape already, else a new array of this shape, on the
-        device of ``value`` if that was committed to one.
+        ``value`` itself if it has this shape already, else a new array of this shape, on the device
+        of ``value`` if that was committed to one.
 
     Raises:
         NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
@@ -54,6 +55,8 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if type(value) is Padded and value.sizes == value.array.shape:
         value = value.array
     if type(value) is Padded:
+        # `Padded.repadded` compiles once per pair of shapes, so it is not used for a logical shape:
+        # that would be once per size. Nor can it pad keys, or keep a sharding over a mesh.
         by_host = _is_key(value) or value.sizes == shape or _is_cut_by_type(value.array)
         if value.array.shape == shape or not by_host:
             return value.repadded(shape)
@@ -72,7 +75,14 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def placed_beside(padded: np.ndarray, value: Any) -> Any:
-    """An array of another size where ``value`` is, if that is a committed one of JAX's.
+    """Put a host array on the device of ``value``, if ``value`` is committed to one.
+
+    Args:
+        padded: The host array; its shape may differ from that of ``value``.
+        value: An array of JAX or NumPy.
+
+    Returns:
+        A ``jax.Array``, or ``padded`` itself if ``value`` is not committed.
 
     Raises:
         NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
@@ -83,15 +93,19 @@ def placed_beside(padded: np.ndarray, value: Any) -> Any:
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """What `pad` does, for arrays of the kind, shape and dtype of ``like``.
+    """A faster `pad` for arrays of the kind, shape and dtype of ``like``.
 
     Args:
-        like: An array that is to be padded, or `Padded`.
+        like: An array that is to be padded, or a `Padded` one.
         shape: The padded shape.
+
+    Returns:
+        A function from an array like ``like`` to the padded array. It raises what `pad` raises.
     """
     known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
     if not known or not _only_rows_to_add(like, shape):
         return lambda value: pad(value, shape)
+    # All that the shape determines is computed here once; the functions below run in every call.
     rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
 
     def add_rows(host: np.ndarray) -> np.ndarray:
@@ -109,37 +123,39 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
 
 
 def _is_cut_by_type(array: object) -> bool:
-    """Whether a mesh with explicit axes cuts an array, which another size may not allow."""
+    """Whether an array is cut over a mesh with explicit axes, which another size may not allow."""
     sharding = getattr(array, "sharding", None)
     several = is_on_several_devices(sharding)
     return several and explicit_sharding(array) is not None
 
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`pad` for an array in host memory."""
     if not _only_rows_to_add(host, shape):
         padded = np.zeros(shape, host.dtype)
         padded[tuple(map(slice, host.shape))] = host
         return padded
     rows = len(host)
-    padded = np.empty(shape, host.dtype)  # zeros would write what is real twice
+    padded = np.empty(shape, host.dtype)  # np.zeros would write the real part twice
     padded[:rows] = host
     padded[rows:] = 0
     return padded
 
 
 def _only_rows_to_add(array: Any, shape: tuple[int, ...]) -> bool:
-    return array.shape[1:] == shape[1:] and array.dtype.names is None  # float0 has one
+    """Whether padding adds rows at the end only, so that both parts are contiguous."""
+    return array.shape[1:] == shape[1:] and array.dtype.names is None  # float0 is a record type
 
 
 def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     """The logical part of a padded result, as a ``jax.Array`` on the same device.
 
-    A prefix along the leading axis is handed over without a copy: it is a view that keeps the
-    padded result alive. In host memory this waits for the result to be computed, since nothing
-    but a program compiled for the logical size could wait in its place.
+    A prefix along the leading axis is not copied: it is a view that keeps the padded result alive.
+    For a result in host memory this waits until the result is computed. Cutting it asynchronously
+    would take a program compiled for the logical size.
 
     Args:
-        value: The padded result; a host array may be cut too, into a view.
+        value: The padded result. A host array is cut into a view.
         shape: Its logical shape.
         weak_type: Whether the result is weakly typed.
 
@@ -156,6 +172,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
         return placed_like(device.unpad(value, shape), value, weak_type)
+    # `np.asarray` waits for the result. A prefix stays a view: it is contiguous already.
     part = cut(np.asarray(value), shape)
     return array_from_host(np.ascontiguousarray(part), weak_type, value)
 
@@ -163,15 +180,19 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
 def unpadder(
     padded: tuple[int, ...], shape: tuple[int, ...], weak_type: bool
 ) -> Callable[[Any], Any]:
-    """What `unpad` does, for the results of one executable.
+    """A faster `unpad` for the results of one executable.
 
-    How a result is cut depends on where it is, which is known before it is computed: it is looked
-    up while that goes on, and not again for results in the same place.
+    How a result is cut depends on its device and sharding, which are known before it is computed.
+    The returned function looks them up while the result is being computed, and keeps the answer for
+    the next results with the same sharding.
 
     Args:
-        padded: Their padded shape.
-        shape: Their logical shape, another one.
+        padded: The padded shape of the results.
+        shape: Their logical shape, different from ``padded``.
         weak_type: Whether they are weakly typed.
+
+    Returns:
+        A function from a padded result to its logical part.
     """
     by_rows = padded[1:] == shape[1:]
     rows = slice(shape[0])
@@ -181,6 +202,7 @@ def unpadder(
         nonlocal known
         if type(value) is not CONCRETE_ARRAY:
             return unpad(value, shape, weak_type)
+        # One read and one write of the tuple: threads that share this function never see a mixture.
         sharding, committed, place = known
         if value.sharding is not sharding or value.committed is not committed:
             sharding, committed, place = value.sharding, value.committed, None
@@ -198,8 +220,8 @@ def unpadder(
 def part(value: Any, axis: int, start: int, stop: int) -> Any:
     """Positions ``start`` to ``stop`` of an array along an axis, without its padding.
 
-    Host memory is looked at where it is. So is that of an accelerator along the leading axis, where
-    XLA can begin there; other parts of arrays on one come by way of the host.
+    A NumPy array gives a view. An array of an accelerator gives a view along the leading axis, if
+    XLA accepts an operand that begins there. Every other part of a JAX array is cut on the host.
 
     Args:
         value: A NumPy or JAX array, or a `Padded` one.
@@ -208,7 +230,8 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
         stop: The position after the last one, at most the logical size.
 
     Returns:
-        An array of the same kind, on the same device.
+        An array of the same kind, on the same device. A NumPy array if ``value`` is cut over
+        several devices and the part cannot be.
     """
     value = plain(value)
     inside = (slice(None),) * axis + (slice(start, stop),)
@@ -223,12 +246,20 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
     host = np.asarray(value)[inside]
     try:
         return array_from_host(np.ascontiguousarray(host), weak, value, exactly=True)
-    except NotPlaced:  # a part need not fit the mesh
+    except NotPlaced:  # the size of a part need not be divisible over the mesh
         return host
 
 
 def fresh(value: object) -> Any:
-    """A copy of an argument that may be donated in its place; a NumPy array as it is."""
+    """A copy of an argument that may be donated in its place; a NumPy array is not copied.
+
+    Args:
+        value: A NumPy or JAX array, or a `Padded` one.
+
+    Returns:
+        An array with its own memory on the same device, or ``value`` itself if it is not an array
+        of JAX.
+    """
     if type(value) is Padded:
         return Padded(fresh(value.array), value.sizes)
     if not isinstance(value, jax.Array):
@@ -240,7 +271,7 @@ def fresh(value: object) -> Any:
 
 
 def copied(value: object) -> Any:
-    """A copy of a NumPy array, which the caller may overwrite; anything else as it is."""
+    """A copy of a NumPy array, which the caller may overwrite later; any other value unchanged."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -250,7 +281,7 @@ def plain(value: object) -> Any:
 
 
 def without_padding(tree: PyTreeDef) -> Any:
-    """A tree without the padding of its `Padded` arrays."""
+    """A pytree with each `Padded` array replaced by its logical part."""
     return jax.tree_util.tree_map(plain, tree)
 
 
@@ -263,8 +294,10 @@ def cut(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _in_host_memory(sharding: Any) -> bool:
+    """Whether an array with this sharding is in host memory: all its devices are CPUs."""
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
 def _is_key(value: Any) -> bool:
+    """Whether an array holds typed keys."""
     return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,7 +1,7 @@
-"""What is done to the results of an executable: cut to their logical sizes, in one of three forms.
+"""The last step of a call: cut the results of an executable to their logical sizes.
 
-Only the containers that lead to a result with open axes are taken apart: 400 parameter arrays
-beside it cost nothing.
+Results come in one of the three forms of `bucketjit._config.Out`. Only the containers around a
+result with open axes are rebuilt, so 400 parameter arrays next to it cost nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def finisher(
     weak: Mapping[int, bool],
     out: Out,
 ) -> Change | None:
-    """What turns the result of an executable into that of the call.
+    """Make the function that turns the result of an executable into that of the call.
 
     Args:
         tree: Tree of the result.
         logical: Logical shape of each leaf with open axes, by position.
-        padded: Its padded shape.
-        weak: Whether it is weakly typed.
+        padded: Padded shape of each of these leaves.
+        weak: Whether each of these leaves is weakly typed.
         out: The form of results.
 
     Returns:
-        A function of the result, or None where nothing needs to be done.
+        A function of the result, or None if nothing needs to be done.
     """
     changes: dict[int, Change] = {}
     if out is Out.NUMPY:
@@ -54,28 +54,32 @@ def finisher(
 
 
 def as_numpy(value: Any) -> Any:
-    """A result without padding as a host array."""
+    """A result without padding as a host array; typed keys, which NumPy lacks, stay as they are."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return np.asarray(value)
 
 
 def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) -> Any:
-    """Results of chunks, one after the other along an axis.
+    """Join the results of chunks along an axis.
 
-    On the host, so nothing is compiled for their number and sizes.
+    The results are joined on the host, so no program is compiled for their number and sizes.
 
     Args:
         parts: The results, at least one, in the form `Out.PADDED`; their arrays may be NumPy's
             where JAX would put them on its default device.
-        axis: The axis; None if the results of all chunks are the same.
+        axis: The axis; None if the results of all chunks are equal.
         weak_type: Whether they are weakly typed.
         out: The form of results.
+
+    Returns:
+        The joined result in the form ``out``; the first part if ``axis`` is None.
     """
     first = parts[0]
     array = first.array if isinstance(first, Padded) else first
     if axis is None:
         is_host = isinstance(array, np.ndarray) and array.dtype != jax.dtypes.float0
+        # The first chunk stands for all. Its array may still be NumPy's; see `parts`.
         if is_host and out is not Out.NUMPY:
             array = on_default_device(array, weak_type)
             first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array
@@ -89,7 +93,7 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
         whole = jax.random.wrap_key_data(words, impl=key_impl(array.dtype))
     else:
         host = np.concatenate([_host(p) for p in parts], axis)
-        if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # which JAX has no arrays of
+        if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # JAX has no arrays of float0
             return host
         if is_host:
             whole = on_default_device(host, weak_type)
@@ -99,6 +103,7 @@ def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) ->
 
 
 def _host(value: object) -> np.ndarray:
+    """The logical part of a result as a host array."""
     return (
         cut(np.asarray(value.array), value.sizes)
         if isinstance(value, Padded)
@@ -107,15 +112,18 @@ def _host(value: object) -> np.ndarray:
 
 
 def as_padded(value: Any) -> Any:
-    """A result without padding, where it is not known which axes are open."""
+    """A result without padding as a `Padded` array; a scalar, which has no axes, is unchanged."""
     return Padded.of_result(value, value.shape) if value.ndim else value
 
 
 def _padded(shape: tuple[int, ...]) -> Change:
+    """A change that wraps a leaf as `Padded` with these sizes."""
     return lambda value: Padded.of_result(value, shape)
 
 
 def _cut_numpy(shape: tuple[int, ...]) -> Change:
+    """A change that cuts a leaf to this shape as a host array; typed keys stay arrays of JAX."""
+
     def cut_numpy(value: object) -> Any:
         host = as_numpy(value)
         return cut(host, shape) if isinstance(host, np.ndarray) else unpad(value, shape)
@@ -124,21 +132,21 @@ def _cut_numpy(shape: tuple[int, ...]) -> Change:
 
 
 def at_leaves(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change | None:
-    """A function that applies changes to some leaves of a tree, or None if there are none.
+    """Make a function that applies changes to some leaves of a tree.
 
     Args:
-        tree: The tree of what the function takes.
-        changes: By position among the leaves.
+        tree: The tree of the function's argument.
+        changes: The changes, by the position of their leaf.
 
     Returns:
-        The function. Lists and dicts are changed in place.
+        The function, or None if there are no changes. It changes lists and dicts in place.
     """
     if not changes:
         return None
     if jax.tree_util.treedef_is_leaf(tree):
         return changes[0]
     kind, keys = tree.node_data()
-    if kind not in (tuple, list, dict):
+    if kind not in (tuple, list, dict):  # a registered type: only JAX can rebuild it
         return _anywhere(tree, changes)
     inner: list[tuple[Any, Change]] = []
     start = 0
@@ -160,6 +168,8 @@ def at_leaves(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change | None:
 
 
 def _anywhere(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change:
+    """Apply changes to a tree of any type by flattening all of it."""
+
     def inside(result: object) -> Any:
         leaves = tree.flatten_up_to(result)
         for i, change in changes.items():

@@ -1,5 +1,6 @@
-"""A traced program at padded sizes: the interpreter, what it gives to rules, and its passes.
+"""Evaluation of a traced program at padded sizes: the interpreter, the rule context, the analyses.
 
-The interpreter knows no primitive: the table of `bucketjit._masking.rules` is an argument. The
-package may import `bucketjit._tracing` and what is below it, and knows no bucket and no call.
+The interpreter knows no primitive: it gets the table of `bucketjit._masking.rules` as an argument.
+The package imports `bucketjit._tracing` and packages before it in `docs/architecture.md`. It
+neither chooses buckets nor serves calls.
 """

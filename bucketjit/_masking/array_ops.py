@@ -1,4 +1,8 @@
-"""Operations on padded arrays that masking rules share: take, cut, extend, shift and select."""
+"""Operations on padded arrays that masking rules share: select, take, crop, extend and shift.
+
+Sizes and axes are Python ints. Positions and amounts named ``index``, ``by`` or ``start`` may be
+run-time int32 values, so one executable serves every logical size of its bucket.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,17 @@ from bucketjit._jax.devices import by_platform
 
 @custom_vmap
 def in_every_row(condition: object) -> Any:
-    """A scalar condition that under `vmap` holds if it does in all rows: its branch stays one."""
+    """A scalar condition; under `vmap`, whether it holds in all rows.
+
+    `vmap` turns a ``lax.cond`` whose condition is batched into a select, which runs both branches.
+    The condition that this returns is never batched, so the ``lax.cond`` stays one.
+
+    Args:
+        condition: A boolean scalar, or under `vmap` one for each row.
+
+    Returns:
+        A boolean scalar, the same for every row.
+    """
     return condition
 
 
@@ -26,7 +40,17 @@ def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, boo
 
 
 def select(mask: Any, array: Array, value: Any) -> Any:
-    """``array`` where ``mask``, else ``value``; works for every dtype, typed keys included."""
+    """``array`` where ``mask`` is True, else ``value``; works for every dtype.
+
+    Args:
+        mask: A boolean array that broadcasts to the shape of ``array``.
+        array: Any array; it may hold typed keys.
+        value: A scalar, or an array that broadcasts to the shape of ``array``. It is converted to
+            the dtype of ``array``. For an array of keys, it holds keys or key words.
+
+    Returns:
+        An array of the shape, dtype and sharding of ``array``.
+    """
     if is_key(array):
         data = jax.random.key_data(array)
         if hasattr(value, "dtype") and is_key(value):
@@ -43,20 +67,31 @@ def select(mask: Any, array: Array, value: Any) -> Any:
 
 
 def is_key(array: Array) -> bool:
-    """Whether an array holds keys of random numbers."""
+    """Whether an array holds typed keys of random numbers."""
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
-    """An array of this shape, sharded like what it is put together with, if that says how."""
+    """Broadcast an array to a shape, and reshard it if ``sharding`` is not None."""
     if array.shape != shape:
         array = jnp.broadcast_to(array, shape)
     return array if sharding is None else jax.sharding.reshard(array, sharding)
 
 
 def take(array: Array, index: Any, axis: int) -> Any:
-    """Positions ``index`` (a vector) along ``axis``; indices out of range are clamped."""
+    """Positions ``index`` along ``axis``; an index out of range is clamped.
+
+    Args:
+        array: Any array.
+        index: A vector of positions, known at run time.
+        axis: The axis.
+
+    Returns:
+        An array with ``len(index)`` positions along the axis.
+    """
     sharding = explicit_sharding(array)
+    # On a mesh with explicit axes a gather needs the sharding of its result, which `jnp.take`
+    # does not accept.
     if sharding is None:
         return jnp.take(array, index, axis=axis, mode="clip")
     at = array.at[(*(slice(None),) * (axis % array.ndim), index)]
@@ -64,7 +99,16 @@ def take(array: Array, index: Any, axis: int) -> Any:
 
 
 def crop(array: Array, axis: int, size: int) -> Any:
-    """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys)."""
+    """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys).
+
+    Args:
+        array: Any array.
+        axis: The axis.
+        size: The size of the result along the axis.
+
+    Returns:
+        ``array`` itself if it has this size.
+    """
     now = array.shape[axis]
     if now > size:
         return lax.slice_in_dim(array, 0, size, axis=axis)
@@ -74,7 +118,7 @@ def crop(array: Array, axis: int, size: int) -> Any:
 
 
 def extend(array: Array, axis: int, low: int, high: int) -> Any:
-    """Add zeros before and after ``axis``."""
+    """Add ``low`` zeros before ``axis`` and ``high`` after it (zero keys to an array of keys)."""
     if low == 0 and high == 0:
         return array
     if is_key(array):
@@ -90,8 +134,11 @@ def shift_left(array: Array, axis: int, by: Any, size: int | None = None) -> Any
     Args:
         array: Any array.
         axis: The axis.
-        by: Run-time int32 scalar; beyond the end zeros come in.
+        by: Run-time int32 scalar. Positions beyond the end of ``array`` read zeros.
         size: Size of the result along the axis; that of ``array`` by default.
+
+    Returns:
+        The shifted array.
     """
     size = array.shape[axis] if size is None else size
     wide = extend(array, axis, 0, size)
@@ -100,24 +147,35 @@ def shift_left(array: Array, axis: int, by: Any, size: int | None = None) -> Any
 
 
 def shift_right(array: Array, axis: int, by: Any, size: int) -> Any:
-    """``out[i + by] = array[i]`` along ``axis``, zeros before; ``out`` has ``size`` positions.
+    """``out[i + by] = array[i]`` along ``axis``, with zeros before.
 
-    What does not fit is cut off. ``by`` is a run-time int32 scalar, ``0 <= by``.
+    Args:
+        array: Any array.
+        axis: The axis.
+        by: Run-time int32 scalar, at least 0.
+        size: Size of the result along the axis. Elements shifted beyond it are cut off.
+
+    Returns:
+        The shifted array.
     """
+    # A shift by `size` or more leaves zeros only, so `size` zeros in front are enough.
     low = size
     wide = crop(extend(array, axis, low, 0), axis, low + size)
     return lax.dynamic_slice_in_dim(wide, jnp.maximum(low - by, 0), size, axis=axis)
 
 
 def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
-    """``out[i] = array[start + i]`` along ``axis``, ``size`` positions; zeros beyond the end.
+    """``out[i] = array[start + i]`` along ``axis``; positions beyond the end read zeros.
 
     Args:
         array: Any array.
         axis: The axis.
         start: An int or a run-time int32 scalar, ``0 <= start <= last``.
         size: Size of the result along the axis.
-        last: The greatest start there can be; the array is extended only as far as it needs.
+        last: The greatest possible start. The array is extended just enough for a window there.
+
+    Returns:
+        An array with ``size`` positions along the axis.
     """
     if isinstance(start, int):
         return crop(lax.slice_in_dim(array, start, array.shape[axis], axis=axis), axis, size)
@@ -128,13 +186,19 @@ def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
 
 
 def kept_in_memory(array: Array, size: Any) -> Any:
-    """The same array, which XLA computes once and writes to memory, however many read it.
+    """The same array, which XLA's CPU backend computes once and writes to memory.
 
-    XLA fuses a conditional with nothing that reads its result.
+    Without this, XLA may fuse the computation of the array into each of its readers and repeat it
+    there. XLA fuses no conditional with the readers of its result, so the array passes through one
+    whose condition is always True at run time. Other backends get an optimization barrier.
 
     Args:
         array: Any array of numbers.
-        size: A run-time int32 scalar that is not negative, which XLA does not know.
+        size: A run-time int32 scalar that is never negative. Its value must be unknown to XLA,
+            which would fold the condition otherwise.
+
+    Returns:
+        The array.
     """
 
     def kept(array: Array) -> Any:

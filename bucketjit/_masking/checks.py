@@ -1,10 +1,13 @@
 """Checked execution: find a wrong mask before a wrong number is used.
 
-``Check.POISON`` fills all padding, that of the arguments and that of every single equation's
-outputs, first with NaN and the largest integers, then with other values, and wants the same
-results. ``Check.EXACT`` runs the function unpadded beside the masked executable. Both then
-name the first equation whose real part differs. They cost time, not correctness: they are
-meant for tests and continuous integration.
+``Check.POISON`` overwrites all padding, in the arguments and in the outputs of every equation, and
+runs the call twice. In the first run padding holds NaN and the largest integers, in the second
+-infinity and the smallest integers. Both runs must give the same results. ``Check.EXACT`` compares
+the masked executable with the function run unpadded. If results differ, both checks name the first
+equation whose real part differs. The checks cost time and do not change results; they are meant for
+tests and continuous integration.
+
+`bucketjit._runtime.checked_calls` runs the checks.
 """
 
 from __future__ import annotations
@@ -33,12 +36,12 @@ POISONS = ("nan", "low")
 
 
 def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
-    """What is written into padding: NaN, infinity or the extremes of a dtype.
+    """The scalar that a poison writes into padding of a dtype.
 
     Args:
-        dtype: Any JAX dtype but typed keys.
-        kind: ``"nan"`` (largest integer, True), ``"inf"``, ``"low"`` (-inf, smallest integer)
-            or ``"zero"``.
+        dtype: Any JAX dtype except typed keys.
+        kind: ``"nan"`` (NaN, the largest integer, True), ``"inf"`` (infinity, the largest integer
+            less 1, True), ``"low"`` (-infinity, the smallest integer, False) or ``"zero"``.
 
     Returns:
         A scalar of this dtype.
@@ -55,14 +58,14 @@ def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
 
 
 def poison_equations(which: object, kinds: Sequence[str] = POISONS) -> Callable[[], Hook]:
-    """Makes a hook of `interpret` that overwrites the padding of every output.
+    """Make the hook of `interpret` that overwrites the padding of every output of every equation.
 
     Args:
-        which: Index into ``kinds``, possibly known at run time only.
-        kinds: Poisons to choose from.
+        which: Index into ``kinds``; an int or a run-time scalar.
+        kinds: Poisons to choose from; see `poison_value`.
 
     Returns:
-        The hook.
+        A function without arguments that returns the hook: the ``after`` argument of `interpret`.
     """
 
     def after(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
@@ -75,6 +78,7 @@ def poison_equations(which: object, kinds: Sequence[str] = POISONS) -> Callable[
 
 
 def _poisoned(out: Any, shape: Any, sizes: BucketSizes, which: Any, kinds: Sequence[str]) -> Any:
+    """``out`` with the poison outside of its logical shape; typed keys are left as they are."""
     symbolic = [i for i, d in enumerate(shape) if is_symbolic(d)]
     if not symbolic or jax.dtypes.issubdtype(out.dtype, jax.dtypes.extended):
         return out
@@ -86,7 +90,21 @@ def _poisoned(out: Any, shape: Any, sizes: BucketSizes, which: Any, kinds: Seque
 
 
 def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
-    """`pad` with this poison in place of zeros; typed keys are padded with zeros."""
+    """Pad like `pad`, with a poison in place of zeros.
+
+    Arrays of typed keys are padded with zeros, since a key has no poison.
+
+    Args:
+        value: A NumPy or JAX array, or a `Padded` one.
+        shape: The padded shape.
+        kind: The poison; see `poison_value`.
+
+    Returns:
+        ``value`` itself if it has this shape already, else a new array of this shape.
+
+    Raises:
+        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
+    """
     if value.shape == shape or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return pad(value, shape)
     host = np.asarray(value)
@@ -97,14 +115,18 @@ def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
 
 
 def compare(got: object, want: object, what: str, exactly: bool) -> str | None:
-    """The first output that differs, in words; None if all agree.
+    """Describe the first output that differs between two results.
 
     Args:
         got: A pytree of arrays.
-        want: What it should be.
+        want: The pytree that ``got`` should equal.
         what: What ``want`` is, for the message.
-        exactly: Whether floats must be equal bit for bit, NaNs aside; else within the rounding
-            of their dtype (`_tolerance`), of themselves or of the largest of their output.
+        exactly: True requires equal floats, where all NaNs are equal. False allows the rounding
+            error of the dtype (`_tolerance`), relative to the number itself or to the largest
+            finite number of the output.
+
+    Returns:
+        One sentence, or None if all outputs agree.
     """
     pairs = jax.tree_util.tree_leaves_with_path(got)
     for (path, a), b in zip(pairs, jax.tree_util.tree_leaves(want), strict=True):
@@ -114,6 +136,7 @@ def compare(got: object, want: object, what: str, exactly: bool) -> str | None:
 
 
 def _difference(a: Array, b: Array, exactly: bool) -> str | None:
+    """Describe where two arrays differ; None if they agree. `compare` explains ``exactly``."""
     if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     x, y = np.asarray(a), np.asarray(b)
@@ -137,9 +160,9 @@ def _difference(a: Array, b: Array, exactly: bool) -> str | None:
 
 
 def _tolerance(dtype: np.dtype[Any]) -> float:
-    """Relative error that long sums in another order may have: 4e-4 in float32.
+    """The relative error allowed between long sums in different orders: 4e-4 in float32.
 
-    XLA sums narrower types in float32, and rounds them now and then.
+    XLA sums types narrower than float32 in float32, and rounds intermediate results now and then.
     """
     eps = float(jnp.finfo(dtype).eps)
     return float(min(64 * eps**0.75, max(4e-4, 5 * eps)))
@@ -154,7 +177,10 @@ def blame(
     arguments: Callable[[str | None], Sequence[Any]],
     exact: bool,
 ) -> str:
-    """Name the first equation whose real part depends on padding, or differs from exact.
+    """Name the first equation whose real part depends on padding, or differs from the exact run.
+
+    The program is run twice, equation by equation and without compiling it as a whole. The recorded
+    outputs are compared in program order.
 
     Args:
         program: The program.
@@ -162,11 +188,17 @@ def blame(
         sizes: Logical sizes of the call.
         bucket: Its padded sizes.
         size_constants: Its constants that depend on the logical sizes.
-        arguments: The flat arguments padded with a poison, or unpadded for None.
-        exact: Compare with the unpadded run; else with a second poison.
+        arguments: Returns the flat arguments, padded with the poison it is called with, or unpadded
+            if it is called with None.
+        exact: True compares with the unpadded run, within rounding. False compares with a second
+            poison and requires equal values.
 
     Returns:
-        A sentence, or an empty string if no single equation differs when run one by one.
+        A clause to append to a message, beginning with ``"; "``. An empty string if no equation
+        differs when the program is run equation by equation.
+
+    Raises:
+        MaskingError: An equation has no rule, or its rule refuses.
     """
     first = _record(
         program, rules, sizes, bucket, size_constants, arguments(POISONS[0]), POISONS[0]
@@ -177,6 +209,7 @@ def blame(
         second = _record(
             program, rules, sizes, bucket, size_constants, arguments(POISONS[1]), POISONS[1]
         )
+    # One list may be longer: the function of an associative scan runs more often at a larger size.
     for (eqn, outs), (_, others) in zip(first, second, strict=False):
         for a, b in zip(outs, others, strict=True):
             if _difference(a, b, exactly=not exact):
@@ -196,6 +229,12 @@ def _record(
     arguments: Sequence[Any],
     kind: str | None,
 ) -> list[tuple[Any, list[Any]]]:
+    """Run a program at these sizes; return each equation with the real part of its outputs.
+
+    Equations whose outputs are traced are left out: those in the bodies of loops and in branches,
+    which JAX traces even in an eager run. ``kind`` is the poison written into padding, or None for
+    an unpadded run.
+    """
     found: list[tuple[Any, list[Any]]] = []
     poison = poison_equations(0, (kind,))() if kind else None
 
@@ -220,7 +259,16 @@ def _record(
 
 
 def failed(name: str, problem: str, blamed: str) -> MaskingError:
-    """The error of a check that failed."""
+    """Make the error of a check that failed.
+
+    Args:
+        name: The function that was called.
+        problem: The difference, as `compare` describes it.
+        blamed: The equation, as `blame` names it.
+
+    Returns:
+        The error, marked as a defect of bucketjit.
+    """
     return MaskingError(
         f"{name}: {problem}{blamed}",
         "this is a defect of a masking rule; leave the axis static until it is mended",

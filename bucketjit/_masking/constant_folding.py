@@ -1,9 +1,13 @@
-"""Index constants worked out while a program is built, and not by XLA in every bucket's compile.
+"""Folding of small integer constants while a program is built, before XLA sees it.
 
-``x[..., 3:]`` of an array with a symbolic size is traced as a gather at ``broadcast_in_dim 3``,
-``x[0]`` as a dynamic slice at ``select_n (lt 0 0) 0 b``. At a constant that is a plain slice; as
-an operation it is a dynamic slice with clamped starts, which XLA has to fold first: a third of all
-operations of a transformer whose queries, keys and values are slices of one product.
+    i = broadcast_in_dim[shape=(1,)] 3     i = [3]             a NumPy array
+    y = gather x i                         y = slice[3:] x     the rule sees a constant start
+
+JAX traces ``x[..., 3:]`` of an array with a symbolic size as a gather at ``broadcast_in_dim 3``,
+and ``x[0]`` as a dynamic slice at ``select_n (lt 0 0) 0 b``. With a constant start the masking rule
+emits a plain slice. Without it, the rule emits a dynamic slice with clamped starts, which XLA would
+have to fold in the compile of every bucket. Such slices were a third of all operations of a
+transformer whose queries, keys and values are slices of one product.
 """
 
 from __future__ import annotations
@@ -22,13 +26,17 @@ _LARGEST = 16  # elements; an index has one for each axis
 
 
 def folded(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
-    """The output of an equation of few integers that are all known, or None.
+    """Evaluate an equation on integer constants; return None if it cannot be done.
 
-    A selection is known where what it goes by is.
+    All operands and outputs must be small integer or boolean arrays. A ``select_n`` whose predicate
+    is a constant returns the chosen operand, even if that one is traced.
 
     Args:
         eqn: An equation without symbolic sizes.
         operands: Its operands, traced or not.
+
+    Returns:
+        A list with the one output of the equation, or None.
     """
     name = name_of(eqn)
     evaluate = _OF_CONSTANTS.get(name)
@@ -41,17 +49,18 @@ def folded(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         which = constants[0]
         if which is None or which.shape:
             return None
+        # Clamped, so that a predicate out of range cannot raise here.
         chosen = 1 + min(max(int(which), 0), len(operands) - 2)
         known = constants[chosen]
         return [operands[chosen] if known is None else known]
     if any(c is None for c in constants):
         return None
-    with np.errstate(over="ignore"):  # wraps, as XLA's
+    with np.errstate(over="ignore"):  # integers wrap around, as in XLA
         return [np.asarray(evaluate(eqn, *constants))]
 
 
 def known_int(value: object) -> int | None:
-    """The integer that a scalar is known to be while the program is built, or None."""
+    """The value of an integer scalar that is constant while the program is built, or None."""
     if isinstance(value, int | np.integer):
         return int(value)
     if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu":
@@ -60,12 +69,14 @@ def known_int(value: object) -> int | None:
 
 
 def _constant(var: Any, operand: Any) -> np.ndarray | None:
+    """The operand as a NumPy array of the dtype in the program; None if it is not a constant."""
     if not isinstance(operand, int | np.bool_ | np.integer | np.ndarray):
         return None
     return np.asarray(operand, dtype_of(var))
 
 
 def _is_small(var: Atom) -> bool:
+    """Whether a value is a boolean or integer array of at most `_LARGEST` elements."""
     aval = var.aval
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

@@ -1,10 +1,14 @@
-"""Filled values in place of those that they were made of, where nobody reads their padding.
+"""Reuse of values whose padding has been filled, in place of the unfilled originals.
 
-Padding is arbitrary, so a value whose padding has been filled is as good as the value itself. Where
-one equation fills a value and an elementwise one reads it too, XLA would make and keep both: a
-softmax has its scores masked for their maximum and unmasked for the exponentials. Read by both, the
-masked ones are all there is. (On CPU a row of 34 to 212 tokens takes an encoder 0.97 to 0.99 of the
-time, and its compile about 0.93.)
+    b = select (iota < n) a -inf      a rule fills the padding of the scores a for their maximum
+    m = reduce_max b
+    e = exp (sub a m)           ->    e = exp (sub b m)      now nothing reads a any more
+
+Padding is arbitrary, so the filled value can serve wherever the original does. If one equation
+fills a value and an elementwise equation reads the original, XLA computes and keeps both. A softmax
+is the common case: its scores are masked for the maximum and unmasked for the exponentials. If both
+equations read the filled value, only that one remains. (On CPU, an encoder takes 0.97 to 0.99 of
+the time for a row of 34 to 212 tokens, and its compile takes about 0.93.)
 """
 
 from __future__ import annotations
@@ -22,28 +26,46 @@ _READERS = frozenset(ELEMENTWISE)
 
 
 class FilledValues:
-    """Filled values, by the values that they were made of.
+    """Filled values, looked up by the value that was filled.
 
-    What is padding depends on the logical shape, and one array may stand for two values of
-    different shapes (``x`` and ``x[:-1]``), so both are looked up. What was made while one program
-    is traced is of no use in another that it holds, or is held by.
+    A lookup also compares the logical shape. The logical shape determines what is padding, and one
+    array may stand for two values of different logical shapes (``x`` and ``x[:-1]``).
+
+    A lookup also compares the current trace of JAX. A tracer of one program must not be used in
+    another program, be it an inner or an outer one.
     """
 
     def __init__(self) -> None:
-        # By identity: tracers are compared by what they trace. What is looked up is kept alive.
+        # The key is the `id` of a value: `==` of tracers would trace a comparison. The entry keeps
+        # the value alive, so that its `id` is not reused.
         self._made: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
 
     def note(self, value: object, shape: Shape, filled: object) -> None:
-        """Remember a value of this logical shape with its padding filled."""
+        """Remember the filled version of a value.
+
+        Args:
+            value: An array at padded size.
+            shape: Its logical shape.
+            filled: The same array with its padding filled.
+        """
         self._made[id(value), current_trace()] = value, str(shape), filled
 
     def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
-        """The operands of an equation, filled ones in place of others if it is elementwise."""
+        """Replace operands of an elementwise equation by their filled versions.
+
+        Args:
+            eqn: The equation.
+            values: Its operands.
+
+        Returns:
+            The operands to use; ``values`` itself if the equation is not elementwise.
+        """
         if not self._made or name_of(eqn) not in _READERS:
             return values
         return [self._of(x, v.aval) for x, v in zip(values, eqn.invars, strict=True)]
 
     def _of(self, value: object, aval: object) -> Any:
+        """The filled version of a value of this type; the value itself if there is none."""
         made = self._made.get((id(value), current_trace()))
         if made is None or made[1] != str(getattr(aval, "shape", ())):
             return value

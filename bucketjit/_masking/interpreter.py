@@ -1,6 +1,12 @@
-"""Walk a traced program at padded sizes, one masking rule per primitive.
+"""Evaluation of a traced program at padded sizes, one masking rule per equation.
 
-The table of rules is an argument: the engine knows no primitive by itself.
+    before   b:f32[n] = exp a           after   b:f32[8] = exp a                    padded size 8
+             c:f32[] = reduce_sum b             d:f32[8] = select (iota < n) b 0    rule: fill
+                                                c:f32[] = reduce_sum d
+
+The table of rules is an argument: the interpreter knows no primitive. An equation without symbolic
+sizes runs as traced. An equation whose primitive has no rule is replaced by the implementation of
+its primitive, if JAX can trace that.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
 
-# Sees an equation with its padded outputs and the sizes; returns the outputs to go on with.
+# Called after each equation, with the equation, its padded outputs and the sizes. The outputs that
+# it returns replace those of the equation.
 Hook = Callable[[Any, list[Any], BucketSizes], list[Any]]
 
 
@@ -57,16 +64,18 @@ def interpret(
         args: Its arguments at padded sizes.
         sizes: Padded and logical sizes of the dimension variables.
         rules: Masking rule of each primitive.
-        after: Makes a hook for each program that is walked, those inside of this one too. Used to
-            poison padding at every step, and to keep values in memory.
-        padding: What the padding of the arguments holds, or None if that is not known.
+        after: Makes the hook of a program. It is called once for this program and once for each run
+            of a program inside it. Hooks poison padding at every step, or keep values in memory.
+        padding: The constant that the padding of the arguments holds, or None if it may hold
+            anything.
 
     Returns:
-        The outputs at padded sizes; the first logical positions of each symbolic axis are the
+        The outputs at padded sizes. The first logical positions of each symbolic axis are the
         unpadded result, the rest is arbitrary.
 
     Raises:
-        MaskingError: An equation has no rule, or its rule refuses.
+        MaskingError: An equation has no rule, its rule refuses, or its rule is defective.
+        FloatingPointError: ``jax_debug_nans`` found a NaN.
     """
     known = KnownPadding()
     if padding is not None:
@@ -83,6 +92,12 @@ _SCALARS = (bool, int, float, complex)
 
 
 class _Walk:
+    """The evaluation of one program; the programs inside it share its state.
+
+    A program with dimension variables of its own, such as the function of an associative scan, gets
+    a walk with more sizes.
+    """
+
     def __init__(
         self,
         sizes: BucketSizes,
@@ -98,6 +113,8 @@ class _Walk:
         self._stand_ins = stand_ins
         self._sizes = sizes
         self._rules = rules
+        # Whether a jaxpr mentions sizes, by its `id` and `is_inside()`, which changes the answer.
+        # The entry keeps the jaxpr alive, so that its `id` is not reused.
         self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
 
     def run(
@@ -107,9 +124,20 @@ class _Walk:
         args: Sequence[Any],
         sizes: Mapping[str, tuple[int, Any]] | None = None,
     ) -> list[Any]:
+        """Evaluate an open jaxpr at padded sizes.
+
+        Args:
+            jaxpr: The jaxpr.
+            consts: Values of its constants.
+            args: Its arguments at padded sizes.
+            sizes: Padded and run-time logical size of each dimension variable that the jaxpr adds.
+
+        Returns:
+            Its outputs at padded sizes.
+        """
         if sizes:
             sizes_there = self._sizes.extended(sizes)
-            # What is padding is another matter there, so nothing that is filled stands in.
+            # The same values have other padding there, so no filled value may replace one.
             walk = _Walk(
                 sizes_there,
                 self._rules,
@@ -137,10 +165,11 @@ class _Walk:
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
+        """The outputs of one equation, by its rule if it mentions a symbolic size."""
         if not self._equation_mentions_sizes(eqn):
             return folded(eqn, operands) or bind_equation(eqn, operands)
         name = eqn.primitive.name
-        # By name where the module of a primitive need not have been imported (Pallas).
+        # The table holds names for primitives whose modules may not have been imported (Pallas).
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)
         if rule is None:
             return self._look_inside(eqn, operands)
@@ -155,12 +184,12 @@ class _Walk:
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]
         except MaskingError as error:
-            if error.names_a_line:  # that of an inner equation
+            if error.names_a_line:  # an inner equation has raised it and added its own line
                 raise
             raise MaskingError(
                 _of(eqn, error.reason) + _where(eqn), error.remedy, in_bucket=error.in_bucket
             ) from error
-        except FloatingPointError:  # jax_debug_nans has found one, and looks for its equation
+        except FloatingPointError:  # from jax_debug_nans; JAX catches it to find the equation
             raise
         except Exception as error:
             if is_of_machine(error):
@@ -179,12 +208,14 @@ class _Walk:
                 _DEFECT,
                 is_defect=True,
             )
-        if ctx.stands(out):  # of what else a rule may do, nothing is known
+        # Padding constants describe what the primitive itself computes. They do not hold for a rule
+        # that changed an operand or a parameter.
+        if ctx.stands(out):
             self._known.follow(eqn, operands, outs)
         return outs
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:
-        """What of a rule's results has another type than in the program, and what it should be."""
+        """Describe the first result of a rule whose type differs from the program, or return ""."""
         if len(outs) != len(avals):
             return f"{len(outs)} results, expected {len(avals)}"
         for value, aval in zip(outs, avals, strict=True):
@@ -202,6 +233,7 @@ class _Walk:
         return ""
 
     def _look_inside(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Evaluate the implementation of a primitive that has no rule."""
         try:
             inner, consts = looked_inside(eqn)
         except MaskingError as error:
@@ -209,6 +241,7 @@ class _Walk:
         return self.run(inner, consts, operands)
 
     def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation needs its rule: for a symbolic size, or for a loop to stop."""
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
@@ -217,6 +250,7 @@ class _Walk:
         return eqn.primitive in self._rules and has_loop_to_stop(eqn)
 
     def _param_mentions_sizes(self, value: Any) -> bool:
+        """Whether a parameter holds a symbolic size, at any depth of tuples, trees and programs."""
         if is_symbolic(value):
             return True
         if isinstance(value, int | float | str | bool) or value is None:
@@ -233,13 +267,13 @@ class _Walk:
         if isinstance(value, dict):
             return any(map(self._param_mentions_sizes, value.values()))
         leaves = jax.tree_util.tree_leaves(value)
-        if len(leaves) == 1 and leaves[0] is value:
+        if len(leaves) == 1 and leaves[0] is value:  # no tree: recursion would not end
             return False
         return any(map(self._param_mentions_sizes, leaves))
 
 
 def _as_array(operand: Any, aval: Any) -> Any:
-    """A literal with a dtype: rules need not know Python scalars."""
+    """A Python scalar as an array of the dtype in the program, so that rules see arrays only."""
     return np.asarray(operand, aval.dtype) if isinstance(operand, _SCALARS) else operand
 
 
@@ -247,10 +281,11 @@ _DEFECT = "this is a defect of the rule; leave the axis static until it is mende
 
 
 def _of(eqn: JaxprEqn, reason: str) -> str:
-    """A reason that names a primitive: that of its equation, or of one inside of it."""
+    """A reason that begins with the name of a primitive; an inner equation's name is kept."""
     return reason if re.match(r"[\w-]+: ", reason) else f"{eqn.primitive.name}: {reason}"
 
 
 def _where(eqn: JaxprEqn) -> str:
+    """The user's line of an equation, in brackets; "" if it is not known."""
     line = source_line(eqn)
     return f" [{line}]" if line else ""

@@ -1,16 +1,22 @@
-"""Loops that end by data, in bodies and branches that may not run.
+"""Data-dependent loops in bodies and branches that may not run.
 
-XLA moves a loop whose operands are the same in every step in front of the loop around it:
+XLA hoists a loop whose operands are the same in every step out of the loop around it:
 
     while i < n:                    y = x
         y = x                       while p(y): y = f(y)
         while p(y): y = f(y)   ->   while i < n:
         z = z + y                       z = z + y
 
-With ``n == 0`` the inner loop still runs, perhaps on padding, and may not end there. ``jit`` knows
-its sizes and drops an outer loop without a step; in a masked program ``n`` is a run-time number.
-Under `vmap`, a body or a branch that runs for one row runs for all of them. So the predicate of
-such a loop is joined with that of what is around it, which changes from step to step.
+If ``n == 0``, the hoisted loop runs nevertheless, perhaps on padding, and may never end there.
+``jit`` does not meet this, because it knows the sizes and drops an outer loop without steps. In a
+masked program ``n`` is a run-time number. `vmap` has the same effect: a body or branch that runs
+for one row runs for all rows. So the predicate of an inner loop is joined (logical and) with the
+condition under which the body or branch around it runs. That condition changes from step to step,
+so XLA cannot hoist the loop.
+
+The rules of loops and branches set the condition (`loops_only_while`) and read it
+(`where_running`). It is held in a context variable, because the rule of the outer equation traces
+the inner one.
 """
 
 from __future__ import annotations
@@ -32,14 +38,19 @@ _CONTROL = CALLS | {
     *("while", "scan", "cond", "custom_linear_solve", "linear_call", "eval_jaxpr", "composite"),
 }
 
-# Whether the body or branch that is being masked runs: a boolean scalar of the program. None
+# A boolean scalar of the program: True if the body or branch that is being masked runs. None
 # outside of bodies and branches.
 _is_running: ContextVar[Any | None] = ContextVar("is_running", default=None)
 
 
 @contextmanager
 def loops_only_while(running: Array) -> Iterator[None]:
-    """Let the loops that are masked inside run only where ``running``, a boolean scalar, holds."""
+    """Restrict the loops that are masked inside the ``with`` block to ``running``.
+
+    Args:
+        running: A boolean scalar of the program. It is joined with the condition of an enclosing
+            block.
+    """
     token = _is_running.set(_and_around(running))
     try:
         yield
@@ -48,31 +59,41 @@ def loops_only_while(running: Array) -> Iterator[None]:
 
 
 def where_running(predicate: object) -> Any:
-    """The predicate of a loop, False in a body or branch that does not run."""
+    """The predicate of a loop, made False in a body or branch that does not run."""
     return _and_around(predicate)
 
 
 def _and_around(condition: Any) -> Any:
+    """``condition`` and the condition of the enclosing block, if there is one."""
     around = _is_running.get()
     return condition if around is None else jnp.logical_and(condition, around)
 
 
 def has_loop(jaxpr: Jaxpr) -> bool:
-    """Whether an open jaxpr has a loop by data, at any depth that the rules evaluate."""
+    """Whether an open jaxpr has a data-dependent loop, at any depth that the rules evaluate."""
     return any(_is_loop(eqn) or holds_loop(eqn) for eqn in jaxpr.eqns)
 
 
 def holds_loop(eqn: JaxprEqn) -> bool:
-    """Whether a program among the parameters of an equation has a loop by data."""
+    """Whether a program among the parameters of an equation has a data-dependent loop."""
     return name_of(eqn) in _CONTROL and any(map(has_loop, bodies(eqn)))
 
 
 def has_loop_to_stop(eqn: JaxprEqn) -> bool:
-    """Whether an equation without symbolic sizes needs its rule all the same, for its loops."""
+    """Whether an equation needs its masking rule for a loop, even without symbolic sizes.
+
+    Args:
+        eqn: The equation.
+
+    Returns:
+        True for a loop inside of a body or branch that may not run, and for an equation that has a
+        loop in one of its programs.
+    """
     return (is_inside() and _is_loop(eqn)) or holds_loop(eqn)
 
 
 def _is_loop(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a loop that ends by data."""
     return name_of(eqn) == "while"
 
 

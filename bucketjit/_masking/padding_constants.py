@@ -1,17 +1,19 @@
-"""What the padding of a value is known to hold, so that it need not be filled with the same again.
+"""Constants that the padding of values is known to hold, to spare filling it again.
 
     x:f32[n]                   arguments are padded with zeros    the padding of x holds 0
-    y:f32[n] = mul x x         table: 0 times 0 is exactly 0      that of y holds 0
-    s:f32[] = reduce_sum y     its rule asks for a fill with 0    y is read as it is
+    y:f32[n] = mul x x         table: 0 times 0 is exactly 0      the padding of y holds 0
+    s:f32[] = reduce_sum y     its rule asks for a fill with 0    the fill returns y unchanged
     z:f32[n] = exp y           not in the table                   nothing is known of z
 
-The interpreter, which walks a program anyway, follows such constants from equation to equation; it
-stages branches and loops, so there is nothing to join. Masking rules know nothing of it: they ask
-for a fill, and get the value as it is. Only results that need no rounding are followed. Where
-rounding is needed, XLA may get another result than NumPy: on CPU it computes ``a * b + c`` in one
-step, and takes numbers below the normal ones for zeros. It also turns ``x * a * b`` into
-``x * (a * b)``, so the constant factors of a value are followed with it: their product must need no
-rounding in any order.
+The interpreter follows such constants from equation to equation while it evaluates a program. It
+stages branches and loops, so there is nothing to join. Masking rules do not know of it: they call
+`RuleContext.fill`, which returns a value unchanged if its padding holds the wanted constant
+already.
+
+A constant is followed only through results that need no rounding, since XLA may round differently
+from NumPy. On CPU, XLA computes ``a * b + c`` with a single rounding and flushes subnormal numbers
+to zero. XLA also turns ``x * a * b`` into ``x * (a * b)``. So the constant factors of a value are
+followed with its constant: their product must be exact in any order.
 """
 
 from __future__ import annotations
@@ -32,17 +34,18 @@ from bucketjit._jax.jaxprs import dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
-_LARGEST_POWER = 2048  # beyond which no float holds that of another number than 1
-_MANY = 2**64  # an odd part with more digits than any float has
+_LARGEST_POWER = 2048  # exponents; from 2**2048 on, no float holds a power of 2 or of 1/2
+_MANY = 2**64  # larger than the significand of any float; odd parts are capped here
 _POWERS = ("square", "integer_pow")
 _PRODUCTS = ("mul", *_POWERS)
-# With what they do to fractions, where that may need rounding.
+# The operation in NumPy, and on fractions. A result is exact if both agree.
 _ARITHMETIC: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mul": (np.multiply, operator.mul),
     "add": (np.add, operator.add),
     "add_any": (np.add, operator.add),
     "sub": (np.subtract, operator.sub),
 }
+# These return one of their operands, or bits of both, and never round.
 _CHOICES: Mapping[str, Callable[..., Any]] = {
     "max": np.maximum,
     "min": np.minimum,
@@ -50,32 +53,34 @@ _CHOICES: Mapping[str, Callable[..., Any]] = {
     "or": np.bitwise_or,
 }
 
-#: From the constants in the padding of an equation's operands to that of its result.
+#: From an equation and the constants in the padding of its operands to the constant in the padding
+#: of its result; None if that is unknown.
 _Transfer = Callable[[JaxprEqn, Sequence[np.ndarray]], np.ndarray | None]
 
 
 class _Factors(NamedTuple):
-    """The constants that may have been multiplied to a value.
+    """The constants that a value may have been multiplied by.
 
     Attributes:
-        spread: The sum of their binary exponents without signs: no product of some of them is
-            larger than 2 to the power of it, or smaller than its inverse.
-        odd: The product of their odd parts: that of some of them has no more digits.
+        spread: A bound of the sum of the absolute binary exponents. A product of some of the
+            factors is at most 2 to the power of it, and at least the inverse of that.
+        odd: The product of the odd parts of the significands, at most `_MANY`. A product of some of
+            the factors has no more binary digits than this.
     """
 
     spread: int = 0
     odd: int = 1
 
     def times(self, other: _Factors) -> _Factors:
-        """Those of a product."""
+        """The factors of a product of two values."""
         return _Factors(self.spread + other.spread, min(self.odd * other.odd, _MANY))
 
     def beside(self, other: _Factors) -> _Factors:
-        """Those of a result that may have either as its own."""
+        """The factors of a result that may have those of either operand."""
         return _Factors(max(self.spread, other.spread), min(self.odd * other.odd, _MANY))
 
     def are_exact(self, constant: np.ndarray) -> bool:
-        """Whether a constant is the same whichever of them are multiplied first."""
+        """Whether a constant is the same whatever factors are multiplied first."""
         if not jnp.issubdtype(constant.dtype, jnp.inexact):
             return True
         info = jnp.finfo(constant.dtype)
@@ -97,23 +102,36 @@ def _factors(constant: np.ndarray) -> _Factors:
 
 
 class KnownPadding:
-    """Constants by value: every position of its padding, along any axis, holds the constant.
+    """The constant that the padding of a value holds, looked up by the value.
 
-    What is padding depends on the logical shape, and one array may stand for two values of
-    different shapes (``x`` and ``x[:-1]``), so both are looked up.
+    Every position of the padding holds the constant, along every axis. A lookup also compares the
+    logical shape. The logical shape determines what is padding, and one array may stand for two
+    values of different logical shapes (``x`` and ``x[:-1]``).
     """
 
     def __init__(self) -> None:
-        # By identity: tracers are compared by what they trace. What is looked up is kept alive.
+        # The key is the `id` of a value: `==` of tracers would trace a comparison. The entry keeps
+        # the value alive, so that its `id` is not reused.
         self._known: dict[int, tuple[Any, str, np.ndarray, _Factors]] = {}
 
     def note(
         self, value: Any, shape: Shape, constant: Any, factors: _Factors | None = None
     ) -> None:
-        """Remember that the padding of a value of this logical shape holds a constant."""
+        """Remember that the padding of a value holds a constant.
+
+        Nothing is remembered if the dtype of the value cannot hold the constant exactly as a finite
+        normal number, or if its product with the factors may need rounding. The first constant that
+        is noted for a value stays.
+
+        Args:
+            value: An array at padded size.
+            shape: Its logical shape.
+            constant: The constant, a scalar.
+            factors: The factors of the value; none by default.
+        """
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
             return
-        if value.dtype == jax.dtypes.float0:  # which holds nothing
+        if value.dtype == jax.dtypes.float0:  # an array without contents
             return
         exact = np.asarray(constant)
         with np.errstate(all="ignore"):
@@ -125,22 +143,38 @@ class KnownPadding:
             self._known.setdefault(id(value), (value, str(shape), kept, every))
 
     def knows(self, value: object, shape: Shape) -> bool:
-        """Whether the padding of a value is known to hold some constant."""
+        """Whether the padding of a value of this logical shape is known to hold some constant."""
         return self._constant_of(value, shape) is not None
 
     def _constant_of(self, value: object, shape: Shape) -> np.ndarray | None:
+        """The constant in the padding of a value of this logical shape, or None."""
         known = self._known.get(id(value))
         return known[2] if known is not None and known[1] == str(shape) else None
 
     def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
-        """Whether the padding of a value is known to hold this constant, bit by bit."""
+        """Whether the padding of a value is known to hold a given constant.
+
+        Args:
+            value: An array at padded size.
+            shape: Its logical shape.
+            constant: The wanted constant. It is compared bit by bit, so 0.0 differs from -0.0.
+
+        Returns:
+            False if it is unknown, or if ``constant`` is an array.
+        """
         kept = self._constant_of(value, shape)
         if kept is None or isinstance(constant, jax.Array) or np.ndim(constant):
             return False
         return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
 
     def follow(self, eqn: JaxprEqn, operands: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Note what is known of the padding of an equation's outputs."""
+        """Note the constant in the padding of an equation's output, if the operands determine it.
+
+        Args:
+            eqn: An equation whose primitive ran on ``operands`` with its own parameters.
+            operands: Its operands at padded sizes.
+            outs: Its outputs at padded sizes.
+        """
         name = name_of(eqn)
         transfer = _TABLE.get(name)
         if transfer is None or not hasattr(outs[0], "dtype"):
@@ -158,6 +192,7 @@ class KnownPadding:
         self.note(outs[0], shape_of(eqn.outvars[0]), constant, functools.reduce(combine, factors))
 
     def _constant(self, var: Any, operand: Any) -> Any:
+        """The constant in the padding of an operand; a scalar constant is its own padding."""
         if isinstance(operand, jax.core.Tracer):
             return self._constant_of(operand, shape_of(var))
         if isinstance(operand, jax.Array) or np.ndim(operand):
@@ -165,11 +200,13 @@ class KnownPadding:
         return np.asarray(operand, dtype_of(var))
 
     def _factors(self, operand: object, constant: np.ndarray) -> _Factors:
+        """The factors of an operand; if it has not been noted, those of its constant alone."""
         known = self._known.get(id(operand))
         return known[3] if known is not None else _factors(constant)
 
 
 def _broadcast(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The constant, unless a symbolic axis is added or an axis of size 1 becomes symbolic."""
     before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     places = eqn.params["broadcast_dimensions"]
     is_new = (is_symbolic(d) and i not in places for i, d in enumerate(after))
@@ -178,24 +215,28 @@ def _broadcast(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | N
 
 
 def _reduce(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The constant of a reduction over static axes."""
     sizes = [shape_of(eqn.invars[0])[axis] for axis in eqn.params["axes"]]
     if any(map(is_symbolic, sizes)):
         return None
     if name_of(eqn) == "reduce_sum":
         return _zero(eqn, constants)
-    return constants[0] if all(sizes) else None  # over no elements it is another constant
+    return constants[0] if all(sizes) else None  # an empty maximum is -inf, not the constant
 
 
 def _zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """0 if the operand's constant is 0, else None."""
     return constants[0] if _is_zero(constants[0]) and eqn.params.get("y", 1) > 0 else None
 
 
 def _real_zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """0 if the operand is real and its constant is 0, else None."""
     is_complex = jnp.issubdtype(constants[0].dtype, jnp.complexfloating)
-    return None if is_complex else _zero(eqn, constants)  # XLA's arc tangent of 0 is -0j
+    return None if is_complex else _zero(eqn, constants)  # in XLA, the arc tangent of 0j is -0j
 
 
 def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The constant of an elementwise operation on operands of equal shape, or on scalars."""
     out = str(shape_of(eqn.outvars[0]))
     if any(shape and str(shape) != out for shape in map(shape_of, eqn.invars)):
         return None
@@ -203,16 +244,26 @@ def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
-    """What an operation makes of two constants; None if that is not certain."""
+    """The result of an operation on two constants.
+
+    Args:
+        name: Name of a primitive: a key of `_ARITHMETIC` or `_CHOICES`.
+        a: A scalar constant.
+        b: Another one of the same dtype.
+
+    Returns:
+        The scalar that XLA computes for certain; None if XLA may round it or choose another one.
+    """
     with np.errstate(all="ignore"):
         if name in _CHOICES:
             of_zeros = not (a.any() or b.any())
-            signs_differ = of_zeros and a.tobytes() != b.tobytes()  # 0.0 and -0.0: either may come
+            # The maximum of 0.0 and -0.0 may be either one.
+            signs_differ = of_zeros and a.tobytes() != b.tobytes()
             return None if signs_differ else _CHOICES[name](a, b)
         operation, of_fractions = _ARITHMETIC[name]
         found = operation(a, b)
     if not jnp.issubdtype(found.dtype, jnp.inexact):
-        return found  # integers wrap around everywhere
+        return found  # integers wrap around in NumPy as in XLA
     if jnp.issubdtype(found.dtype, jnp.complexfloating):
         return found if not (a.any() or b.any()) else None
     if _is_below_normal(a) or _is_below_normal(b) or not np.isfinite(found):
@@ -222,7 +273,7 @@ def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
 
 
 def _is_below_normal(constant: np.ndarray) -> bool:
-    """Whether it is so near to 0 that some take it for 0."""
+    """Whether a constant is subnormal, so that some backends take it for 0."""
     if not jnp.issubdtype(constant.dtype, jnp.inexact):
         return False
     parts = np.abs([constant.real, constant.imag]).astype(np.float64)
@@ -230,7 +281,7 @@ def _is_below_normal(constant: np.ndarray) -> bool:
 
 
 def _is_zero(constant: Any) -> bool:
-    """Whether it is the 0 that a sum is filled with, not -0.0."""
+    """Whether all bits are 0: the 0 that a sum is filled with. False for -0.0."""
     return not constant.tobytes().strip(b"\0")
 
 
@@ -239,7 +290,7 @@ _TABLE: Mapping[str, _Transfer] = dataflow.table(
         "copy stop_gradient convert_element_type transpose squeeze": lambda eqn, ins: ins[0],
         "broadcast_in_dim": _broadcast,
         "reduce_sum reduce_max reduce_min reduce_and reduce_or": _reduce,
-        # Those that keep 0 do so exactly; at other constants nothing is claimed.
+        # These map 0 to exactly 0. Nothing is known of their results at other constants.
         "abs square integer_pow": _zero,
         "sign sqrt cbrt floor ceil round expm1 log1p erf": _real_zero,
         "sin tan asin atan sinh tanh asinh atanh": _real_zero,

@@ -1,10 +1,12 @@
-"""What a masking rule is given: the context of one equation at padded sizes.
+"""The context that a masking rule gets: one equation at padded sizes.
 
-A rule is ``rule(ctx, *operands) -> output`` (a sequence for primitives with several results).
-It evaluates one primitive on padded operands and keeps the invariant: along an axis of
-symbolic size ``d`` the first ``d(logical)`` positions are real, the rest is arbitrary. A rule
-that reads along an axis first fills its padding; it trusts nothing that an earlier rule left
-there.
+    c:f32[] = reduce_sum[axes=(0,)] a:f32[n]      ctx.fill(a, axes=(0,), value=0)
+                                                  ctx.bind(...)
+
+A rule is ``rule(ctx, *operands) -> output`` (a sequence for primitives with several results). It
+evaluates one primitive on padded operands and keeps the invariant: along an axis of symbolic size
+``d`` the first ``d(logical)`` positions are real, the rest is arbitrary. A rule that reads along an
+axis fills its padding first. It relies on nothing that an earlier rule left in the padding.
 """
 
 from __future__ import annotations
@@ -34,21 +36,40 @@ Rule = Callable[..., Any]
 
 RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives
 
+# From an open jaxpr, its constants, its arguments and the sizes of its own dimension variables to
+# its outputs: `bucketjit._masking.interpreter` passes the method that evaluates a program.
 Interpreter = Callable[..., list[Any]]
 
 
 class RuleContext:
     """One equation, seen at padded sizes.
 
+    The interpreter makes one context per equation. A rule reads the attributes and calls the
+    methods.
+
+    Args:
+        eqn: The equation.
+        sizes: Padded and logical sizes of the dimension variables.
+        interpret: Evaluates a sub-program at padded sizes.
+        operands: The operands of the equation, as its rule receives them.
+        ever_read: The variables that the program reads.
+        known: Constants that padding is known to hold.
+        stand_ins: Values whose padding has been filled.
+        hidden_signs: Returns the factorisations whose signs no result depends on, by `id`.
+
     Attributes:
         primitive: The primitive of the equation.
-        params: Its parameters with every symbolic size replaced by its padded size.
-            Sub-programs (jaxprs) stay as they are: run them with `evaluate`.
+        params: Its parameters with every symbolic size replaced by its padded size. Sub-programs
+            (jaxprs) stay as they are: run them with `evaluate`.
         symbolic_params: The parameters as traced.
         in_shapes: Logical shape of each operand, symbolic.
         out_shapes: Logical shape of each output, symbolic.
         in_avals, out_avals: Abstract values as traced (dtypes, weak types).
         eqn: The equation itself.
+
+    Raises:
+        MaskingError: A parameter is a symbolic size, and no rule of this primitive expects one
+            there.
     """
 
     def __init__(
@@ -89,7 +110,10 @@ class RuleContext:
         return self.eqn.outvars[output] in self._ever_read
 
     def _refuse_sizes_elsewhere(self) -> None:
-        """Refuse a symbolic size where no rule expects one; see `bucketjit._ir.size_params`."""
+        """Refuse a symbolic size in a parameter where no rule expects one.
+
+        `bucketjit._ir.size_params` lists the parameters in which rules expect sizes.
+        """
         symbolic, name = self.symbolic_params, self.primitive.name
         for param, value in self.params.items():
             if value is symbolic[param] or param in SIZE_PARAMS.get(name, ()):
@@ -100,29 +124,56 @@ class RuleContext:
     # --- sizes ---
 
     def padded(self, dim: Dim) -> int:
-        """The padded size of ``dim``, a Python int."""
+        """The padded size of ``dim``, a Python int.
+
+        Raises:
+            MaskingError: The size does not fit into int32 in this bucket.
+        """
         return self._sizes.padded(dim)
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
-        """The padded sizes of a symbolic shape."""
+        """The padded sizes of a symbolic shape.
+
+        Raises:
+            MaskingError: A size does not fit into int32 in this bucket.
+        """
         return self._sizes.padded_shape(shape)
 
     def logical(self, dim: Dim) -> Any:
-        """The logical size of ``dim``: an int if it is static, else an int32 scalar."""
+        """The logical size of ``dim``: an int if it is static, else a run-time int32 scalar.
+
+        Raises:
+            MaskingError: The size does not fit into int32 in this bucket, or takes integers of more
+                than 64 bits to compute.
+        """
         return self._sizes.logical(dim)
 
     def symbolic_axes(self, operand: int = 0) -> tuple[int, ...]:
-        """The axes of an operand, given by its position, whose size is symbolic."""
+        """The axes of an operand whose size is symbolic; ``operand`` is its position."""
         return symbolic_axes(self.in_shapes[operand])
 
     def size_constant(self, index: int) -> Any:
-        """A constant of the program that depends on the logical sizes, at padded size."""
+        """A constant of the program that depends on the logical sizes, at padded size.
+
+        Args:
+            index: Its position among the size constants of the program.
+        """
         return self._sizes.size_constants[index]
 
     # --- filling ---
 
     def shape_of(self, operand: Array) -> Shape:
-        """The logical shape of an array that is one of this equation's operands."""
+        """The logical shape of an array that is one of this equation's operands.
+
+        Args:
+            operand: The operand, the same object that the rule received.
+
+        Returns:
+            Its symbolic shape.
+
+        Raises:
+            ValueError: The array is not an operand of the equation.
+        """
         for own, shape in zip(self._operands, self.in_shapes, strict=True):
             if own is operand:
                 return shape
@@ -132,7 +183,16 @@ class RuleContext:
         )
 
     def in_bounds(self, shape: Shape, axes: Iterable[int] | None = None) -> Any | None:
-        """Where an array of this logical shape is real; see `BucketSizes.in_bounds`."""
+        """The mask of real positions of an array of this logical shape.
+
+        Args:
+            shape: The logical shape.
+            axes: Axes whose padding counts; all by default.
+
+        Returns:
+            A boolean array that broadcasts to the padded shape, True where all these axes are real.
+            None if they are all static. See `BucketSizes.in_bounds`.
+        """
         return self._sizes.in_bounds(shape, axes)
 
     def fill(
@@ -146,20 +206,25 @@ class RuleContext:
     ) -> Any:
         """Write ``value`` into the padding of ``operand``.
 
-        A select, never a product with a mask: 0 * NaN is NaN.
+        The padding is replaced by a select, never by a product with a mask: 0 * NaN is NaN.
 
         Args:
             operand: An array at padded size.
             axes: Fill the padding along these axes; along all by default.
-            value: A scalar of (or convertible to) the operand's dtype.
-            shape: The logical shape of ``operand``; needed unless it is an operand of the
-                equation exactly as the rule received it.
-            unfused: Keep XLA's CPU backend from fusing the select into what reads it; for a reader
-                that is fast only where it reads a single array.
+            value: A scalar of (or convertible to) the operand's dtype, or an array that broadcasts
+                to its shape.
+            shape: The logical shape of ``operand``; needed unless it is an operand of the equation
+                exactly as the rule received it.
+            unfused: Keep XLA's CPU backend from fusing the select into the reader of the result.
+                This pays if the reader is fast only when it reads a plain array.
 
         Returns:
-            ``operand`` with its padding replaced; itself if these axes are all static, or if its
-            padding is known to hold ``value``.
+            ``operand`` with its padding replaced; ``operand`` itself if these axes are all static,
+            or if its padding is known to hold ``value``.
+
+        Raises:
+            MaskingError: ``value`` is 0 and the dtype is float8_e8m0fnu, which has no 0.
+            ValueError: ``shape`` is missing, and ``operand`` is not an operand of the equation.
         """
         is_operand = shape is None
         shape = self.shape_of(operand) if shape is None else shape
@@ -178,12 +243,16 @@ class RuleContext:
                 return select(mask, array, value)
             return select(mask, array, self._sizes.constant(array.shape, array.dtype, value))
 
+        # XLA fuses no conditional with the reader of its result; the branch without padding copies
+        # nothing.
         def filled_in_a_branch(array: Array) -> Any:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
         if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
         result = filled(operand)
+        # An operand whose padding holds a known constant is not replaced by its filled version:
+        # later equations may use the constant, and nothing is known of the padding of the latter.
         if is_operand and not self._known.knows(operand, shape):
             self._stand_ins.note(operand, shape, result)
         return result
@@ -206,13 +275,14 @@ class RuleContext:
             The output, or a list of outputs for a primitive with several results.
         """
         out = self.primitive.bind(*operands, **{**self.params, **overrides})
+        # Remembered for `stands`: this output is what the primitive itself computes.
         same = len(operands) == len(self._operands) and not overrides
         if same and all(x is y for x, y in zip(operands, self._operands, strict=True)):
             self._as_it_stands = out
         return out
 
     def stands(self, out: object) -> bool:
-        """Whether an output is that of the primitive run on its operands as they stand."""
+        """Whether an output is that of `bind` with the operands and parameters unchanged."""
         return out is self._as_it_stands
 
     def evaluate(
@@ -223,18 +293,30 @@ class RuleContext:
         Args:
             jaxpr: The sub-program.
             *operands: Its inputs at padded sizes.
-            sizes: Padded and run-time logical size of dimension variables of its own.
+            sizes: Padded and run-time logical size of each dimension variable that only the
+                sub-program has.
 
         Returns:
             Its outputs at padded sizes.
+
+        Raises:
+            MaskingError: An equation of the sub-program has no rule, or its rule refuses.
         """
         inner, consts = open_jaxpr(jaxpr)
         return self._interpret(inner, consts, operands, sizes)
 
     def require_equal(self, one: Shape, other: Shape) -> None:
-        """Refuse sizes that must be equal and are not: not every primitive compares symbolic ones.
+        """Refuse two shapes whose symbolic sizes must be equal and are not the same expression.
 
-        Where they happen to be equal the exact run succeeds, and elsewhere it raises what JAX does.
+        Not every primitive compares symbolic sizes when it is traced. If the sizes are equal at run
+        time, the exact run succeeds; otherwise it raises JAX's own error.
+
+        Args:
+            one: A logical shape.
+            other: Another one with as many axes.
+
+        Raises:
+            MaskingError: Two sizes are not the same expression, and one of them is symbolic.
         """
         for a, b in zip(one, other, strict=True):
             if (is_symbolic(a) or is_symbolic(b)) and str(a) != str(b):
@@ -246,8 +328,8 @@ class RuleContext:
         Args:
             reason: One line: which axis, why.
             remedy: What the user can do about it.
-            in_bucket: Whether that is so in this bucket, and smaller ones may do. Calls in others
-                are masked all the same.
+            in_bucket: True if the equation is refused in this bucket only, and smaller buckets may
+                do. Calls in other buckets are masked all the same.
 
         Raises:
             MaskingError: Always. The primitive and the source line are added to the reason.
@@ -272,7 +354,15 @@ def _padded_param(value: object, sizes: BucketSizes) -> Any:
 
 
 def zeros(ctx: RuleContext, aval: Any) -> Any:
-    """Zeros (or zero keys) of this type, at its padded shape."""
+    """Zeros (or zero keys) of an abstract value, at its padded shape.
+
+    Args:
+        ctx: The context of the equation.
+        aval: An abstract value with a symbolic shape.
+
+    Returns:
+        An array at padded size.
+    """
     shape = ctx.padded_shape(aval.shape)
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, aval.dtype)

@@ -1,4 +1,4 @@
-"""Whether a program's results depend on the signs of eigenvectors and singular vectors.
+"""Analysis: do a program's results depend on the signs of eigenvectors and singular vectors?
 
     v = eigh x             v is multiplied by the signs s along its axis 1
     a = mul v w            a too: w has no signs
@@ -8,13 +8,13 @@
 A factorisation of a padded matrix gives the vectors of the matrix itself, but the sign of each may
 differ. A program that uses the vectors only in products such as ``v @ diag(f(w)) @ v.T`` (a
 pseudo-inverse, least squares, a function of a matrix, the derivative of eigenvalues) uses each sign
-twice, and its results are the same. This pass multiplies each vector by an unknown sign and follows
-the signs through the program, before any bucket is built. It assumes that an equation that it does
-not know shows the sign.
+twice, and its results are the same. This analysis multiplies each vector by an unknown sign and
+follows the signs through the program, before any bucket is built. An operation that it does not
+know is assumed to expose the signs of its operands.
 
-A sign is hidden only where the axis that counts the vectors is contracted. ``abs(v)`` has no signs
-either. But where eigenvalues are equal, the vectors are known up to a rotation only; a contraction
-hides the rotation too, and ``abs`` does not.
+A sign is hidden only by contracting the axis that counts the vectors. The signs of ``abs(v)``
+cancel too, but that is not enough: vectors of equal eigenvalues are determined up to a rotation
+only. A contraction also hides the rotation, and ``abs`` does not.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._sizes.reshape_groups import without_ones
 
-#: A factorisation, and the axes of a value along which its signs lie: those that count matrices
-#: of a batch, and the one that counts vectors.
+#: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
+#: count the matrices of a batch, then the axis that counts the vectors.
 Factor = tuple[int, tuple[int, ...]]
 
 
 class Facts(NamedTuple):
-    """What is known of a value; the lattice value of this analysis.
+    """What the analysis knows of one value.
 
     Attributes:
-        signs: The signs that it is multiplied by.
-        key: Values of one key are equal; None if no other value is known to be equal.
-        zero: It is 0 everywhere.
-        pairs: A matrix of two columns, which are equal: positions on a diagonal.
-        diagonal: A matrix that is 0 off its diagonal.
+        signs: The signs that the value is multiplied by.
+        key: Values with the same key are equal. None if no other value is known to be equal.
+        zero: True if the value is 0 everywhere.
+        pairs: True for a matrix of two equal columns: index pairs of positions on a diagonal.
+        diagonal: True for a matrix that is 0 off its diagonal.
     """
 
     signs: frozenset[Factor] = frozenset()
@@ -62,8 +62,10 @@ Signs = frozenset[Factor]
 #: From the facts of the operands to the signs of the result; None if the signs show.
 Step = Callable[[JaxprEqn, Sequence[Facts]], Signs | None]
 
+# Primitives that map a diagonal matrix to one, and zeros to zeros.
 _SAME_DIAGONAL = {"convert_element_type", "copy", "neg", "transpose"}
 _SAME_ZERO = {*_SAME_DIAGONAL, "broadcast_in_dim", "reshape"}
+# Primitives whose results get a `key`: they compute the index arrays of a diagonal.
 _NUMBERED = {
     *("add", "mul", "sub", "eq", "lt", "select_n", "iota", "dim_as_value"),
     *("broadcast_in_dim", "convert_element_type", "copy", "reshape"),
@@ -71,13 +73,13 @@ _NUMBERED = {
 
 
 def hidden_signs(jaxpr: Jaxpr) -> Mapping[int, JaxprEqn]:
-    """The factorisations whose signs no result of a program depends on.
+    """Find the factorisations whose signs no result of a program depends on.
 
     Args:
         jaxpr: An open jaxpr.
 
     Returns:
-        The equations, in all programs inside this one too, by their ``id``.
+        The equations, including those in programs inside this one, by their ``id``.
     """
     signs = _Signs()
     signs.show(dataflow.follow(signs, jaxpr, [Facts()] * len(jaxpr.invars)))
@@ -85,14 +87,14 @@ def hidden_signs(jaxpr: Jaxpr) -> Mapping[int, JaxprEqn]:
 
 
 class _Signs(dataflow.Analysis[Facts]):
-    """Which signs each value is multiplied by.
+    """The analysis: the signs that each value is multiplied by.
 
-    Branches and loops get the default too, so nothing is joined: a turn of a loop makes vectors of
-    its own, whose signs must not cancel those of another turn.
+    Branches and loops are in the table with the default, so values are never joined. Each turn of a
+    loop makes new vectors, whose signs must not cancel those of another turn.
 
     Attributes:
         equations: The factorisations, by their ``id``.
-        shown: Those that some result depends on the signs of.
+        shown: Ids of the factorisations whose signs some result depends on.
     """
 
     def __init__(self) -> None:
@@ -102,34 +104,38 @@ class _Signs(dataflow.Analysis[Facts]):
             **{name: functools.partial(self._step, step) for name, step in _STEPS.items()},
             **dataflow.table({"eigh svd": self._factorised, "cond scan while": self.default}),
         }
-        self._of: list[int] = []  # the equation of each call of a factorisation
+        # The `id` of the equation of each group of signs. An equation in a program that is called
+        # twice makes two groups, since each call makes new vectors.
+        self._of: list[int] = []
         self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count()
 
     def show(self, facts: Sequence[Facts]) -> None:
-        """Some result depends on the signs of these values."""
+        """Record that some result depends on the signs of these values."""
         self.shown.update(self._of[group] for fact in facts for group, _ in fact.signs)
 
     def unknown(self, atom: Atom) -> Facts:
-        """A value is equal to itself, and nothing more is known of it."""
+        """A value that is equal to itself only."""
         return Facts(key=("only", next(self._count)))
 
     def literal(self, atom: Literal) -> Facts:
-        """Literals of the same bits are equal."""
+        """A constant; literals of the same type and bits get the same key."""
         value = np.asarray(atom.val)
         return Facts(key=("literal", str(atom.aval), value.tobytes()), zero=not value.any())
 
     def default(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
-        """What the table does not know shows the signs of all that it reads."""
+        """Record that an unknown equation exposes the signs of everything it reads."""
         self.show(ins)
         self.show(dataflow.follow_inside(self, eqn))
         return self._made(eqn, ins, frozenset())
 
     def _step(self, step: Step, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
+        """The facts of a result by a step of `_STEPS`; the default if the step returns None."""
         signs = step(eqn, ins) if any(f.signs for f in ins) else Signs()
         return self.default(eqn, ins) if signs is None else self._made(eqn, ins, signs)
 
     def _factorised(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
+        """New signs for the vectors of a factorisation, which exposes the signs of its operand."""
         self.show(ins)
         group, rank = len(self._of), len(shape_of(eqn.invars[0])) - 2
         self._of.append(id(eqn))
@@ -142,7 +148,7 @@ class _Signs(dataflow.Analysis[Facts]):
         return [Facts(), columns, rows][: len(eqn.outvars)]
 
     def _made(self, eqn: JaxprEqn, ins: Sequence[Facts], signs: Signs) -> Sequence[Facts]:
-        """What is known of the results of an equation, beside the signs of its only one."""
+        """The facts of the results of an equation; its only result is multiplied by ``signs``."""
         if len(eqn.outvars) != 1:
             return [self.unknown(var) for var in eqn.outvars]
         zero = name_of(eqn) in _SAME_ZERO and ins[0].zero
@@ -150,7 +156,7 @@ class _Signs(dataflow.Analysis[Facts]):
         return [Facts(signs, self._number(eqn, ins), zero, pairs, diagonal)]
 
     def _number(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Hashable:
-        """One number for all equations that compute the same of the same."""
+        """The same key for all equations that do the same computation on equal operands."""
         if name_of(eqn) not in _NUMBERED or any(f.key is None for f in ins):
             return ("only", next(self._count))
         params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
@@ -162,6 +168,7 @@ class _Signs(dataflow.Analysis[Facts]):
 
 
 def _makes_pairs(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
+    """Whether an equation joins two equal columns to index pairs."""
     if name_of(eqn) != "concatenate" or eqn.params["dimension"] != 1 or len(ins) != 2:
         return False
     columns = [shape_of(v) for v in eqn.invars]
@@ -169,6 +176,7 @@ def _makes_pairs(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
 
 
 def _makes_diagonal(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
+    """Whether a result is a diagonal matrix: one moved, or values scattered to index pairs."""
     name = name_of(eqn)
     if name in _SAME_DIAGONAL:
         return ins[0].diagonal
@@ -187,7 +195,15 @@ def _makes_diagonal(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
 
 
 def _moved(signs: Signs, place: Callable[[int], int | None]) -> Signs | None:
-    """The signs after their axes moved; None if one of those axes is gone."""
+    """Move the axes of signs.
+
+    Args:
+        signs: The signs of an operand.
+        place: From an axis of the operand to the axis of the result, or None if it is gone.
+
+    Returns:
+        The signs of the result; None if one of their axes is gone.
+    """
     found = set()
     for group, axes in signs:
         places = [at for at in map(place, axes) if at is not None]
@@ -198,7 +214,7 @@ def _moved(signs: Signs, place: Callable[[int], int | None]) -> Signs | None:
 
 
 def _in_place(step: Step) -> Step:
-    """A step of an elementwise primitive, if no sign lies along an axis that it broadcasts."""
+    """Make a step return None if a sign lies along an axis that the primitive broadcasts."""
 
     @functools.wraps(step)
     def checked(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
@@ -214,6 +230,7 @@ def _in_place(step: Step) -> Step:
 
 
 def _keep(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    """The signs of the operand, if the result is inexact: a conversion to integers exposes them."""
     return ins[0].signs if jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.inexact) else None
 
 
@@ -242,11 +259,12 @@ def _reduce_sum(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
 
 
 def _without(gone: set[int], axis: int) -> int | None:
+    """Where an axis is after the axes ``gone`` are removed; None if it is one of them."""
     return None if axis in gone else axis - sum(g < axis for g in gone)
 
 
 def _reshape(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    """One that adds and drops axes of size 1."""
+    """The signs after a reshape that only adds or drops axes of size 1; None for any other."""
     before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     if list(map(str, without_ones(before))) != list(map(str, without_ones(after))):
         return None
@@ -257,20 +275,28 @@ def _reshape(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
 
 @_in_place
 def _mul(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    """The signs of both factors together; None if they share a sign."""
     left, right = ins[0].signs, ins[1].signs
+    # A shared sign would cancel, but elementwise: that does not hide a rotation, as the module
+    # docstring explains.
     return None if left & right else left | right
 
 
 @_in_place
 def _div(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    """The signs of the numerator; None if the denominator has signs."""
     return None if ins[1].signs else ins[0].signs
 
 
 def _alike(ins: Sequence[Facts]) -> Signs | None:
-    """Terms of one sum are multiplied by the same signs, which 0 is by any."""
+    """The signs that all terms of a sum have in common; None if they differ.
+
+    A term that is 0 everywhere agrees with any signs.
+    """
     terms = [f for f in ins if not f.zero]
     signs = next((f.signs for f in terms if f.signs), Signs())
-    # What is 0 off the diagonal does not change with the signs of its rows and its columns.
+    # If each sign multiplies rows and columns alike, the square of a sign is on the diagonal: a
+    # diagonal matrix without signs is also one with these.
     twice = all(len(axes) == 1 and (group, (1 - axes[0],)) in signs for group, axes in signs)
     same = (f.signs == signs or (twice and f.diagonal and not f.signs) for f in terms)
     return signs if all(same) else None
@@ -287,15 +313,18 @@ def _select(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
 
 
 def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    """The signs of a contraction; equal signs that meet along a contracted axis cancel."""
     contract, batch = eqn.params["dimension_numbers"]
     signs = [set(f.signs) for f in ins]
-    # A diagonal matrix times signs along its rows is the same as along its columns.
+    # Signs along the rows of a diagonal matrix can be moved to its columns. They are moved so that
+    # they meet the same signs of the other operand along the contracted axis.
     for side, other in ((0, 1), (1, 0)):
         if ins[side].diagonal and len(contract[side]) == 1:
             axis = contract[side][0]
             for group, axes in ins[other].signs:
                 if axes == tuple(contract[other]):
                     signs[side] ^= {(group, (axis,)), (group, (1 - axis,))}
+    # Cancel signs whose axes meet the axes of the same signs, at least one of them contracted.
     across = dict([*zip(*contract, strict=True), *zip(*batch, strict=True)])
     for group, axes in list(signs[0]):
         if any(a in contract[0] for a in axes) and all(a in across for a in axes):
@@ -303,6 +332,7 @@ def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
             if there in signs[1]:
                 signs[0].discard((group, axes))
                 signs[1].discard(there)
+    # The remaining signs, along the axes of the result: batch, free left axes, free right axes.
     found: list[frozenset[Factor]] = []
     start = len(batch[0])
     for side in (0, 1):

@@ -1,4 +1,12 @@
-"""Contractions as XLA's CPU backend transposes least for them: the same products, arranged anew."""
+"""Contractions arranged so that XLA's CPU backend transposes least before it multiplies.
+
+    before   c = dot_general[contract=(0, 1), (0, 1)] a:f32[b,n,i] d:f32[b,n,o]
+    after    e = reshape a:f32[b*n,i]
+             f = reshape d:f32[b*n,o]
+             c = dot_general[contract=(0,), (0,)] e f
+
+The products are the same. `bucketjit._masking.rules.contractions` uses this on CPU only.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,12 @@ from bucketjit._sizes.expressions import is_symbolic
 
 
 class Numbers(NamedTuple):
-    """The axes of both operands that are contracted, and those of the batch, in pairs."""
+    """The dimension numbers of a ``dot_general``, in pairs of left and right operand.
+
+    Attributes:
+        contract: The contracted axes of each operand.
+        batch: The batch axes of each operand.
+    """
 
     contract: tuple[Sequence[int], Sequence[int]]
     batch: tuple[Sequence[int], Sequence[int]]
@@ -25,11 +38,12 @@ class Numbers(NamedTuple):
 
 
 class Arranged(NamedTuple):
-    """How a contraction is given to XLA's CPU backend.
+    """How a contraction is arranged for XLA's CPU backend.
 
     Attributes:
-        runs: Contracted axes that become one, in pairs; None if they stay as they are.
-        numbers: The dimension numbers after that.
+        runs: Runs of adjacent contracted axes that become one axis each, in pairs; None if no axes
+            are merged.
+        numbers: The dimension numbers after the merge.
         exchanged: Whether the operands change sides.
     """
 
@@ -41,25 +55,29 @@ class Arranged(NamedTuple):
 def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
     """How XLA's CPU backend has least to transpose for a ``dot_general``; None if as it stands.
 
-    XLA transposes operands that are contracted along several axes, and slowly where what makes or
-    masks them is fused into that. Padding does not care which axis it is on: open axes that lie
-    side by side are contracted as one. (The gradient of a dense layer over batch and sequence takes
-    0.25 to 1.02 of the time, and of that of plain ``jit``.)
+    If operands are contracted along several axes, XLA transposes them. That is slow if the equation
+    that computes or masks the operand is fused into the transpose. Padding may be on any axis, so
+    adjacent contracted axes are merged into one before the contraction. (The gradient of a dense
+    layer over batch and sequence takes 0.25 to 1.02 of the time, and of the time of plain ``jit``.)
 
-    In a batch of matrices it wants the contracted axis last on the left and first on the right, and
-    has what is computed for it written so. The operands change sides where less is transposed then:
-    in attention, as ``jnp.einsum`` contracts it, the small result in place of the weights that a
-    masked softmax has made. (An encoder takes 0.94 to 0.98 of the time for a row of 34 to 212
-    tokens.)
+    In a batch of matrices, XLA wants the contracted axis last on the left and first on the right,
+    and writes computed operands in that layout. The operands change sides if fewer elements are
+    transposed then. In attention, as ``jnp.einsum`` contracts it, the small result is then
+    transposed in place of the weights of a masked softmax. (An encoder takes 0.94 to 0.98 of the
+    time for a row of 34 to 212 tokens.)
 
     Args:
         ctx: The equation.
         lhs: Its left operand, filled.
-        rhs: Its right one.
+        rhs: Its right operand, filled.
+
+    Returns:
+        The arrangement, or None if the contraction is best left as it is.
     """
     numbers = Numbers(*ctx.params["dimension_numbers"])
     pairs = list(zip(*numbers.contract, strict=True))
     runs, left_shape, right_shape = _runs(pairs), lhs.shape, rhs.shape
+    # Only if an open axis is contracted: without one there is no fill to fuse into a transpose.
     merges = len(runs) < len(pairs) and any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs)
     if merges:
         left, right = zip(*runs, strict=True)
@@ -75,7 +93,17 @@ def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
 
 
 def contracted(ctx: RuleContext, way: Arranged, lhs: Array, rhs: Array) -> Any:
-    """A ``dot_general`` of filled operands, arranged so."""
+    """A ``dot_general`` of filled operands, arranged so.
+
+    Args:
+        ctx: The equation.
+        way: The arrangement.
+        lhs: Its left operand, filled.
+        rhs: Its right operand, filled.
+
+    Returns:
+        The result, in the layout of the equation.
+    """
     if way.runs is not None:
         left, right = zip(*way.runs, strict=True)
         lhs = lax.reshape(lhs, _merged(lhs.shape, left))
@@ -94,12 +122,12 @@ def contracted(ctx: RuleContext, way: Arranged, lhs: Array, rhs: Array) -> Any:
 def _may_exchange(params: Mapping[str, Any], lhs: Array, rhs: Array) -> bool:
     """Whether operands mean the same on either side.
 
-    XLA's CPU backend (jaxlib 0.10 to 0.12) takes operands of one type and results of a wider one on
-    the sides that they are on, and fails on some of them where they change.
+    On CPU, XLA (jaxlib 0.10 to 0.12) accepts operands of one type with results of a wider type as
+    JAX writes them. It fails on some of them if the operands change sides.
     """
     precision, result = params["precision"], params["preferred_element_type"]
     if precision is not None:
-        # An algorithm is a tuple, too.
+        # A dot algorithm is a tuple, too.
         pair = precision if isinstance(precision, tuple) else ()
         if len(pair) != 2 or not all(isinstance(p, lax.Precision) for p in pair):
             return False
@@ -125,7 +153,7 @@ def _transposed(lhs: Sequence[int], rhs: Sequence[int], numbers: Numbers) -> int
     right = (*numbers.batch[1], *numbers.contract[1], *_free(len(rhs), numbers, 1))
     moved = 0
     for shape, order in ((lhs, left), (rhs, right)):
-        axes = [a for a in order if shape[a] != 1]
+        axes = [a for a in order if shape[a] != 1]  # moving an axis of size 1 moves no element
         moved += math.prod(shape) if axes != sorted(axes) else 0
     return moved
 

@@ -1,4 +1,7 @@
-"""Neutral elements: what padding must hold so that a fold does not see it."""
+"""Neutral elements: the value that padding holds so that a reduction ignores it.
+
+Each function maps a dtype to a scalar of this dtype.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,18 @@ def highest(dtype: np.dtype[Any]) -> Any:
 
 
 def last(dtype: np.dtype[Any]) -> Any:
-    """What nothing sorts after: NaN where the dtype has a positive one, else `highest`."""
+    """What nothing sorts after: NaN where the dtype has a positive one, else `highest`.
+
+    Args:
+        dtype: Any dtype that can be sorted.
+
+    Returns:
+        A scalar of this dtype.
+    """
     if dtypes.issubdtype(dtype, np.complexfloating):
         return np.array(complex(np.nan, np.nan), dtype)
     if dtypes.issubdtype(dtype, np.floating):
+        # A dtype may lack NaN (then this is another number), or have a NaN that sorts first.
         nan = np.array(np.nan).astype(dtype)
         if np.isnan(nan.astype(np.float32)) and only_nan(dtype) is None:
             return nan
@@ -54,6 +65,7 @@ def only_nan(dtype: np.dtype[Any]) -> Any | None:
 
 
 def _extreme(dtype: np.dtype[Any], sign: int) -> Any:
+    """The greatest value of a dtype for ``sign`` 1 and the smallest for -1, infinities included."""
     if dtypes.issubdtype(dtype, np.bool_):
         return np.array(sign > 0)
     if dtypes.issubdtype(dtype, np.integer):
@@ -61,6 +73,7 @@ def _extreme(dtype: np.dtype[Any], sign: int) -> Any:
         return np.array(info.max if sign > 0 else info.min, dtype)
     if dtypes.issubdtype(dtype, np.complexfloating):
         return np.array(complex(sign * np.inf, sign * np.inf), dtype)
+    # The conversion gives NaN or a finite number if the dtype has no infinity.
     infinity = np.array(sign * np.inf).astype(dtype)
     if np.isinf(infinity.astype(np.float32)):
         return infinity

@@ -1,8 +1,9 @@
-"""One window at a run-time place: read or written where the logical sizes put it.
+"""One window at a run-time position: read or written at the place that the logical sizes give.
 
-Shared by the rules of slices, gathers and scatters. A start is clamped or judged by the
-logical sizes; a window of symbolic size may then reach beyond the padded array, because its
-padded size is larger than its logical one.
+The rules of slices, gathers and scatters share this. A start is clamped, or compared with the end
+of the axis, by the logical sizes. A window of symbolic size may then reach beyond the padded array,
+because its padded size is larger than its logical one. So an array that is read gets room at its
+end (`with_room`), and a window that is written is moved back (`write_window`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bucketjit._masking.constant_folding import known_int
 from bucketjit._masking.rule_context import RuleContext
 from bucketjit._sizes.expressions import Dim, Shape, is_symbolic
 
-INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1  # the largest index: sizes and positions are int32 at run time
 
 
 def saturate(index: Any) -> Any:
@@ -36,8 +37,9 @@ def saturate(index: Any) -> Any:
 def as_index(index: Array) -> Any:
     """Indices of a gather or scatter as int32.
 
-    ``jax.numpy`` indexes an axis of static size with int32, a symbolic one with the widest
-    signed type; to wrap that one gives what the exact run indexes with.
+    ``jax.numpy`` indexes an axis of static size with int32, and one of symbolic size with the
+    widest signed type. The exact run has static sizes, so the low 32 bits of a wide index are the
+    index that it uses.
     """
     unsigned = jnp.issubdtype(index.dtype, jnp.unsignedinteger)
     return saturate(index) if unsigned else wrapped(index)
@@ -89,7 +91,20 @@ def is_whole(dim: Dim, size: Dim) -> bool:
 def with_room(
     ctx: RuleContext, operand: Array, axis: int, dim: Dim, size: Dim, start: int | None = None
 ) -> Any:
-    """Extend ``axis`` so that a window of padded size fits at ``start``; by default, anywhere."""
+    """Extend ``axis`` so that a window of padded size fits at ``start``; by default, anywhere.
+
+    Args:
+        ctx: The context of the equation.
+        operand: An array at padded size.
+        axis: The axis.
+        dim: The logical size of the axis.
+        size: The logical size of the window.
+        start: Where the window begins, if that is known; otherwise the greatest possible start
+            counts.
+
+    Returns:
+        The array, extended with zeros at the end of the axis.
+    """
     last = ctx.padded(dim - size) if start is None else start
     return extend(operand, axis, 0, max(0, last + ctx.padded(size) - operand.shape[axis]))
 
@@ -97,7 +112,18 @@ def with_room(
 def read_window(
     ctx: RuleContext, operand: Array, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
-    """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
+    """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped.
+
+    Args:
+        ctx: The context of the equation.
+        operand: Array of logical ``shape``.
+        shape: Logical shape of the operand.
+        starts: One start per axis, an int32 scalar that may be a constant.
+        sizes: Logical shape of the window.
+
+    Returns:
+        The window at its padded shape: a plain slice if all starts are constants.
+    """
     begin, known = [], []
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
@@ -124,8 +150,9 @@ def write_window(
 ) -> Any:
     """Write a window of symbolic ``sizes`` at ``starts`` (int32), which are clamped.
 
-    Where the padded window does not fit it is moved back and its contents forth, so that
-    the operand, often much larger, is neither copied nor extended.
+    If the padded window would reach beyond the operand, it starts earlier, and the update is
+    shifted by the same amount within it. So the operand, which is often much larger than the
+    window, is neither copied nor extended.
 
     Args:
         ctx: The context of the equation.
@@ -133,10 +160,13 @@ def write_window(
         shape: Logical shape of the operand.
         update: Array of logical shape ``sizes``.
         sizes: Logical shape of the window.
-        starts: One scalar per axis.
-        combine: Makes the new contents from the old ones and the update; the update itself
-            by default.
-        where: A boolean scalar: nothing is written where it is False.
+        starts: One int32 scalar per axis.
+        combine: From the old contents and the update to the new contents; the update itself by
+            default.
+        where: A boolean scalar: nothing is written if it is False.
+
+    Returns:
+        The operand with the window written. Padding of the update is not written.
     """
     begin, mask = [], where
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
@@ -146,6 +176,7 @@ def write_window(
         width = update.shape[axis]
         if is_symbolic(size) and not is_whole(dim, size):
             shift = jnp.int32(0)
+            # True if the window at its greatest start would reach beyond the padded operand.
             if ctx.padded(dim - size) + width > room:
                 moved = jnp.minimum(start, room - width)
                 start, shift = moved, start - moved

@@ -1,4 +1,4 @@
-"""Numbers near the end of their dtype: made small before a rule computes larger ones of them."""
+"""Scaling of numbers near the end of their dtype, before a rule computes larger numbers of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def without_overflow(x: Array, axes: Sequence[int], headroom: int) -> tuple[Any,
 
     Args:
         x: Real or complex numbers.
-        axes: Those along which numbers belong together.
-        headroom: How many times larger what is computed may be; 0 where there are no numbers.
+        axes: The axes along which all numbers get the same factor.
+        headroom: By what factor intermediate results may exceed ``x``; 0 if there are no numbers.
 
     Returns:
-        ``x`` times a power of two, which is exact, and what to multiply the results with. Both
-        factors are 1 unless ``x`` is that large; of NaN and infinity they are 1 too.
+        ``x`` times a power of two, which is exact, and the factor for the results. Both factors are
+        1 unless the largest number times ``headroom`` would overflow. They are also 1 for NaN and
+        infinity.
     """
     exponent = math.ceil(math.log2(max(headroom, 1)))
     parts = [jnp.real(x), jnp.imag(x)] if jnp.iscomplexobj(x) else [x]

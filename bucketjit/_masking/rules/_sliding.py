@@ -1,10 +1,10 @@
 """Windows that slide along an axis of symbolic size: what convolutions and pooling share.
 
 Output ``o`` of a window of size ``w`` reads the positions ``o * stride + k * window_dilation -
-low`` for ``k < w`` of the axis, whose elements lie ``base_dilation`` apart. So a window that
-starts at a logical output position never reads past the logical high padding, and the high
-padding may be whatever gives the padded output size. The low padding moves the data: where it
-depends on the logical size, the data is placed at run time.
+low`` for ``k < w`` of the axis, whose elements lie ``base_dilation`` apart. A window of a logical
+output position therefore never reads past the logical high padding. The high padding may be
+whatever gives the padded output size. The low padding moves the data: if it depends on the logical
+size, the data is placed at run time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bucketjit._masking.array_ops import crop, select, take
 from bucketjit._masking.rule_context import RuleContext
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
-UNFOLD_LIMIT = 1 << 24
+UNFOLD_LIMIT = 1 << 24  # elements along an axis that `unfold` may lay out
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,10 @@ class Slide:
     Attributes:
         size: Size of the axis.
         window: Size of the window.
-        stride: From one window to the next.
-        low, high: Padding before and after the axis, negative to cut.
-        base_dilation: From one element of the axis to the next.
-        window_dilation: From one element of the window to the next.
+        stride: Distance from one window to the next.
+        low, high: Padding before and after the axis; a negative number cuts.
+        base_dilation: Distance from one element of the axis to the next.
+        window_dilation: Distance from one element of the window to the next.
         out: Number of windows.
     """
 
@@ -59,7 +59,11 @@ class Slide:
         return not any(map(is_symbolic, found)) and found == (1, 1, 0, 0, 1)
 
     def check(self, ctx: RuleContext) -> None:
-        """Refuse dilations that depend on a size."""
+        """Refuse dilations that depend on a size.
+
+        Raises:
+            MaskingError: A dilation depends on a symbolic size.
+        """
         if is_symbolic(self.base_dilation) or is_symbolic(self.window_dilation):
             ctx.refuse("a dilation that depends on a symbolic size")
 
@@ -85,7 +89,17 @@ class Slide:
         return ctx.padded(self.low), ctx.padded(-self.low)
 
     def place(self, ctx: RuleContext, array: Array, axis: int, value: ArrayLike) -> Any:
-        """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere."""
+        """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere.
+
+        Args:
+            ctx: The context of the equation.
+            array: An array; along the axis it is dilated here.
+            axis: The axis.
+            value: The contents of padding, and between dilated elements.
+
+        Returns:
+            An array over which windows of static parameters slide, without padding of their own.
+        """
         span, size = self.span(ctx), self.dilated_size(array.shape[axis])
         if not is_symbolic(self.low):
             return _pad(array, axis, self.low, span - self.low - size, self.base_dilation, value)
@@ -95,7 +109,16 @@ class Slide:
         return lax.dynamic_slice_in_dim(wide, most - ctx.logical(self.low), span, axis=axis)
 
     def take_back(self, ctx: RuleContext, placed: Any, axis: int) -> Any:
-        """Undo `place` for a base dilation of 1: the axis at its padded size, 0 beyond the span."""
+        """Undo `place` for a base dilation of 1: the axis at its padded size, 0 beyond the span.
+
+        Args:
+            ctx: The context of the equation.
+            placed: An array in the layout of `place`.
+            axis: The axis.
+
+        Returns:
+            An array whose first logical positions along the axis are the elements.
+        """
         span, size = placed.shape[axis], ctx.padded(self.size)
         if not is_symbolic(self.low):
             return _pad(placed, axis, -self.low, size - (span - self.low), 1, 0)
@@ -110,7 +133,13 @@ class Slide:
             ctx: The context of the equation.
             array: An array; along the axis its padding may hold anything.
             axis: The axis.
-            value: Stands where a window has no element, or reads padding.
+            value: The contents where a window has no element, or reads padding.
+
+        Returns:
+            An array with ``out * window`` positions along the axis, both padded.
+
+        Raises:
+            MaskingError: That would be more than `UNFOLD_LIMIT` positions in this bucket.
         """
         outs, taps = ctx.padded(self.out), ctx.padded(self.window)
         if outs * taps > UNFOLD_LIMIT:
@@ -159,7 +188,18 @@ def along(vector: Array, axis: int, rank: int) -> Any:
 
 
 def gather(array: Array, axis: int, position: Array, real: Array, value: ArrayLike) -> Any:
-    """These positions along ``axis``, with ``value`` where not real."""
+    """These positions along ``axis``, with ``value`` where not real.
+
+    Args:
+        array: An array.
+        axis: The axis.
+        position: A vector of positions along the axis.
+        real: A boolean vector as long as ``position``.
+        value: A scalar.
+
+    Returns:
+        The gathered array.
+    """
     return select(along(real, axis, array.ndim), take(array, position, axis), value)
 
 

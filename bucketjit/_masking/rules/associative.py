@@ -1,7 +1,8 @@
 """Associative scans over a symbolic axis, unrolled at the padded size.
 
-Forward, an output depends on the elements before it alone, so padding after them is harmless
-(scans in reverse are traced as forward scans of reversed elements).
+Forward, an output depends only on the elements before it, so padding after them is harmless. (A
+scan in reverse is traced as a forward scan of reversed elements.) In the pullback, padding reaches
+real elements unless it is made 0; `_Scan.backward` does that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ Arrays = Sequence[Any]
 
 
 class _Scan:
-    """The scans of one equation, of whatever padded and logical length."""
+    """The associative scans of one equation, at any padded and logical length.
+
+    Both directions call themselves or JAX's scan on half the elements, so the function of the scan
+    is evaluated at lengths other than that of the equation.
+
+    Args:
+        ctx: The context of the equation.
+        combine: The function of the scan, and what is derived from it.
+        consts: Values that the function closes over.
+    """
 
     def __init__(self, ctx: RuleContext, combine: Combine, consts: Arrays) -> None:
         self._ctx = ctx
@@ -43,6 +53,7 @@ class _Scan:
         self._axis = combine.axis
 
     def _call(self, jaxpr: Jaxpr, size: int, logical: Array, *args: Any) -> Arrays:
+        """Evaluate one of the scan's programs on ``size`` pairs, of which ``logical`` are real."""
         sizes = {self._combine.length: (size, jnp.asarray(logical, jnp.int32))}
         return self._ctx.evaluate(jaxpr, *self._consts, *args, sizes=sizes)
 
@@ -53,14 +64,24 @@ class _Scan:
     def forward(self, elems: Arrays, logical: Array) -> Arrays:
         """What JAX does with a static size.
 
-        A loop by data in the function may not end on padding. There each element also says whether
-        it is real, and pairs with padding are padding.
+        A data-dependent loop in the function may not end on padding. If there is one, a flag beside
+        each element says whether it is real. A pair with padding counts as padding, and the loop
+        runs for real pairs only.
+
+        Args:
+            elems: The elements at padded size.
+            logical: The logical number of elements.
+
+        Returns:
+            The results at padded size.
         """
         axis = self._axis
         if not has_loop(open_jaxpr(self._combine.jaxpr)[0]):
             return list(lax.associative_scan(self._combined, elems, axis=axis))
 
         def combined(left: Arrays, right: Arrays) -> Arrays:
+            # Padding is at the end of both sides, so the number of pairs without padding is the
+            # logical size of this evaluation.
             real = left[-1] & right[-1]
             args = *left[:-1], *right[:-1]
             size = real.shape[axis]
@@ -72,13 +93,23 @@ class _Scan:
     def backward(self, elems: Arrays, cotangents: Arrays, logical: Array) -> tuple[Arrays, Arrays]:
         """Cotangents of constants and elements; `forward` step by step, backwards.
 
-        A step with padding on one side gets a cotangent that is arbitrary. It would reach real
-        elements on the other side, so there it is made 0.
+        A step with padding on one side gets an arbitrary cotangent. It would reach the real element
+        on the other side, so it is made 0 there.
+
+        Args:
+            elems: The elements at padded size.
+            cotangents: The cotangents of the results.
+            logical: The logical number of elements.
+
+        Returns:
+            The cotangents of the constants, and those of the elements.
         """
         size, axis = elems[0].shape[self._axis], self._axis
         floats = [elems[i] for i in self._combine.floats[1]]
         if size < 2:
             return [jnp.zeros_like(self._consts[i]) for i in self._combine.floats[0]], cotangents
+        # `forward` combines pairs of neighbours, scans the sums (the odd results), and combines
+        # each of them with the element after it (the even results).
         pairs, evens = size // 2, (size - 1) // 2
         left = [lax.slice_in_dim(x, 0, 2 * pairs, 2, axis) for x in elems]
         right = [lax.slice_in_dim(x, 1, 2 * pairs, 2, axis) for x in elems]
@@ -112,16 +143,19 @@ class _Scan:
     def _pull(
         self, left: Arrays, right: Arrays, cotangents: Arrays, size: int, logical: Array
     ) -> tuple[Arrays, Arrays, Arrays]:
+        """The cotangents of the constants, the left and the right sides of ``size`` pairs."""
         found = self._call(self._combine.pullback, size, logical, *left, *right, *cotangents)
         a, b = map(len, self._combine.floats)
         return found[:a], found[a : a + b], found[a + b :]
 
     def _real(self, array: Array, logical: Array) -> Any:
+        """``array`` with 0 in its padding along the scanned axis."""
         index = jnp.arange(array.shape[self._axis], dtype=jnp.int32)
         return select(along(index < logical, self._axis, array.ndim), array, 0)
 
 
 def _interleave(even: Array, odd: Array, axis: int, size: int) -> Any:
+    """Elements of ``even`` and ``odd`` in turn along an axis, cut to ``size``."""
     both = jnp.stack([even, crop(odd, axis, even.shape[axis])], axis + 1)
     shape = (*even.shape[:axis], 2 * even.shape[axis], *even.shape[axis + 1 :])
     return crop(both.reshape(shape), axis, size)
@@ -140,6 +174,7 @@ def associative_scan(ctx: RuleContext, *operands: Array) -> Arrays:
 def _evaluate(
     ctx: RuleContext, combine: Combine, mode: str, operands: Arrays, logical: Array
 ) -> Arrays:
+    """Run the scan, its tangent or its pullback; ``mode`` names which."""
     consts, elems, linear = operands_of(combine, operands)
     if mode == PRIMAL:
         return _Scan(ctx, combine, consts).forward(elems, logical)

@@ -1,7 +1,7 @@
 """Collectives over axes that ``vmap`` has turned into axes of an array.
 
-Under ``vmap(axis_name=...)`` a ``psum`` over the mapped axis becomes a sum over an axis given by
-its position, and its transpose one over no axis at all. Those are folds like any other.
+Under ``vmap(axis_name=...)``, a ``psum`` over the mapped axis becomes a sum over an axis given by
+its position. Its transpose becomes a sum over no axis at all. These are reductions like any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from bucketjit._masking.rules.refused import COLLECTIVE, COLLECTIVE_REMEDY
 
 
 def fold(identity: Identity) -> Rule:
-    """The rule of a fold over axes given by position."""
+    """The rule of a fold over axes given by position.
+
+    Args:
+        identity: The neutral element by dtype.
+
+    Returns:
+        The rule. It refuses an axis given by name.
+    """
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
         """Padding holds the neutral element, so it cannot change the result."""

@@ -54,7 +54,11 @@ def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Ar
 
 
 def scaled_dot(ctx: RuleContext, *operands: Array) -> Any:
-    """As `dot_general`; padded scales are one, since a scale type need not have a zero."""
+    """As `dot_general`; padded scales are one, since a scale type need not have a zero.
+
+    Raises:
+        MaskingError: Padding would add part of a block to an axis whose blocks share a scale.
+    """
     contract, batch = ctx.params["dimension_numbers"]
     filled = []
     for position, operand in enumerate(operands):
@@ -77,6 +81,7 @@ def _whole_blocks(size: Dim, count: Dim, padded_size: int, padded_count: int) ->
     if not is_symbolic(size) or (isinstance(count, int) and count == 1):
         return True
     block = size // count
+    # `size // count` is an int only if the block size is the same at all logical sizes.
     return isinstance(block, int) and padded_size == block * padded_count
 
 

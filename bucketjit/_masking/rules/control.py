@@ -1,7 +1,7 @@
 """Calls, branches and loops: run the sub-programs masked, and keep the control flow around them.
 
-Differentiation and `vmap` have happened when a program is masked, so calls that only carry
-custom derivatives or batching rules are evaluated in place.
+Differentiation and `vmap` have happened before a program is masked. So a call that only carries
+custom derivatives or batching rules is evaluated in place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ def strong(x: Array) -> Any:
 
 
 def evaluate_strong(ctx: RuleContext, jaxpr: Jaxpr, *operands: Array) -> tuple[Any, ...]:
-    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
+    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types.
+
+    Args:
+        ctx: The context of the equation.
+        jaxpr: The sub-program.
+        *operands: Its inputs at padded sizes.
+
+    Returns:
+        Its outputs at padded sizes.
+    """
     inner, _ = open_jaxpr(jaxpr)
     outs = ctx.evaluate(jaxpr, *operands)
     return tuple(
@@ -51,7 +60,7 @@ def remat(ctx: RuleContext, *operands: Array) -> Any:
     jaxpr = ctx.params["jaxpr"]
     inner, consts = stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
     cse = ctx.params["prevent_cse"]
-    if isinstance(cse, tuple):
+    if isinstance(cse, tuple):  # one flag per operand; the constants come first
         cse = (False,) * len(consts) + cse
     return ctx.bind(*consts, *operands, jaxpr=inner, prevent_cse=cse)
 
@@ -66,7 +75,11 @@ def custom_linear_solve(ctx: RuleContext, *operands: Array) -> list[Any]:
 
 
 def call_hi_primitive(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
+    """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at.
+
+    Raises:
+        MaskingError: The primitive does not expand at symbolic sizes.
+    """
     try:
         expanded = expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
     except Exception as error:
@@ -105,7 +118,10 @@ def cond(ctx: RuleContext, index: Array, *operands: Array) -> Any:
 def _branch(
     ctx: RuleContext, jaxpr: Jaxpr, taken: Callable[[], Any] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
-    """One branch; ``taken`` says at run time whether it runs, where that is not known before."""
+    """One branch; ``taken`` says at run time whether it runs, where that is not known before.
+
+    The condition stops loops in a branch that does not run; see `bucketjit._masking.loops`.
+    """
     if taken is None or not has_loop(open_jaxpr(jaxpr)[0]):
         return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
 
@@ -122,9 +138,9 @@ def _branch(
 def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     """Loop while a real row's predicate holds.
 
-    The predicate of a vmapped loop has the batch axes: rows that are done keep their carry, and
-    padded rows are never begun, so what they hold cannot keep the loop running. A loop with loops
-    inside carries its predicate along, to tell them whether it runs.
+    The predicate of a vmapped loop has the batch axes. Rows that are done keep their carry. Padded
+    rows are never begun, so their contents cannot keep the loop running. A loop with loops inside
+    carries its predicate along, so that they run only while it holds.
     """
     split = ctx.params["cond_nconsts"]
     cond_consts = operands[:split]
@@ -144,6 +160,7 @@ def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     if not rows and not has_loops:
         return lax.while_loop(lambda carry: where_running(holds(carry)), step, init)
 
+    # The predicate is evaluated in the body, once per step, and carried to the next step.
     def step_running(state: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
         running, carry = state
         with loops_only_while(jnp.any(running)) if has_loops else nullcontext():

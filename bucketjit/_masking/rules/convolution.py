@@ -1,8 +1,8 @@
 """Convolution over open batch, feature and spatial axes, and the convolutions of its gradients.
 
-Zeros stand wherever a window reads beyond the data. Where the low padding depends on the
-logical size (``SAME`` with a stride), the data is placed at run time. The gradient by the
-kernel slides the cotangent, a kernel of symbolic size, over the data.
+Windows that reach beyond the data read zeros. If the low padding depends on the logical size
+(``SAME`` with a stride), the data is placed at run time. In the gradient by the kernel, the
+cotangent is a kernel of symbolic size that slides over the data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from bucketjit._sizes.expressions import Dim, is_symbolic
 
 
 class _Axis:
-    """One spatial axis: where it lies in each array, and how the kernel slides along it."""
+    """One spatial axis of a convolution.
+
+    Attributes:
+        index: Its number among the spatial axes.
+        lhs, rhs, out: The axis of the data, the kernel and the result.
+        slide: How the kernel slides along it.
+    """
 
     def __init__(self, ctx: RuleContext, index: int) -> None:
         numbers, params = ctx.params["dimension_numbers"], ctx.symbolic_params
@@ -45,7 +51,12 @@ class _Axis:
 
 
 def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
-    """Zeros on every axis that is contracted or read beyond its end, then a plain convolution."""
+    """Zeros on every axis that is contracted or read beyond its end, then a plain convolution.
+
+    Raises:
+        MaskingError: A stride or dilation depends on a symbolic size, or padding would lie between
+            groups.
+    """
     axes = [_Axis(ctx, i) for i in range(len(ctx.params["window_strides"]))]
     _check(ctx, axes)
     if 0 in (*ctx.padded_shape(ctx.out_shapes[0]), *lhs.shape, *rhs.shape):
@@ -67,6 +78,7 @@ def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
 
 
 def _check(ctx: RuleContext, axes: Sequence[_Axis]) -> None:
+    """Refuse a convolution that cannot be masked."""
     for axis in axes:
         axis.slide.check(ctx)
         if is_symbolic(axis.slide.stride):
@@ -94,8 +106,9 @@ def _splits(ctx: RuleContext, size: Dim, groups: Dim) -> bool:
 def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tuple[Any, Any]:
     """Zeros into what is contracted: features, kernels, and data read beyond its end.
 
-    Padding makes groups of its own, but XLA may take the groups for one dense convolution with
-    zeros between them, where a NaN of one would reach the others.
+    The padding of a batch or feature axis with groups makes groups of its own. XLA may nevertheless
+    compute the groups as one dense convolution with zeros between them. There a NaN of one group
+    would reach the others, so the padding is filled too.
     """
     numbers = ctx.params["dimension_numbers"]
     kernels = [a for a in axes if is_symbolic(a.slide.window)]
@@ -123,7 +136,15 @@ def _convolve(
 ) -> Any:
     """Convolve filled operands, the data where its logical low padding puts it.
 
-    Along ``windows`` the data is a single window of elements that lie side by side.
+    Args:
+        ctx: The context of the equation.
+        lhs: The data.
+        rhs: The kernel.
+        axes: The spatial axes.
+        windows: Axes along which the data is a single window, with adjacent elements.
+
+    Returns:
+        The result, not yet cut to its padded shape.
     """
     padding, dilation, strides, spread = (
         list(ctx.params[name])
@@ -163,8 +184,8 @@ def _convolve(
 
 # --- kernels of symbolic size ---------------------------------------------------------------
 #
-# Padding makes the kernel longer. Its zeros meet data that the logical kernel does not reach,
-# which adds 0, unless that data is infinite or NaN. Then each window is taken by itself.
+# Padding makes the kernel longer. Its zeros are multiplied with data that the logical kernel does
+# not reach. That adds 0 unless the data is infinite or NaN; then each window is laid out by itself.
 
 
 def _overreaches(slide: Slide) -> bool:

@@ -1,7 +1,7 @@
 """Callbacks to the host: Python sees arrays of their logical shapes, once per logical call.
 
-The sizes travel with the operands. Padding is cut off, and put back on results, on the host,
-where slicing a NumPy array costs no compile.
+The sizes are passed to the host with the operands. The host cuts off the padding of operands and
+pads results, because slicing a NumPy array costs no compile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bucketjit._tracing.host_functions import SizedHost
 
 
 class _Host:
-    """The host's side of a callback: what it needs to know of the sizes, and to do with them.
+    """The part of a callback that runs on the host: it cuts operands and pads results.
 
     Attributes:
         sizes: Run-time value of every symbolic size of the operands and results.
@@ -37,7 +37,15 @@ class _Host:
         self._padded = [ctx.padded_shape(s) for s in ctx.out_shapes]
 
     def cut(self, sizes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-        """The logical part of each operand, in memory of its own."""
+        """The logical part of each operand, in memory of its own.
+
+        Args:
+            sizes: The values of ``self.sizes`` on the host.
+            arrays: The operands at padded sizes.
+
+        Returns:
+            NumPy arrays of the logical shapes.
+        """
         shapes = self._logical(sizes)[: len(arrays)]
         return [
             np.array(np.asarray(x)[tuple(map(slice, shape))])
@@ -45,7 +53,18 @@ class _Host:
         ]
 
     def pad(self, sizes: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Each result at its padded shape, with zeros for padding."""
+        """Each result at its padded shape, with zeros for padding.
+
+        Args:
+            sizes: The values of ``self.sizes`` on the host.
+            results: What the user's function returned.
+
+        Returns:
+            NumPy arrays at padded sizes.
+
+        Raises:
+            ValueError: A result does not have its logical shape.
+        """
         shapes = self._logical(sizes)[len(self._shapes) - len(self._padded) :]
         wide = []
         for result, shape, padded in zip(results, shapes, self._padded, strict=True):
@@ -58,6 +77,7 @@ class _Host:
         return wide
 
     def _logical(self, sizes: Sequence[Any]) -> list[tuple[int, ...]]:
+        """The logical shapes of the operands, then of the results."""
         known = dict(zip(self._names, map(int, sizes), strict=True))
         return [tuple(known[d] if isinstance(d, str) else d for d in s) for s in self._shapes]
 
@@ -95,7 +115,11 @@ def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
 
 
 def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """Run the primitive's own host function (print, log or call) on the logical arrays."""
+    """Run the primitive's own host function (print, log or call) on the logical arrays.
+
+    Raises:
+        MaskingError: The effect is ordered, the function closes over a size, or it is partitioned.
+    """
     host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
     number, find = _function(ctx)
@@ -111,7 +135,10 @@ def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
 def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Call the function on the logical arrays; the host pads what it returns.
 
-    Under a later `vmap` each row has sizes of its own, hence one call for each row.
+    Under a later `vmap`, each row has sizes of its own, so there is one call per row.
+
+    Raises:
+        MaskingError: The effect is ordered, the function closes over a size, or it is partitioned.
     """
     host, arrays = _prepare(ctx, operands)
     number, find = _function(ctx)

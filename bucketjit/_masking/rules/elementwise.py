@@ -17,8 +17,16 @@ from bucketjit._sizes.expressions import Shape, is_symbolic
 def fit(array: Array, shape: Shape, target: Sequence[int]) -> Any:
     """Give the symbolic axes of an operand the padded sizes of the output.
 
-    Sizes that are equal as expressions almost always have equal padded sizes, and then this
-    does nothing. Axes of size 1 that broadcast are left alone.
+    Sizes that are equal as expressions almost always have equal padded sizes, so this rarely does
+    anything. Axes of size 1 that broadcast are left alone.
+
+    Args:
+        array: The operand at padded size.
+        shape: Its logical shape.
+        target: The padded shape of the output.
+
+    Returns:
+        The operand, which broadcasts to ``target``.
     """
     for axis, (dim, size) in enumerate(zip(shape, target, strict=True)):
         if is_symbolic(dim) and array.shape[axis] != size:
@@ -39,7 +47,7 @@ def elementwise(ctx: RuleContext, *operands: Array) -> Any:
 def unchanged(ctx: RuleContext, *operands: Array) -> Any:
     """Every output has the sizes of its operand: run it as it stands.
 
-    ``bitcast_convert_type`` between widths adds or removes a trailing axis, which is static:
+    ``bitcast_convert_type`` between widths adds or removes a trailing axis. That axis is static:
     its size is the ratio of the widths.
     """
     return ctx.bind(*operands)

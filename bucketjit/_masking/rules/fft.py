@@ -1,8 +1,8 @@
 """Fourier transforms: natural over static axes, by the chirp transform over symbolic ones.
 
-A transform mixes every position with every other at angles that depend on the logical size, so
-no padding is neutral to it. Bluestein's chirp transform writes it as a convolution of any
-length that is large enough, in which the logical size is but a number: exact up to rounding.
+A transform mixes every position with every other, at angles that depend on the logical size. So no
+padding is neutral. Bluestein's chirp transform is a convolution of any sufficiently large length,
+in which the logical size is only a number. It is exact up to rounding.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from bucketjit._masking.rules._scaling import scaled, without_overflow
 from bucketjit._masking.rules._sliding import along
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
-CHIRP_LIMIT = 46340  # its square is the largest that int32 holds
+CHIRP_LIMIT = 46340  # positions; `_chirp` squares them, and the next square exceeds int32
 
 
 def fft(ctx: RuleContext, operand: Array) -> Any:
-    """Transform axis by axis, the real side of a real transform where it belongs."""
+    """Transform axis by axis, the real side of a real transform where it belongs.
+
+    Raises:
+        MaskingError: A symbolic axis meets a static length, or a symbolic length is padded beyond
+            `CHIRP_LIMIT`.
+    """
     rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
     axes = range(out_rank - rank, out_rank)
     lengths = dict(zip(axes, ctx.symbolic_params["fft_lengths"], strict=True))
@@ -68,7 +73,8 @@ def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool
         return (jnp.fft.ifft if inverse else jnp.fft.fft)(x, axis=axis)
     size, n = x.shape[axis], ctx.logical(length)
     wide = _wide(size)
-    # Fused with what reads it, the chirp's sines would be computed anew for every element of x.
+    # Without this, XLA would fuse the chirp into its reader and compute its sines anew for every
+    # element of x.
     chirp = kept_in_memory(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
     # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
     # convolution with conj(chirp), which is even.
@@ -89,6 +95,7 @@ def _headroom(ctx: RuleContext, lengths: Iterable[Dim]) -> int:
 
 def _wide(size: int) -> int:
     """A size that has a fast transform and room for the convolution of two of this size."""
+    # Backends are fast at products of small primes: a power of two, or 3/4 or 5/8 of one.
     power = 1 << (2 * size - 2).bit_length()
     return min(w for w in (power, power * 3 // 4, power * 5 // 8) if w >= 2 * size - 1)
 

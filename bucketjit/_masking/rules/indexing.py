@@ -30,7 +30,7 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     """Rewrite the indices so that judging them by padded sizes gives the logical answer.
 
     Padded rows of indices gather padded rows of the result, whatever they hold. A window of
-    symbolic size may need room behind the padded operand.
+    symbolic size may need room after the padded operand.
     """
     fill = ctx.symbolic_params.get("fill_value")
     if not is_symbolic(fill):
@@ -41,6 +41,7 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
 
 
 def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> Any:
+    """Gather with a fill value that is a number, not a size."""
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         # XLA's gather takes no slice of size 1 from an axis of size 0, however few slices it takes.
         return zeros(ctx, ctx.out_avals[0])

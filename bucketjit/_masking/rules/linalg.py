@@ -1,8 +1,9 @@
 """Matrix factorisations and solves.
 
-Over a batch axis padding is matrices of its own, filled so that nothing overflows or iterates
-for ever. Over an axis of the matrix itself, a block of zeros or an identity block is added
-where the algorithm then does to the real part exactly what it would do to it alone.
+The padding of a batch axis consists of whole matrices. They are filled so that nothing overflows
+and no iteration runs for ever. An axis of the matrix itself is extended by a block of zeros or an
+identity block, if the algorithm then computes for the real part exactly what it would compute
+without the block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bucketjit._masking.rules._scaling import without_overflow
 from bucketjit._masking.rules._sliding import fit
 from bucketjit._sizes.expressions import is_symbolic
 
+#: From a context, an operand and its position to the operand with its padding filled.
 Fill = Callable[[RuleContext, Any, int], Any]
 
 
@@ -50,6 +52,7 @@ def _open_matrix(ctx: RuleContext, position: int = 0) -> list[Any]:
 
 
 def _fit_all(ctx: RuleContext, outs: Any) -> Any:
+    """Cut or extend all outputs to their padded shapes."""
     if not ctx.primitive.multiple_results:
         return fit(ctx, outs)
     return [fit(ctx, out, i) for i, out in enumerate(outs)]
@@ -59,7 +62,14 @@ def _fit_all(ctx: RuleContext, outs: Any) -> Any:
 
 
 def extended(*fills: Fill) -> Rule:
-    """Fill each operand's padding and run: exact over batch axes and matrix axes alike."""
+    """Fill each operand's padding and run: exact over batch axes and matrix axes alike.
+
+    Args:
+        *fills: How the padding of each operand is filled.
+
+    Returns:
+        The rule.
+    """
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
         filled = [f(ctx, x, i) for i, (f, x) in enumerate(zip(fills, operands, strict=True))]
@@ -69,7 +79,15 @@ def extended(*fills: Fill) -> Rule:
 
 
 def batched(fill: Fill, why: str) -> Rule:
-    """Open batch axes only: over a matrix axis the reason is ``why``."""
+    """Open batch axes only: over a matrix axis the reason is ``why``.
+
+    Args:
+        fill: How the padding of the operand is filled.
+        why: Why a matrix axis may not be open, for the message.
+
+    Returns:
+        The rule. It refuses an open matrix axis.
+    """
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         if sizes := _open_matrix(ctx):
@@ -82,9 +100,9 @@ def batched(fill: Fill, why: str) -> Rule:
 def lu(ctx: RuleContext, operand: Array) -> Any:
     """A square matrix gets an identity block, any other zeros.
 
-    Rows of zeros are never the pivot of a real column, since the first of equal candidates
-    wins, and columns of zeros come after the real ones and move no rows. Where there is a NaN,
-    no candidate wins, and the pivots are others than without padding.
+    A row of zeros is never the pivot of a real column: the first of equal candidates is chosen.
+    Columns of zeros come after the real columns and move no rows. If there is a NaN, no candidate
+    is chosen, and the pivots differ from those without padding.
     """
     rows, columns = ctx.in_shapes[0][-2:]
     return _fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
@@ -100,8 +118,11 @@ def reflectors(columns: Sequence[int]) -> Rule:
     """Householder reflectors: zeros after a reflector and a factor 0 leave everything as it is.
 
     Args:
-        columns: Axis of each operand that counts reflectors or columns of ``q``; LAPACK wants
-            no more of them than rows.
+        columns: The axis of each operand that counts reflectors or columns of ``q``. LAPACK allows
+            at most as many of them as rows.
+
+    Returns:
+        The rule.
     """
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
@@ -121,7 +142,11 @@ def reflectors(columns: Sequence[int]) -> Rule:
 
 
 def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
-    """The lower form works from the first column on, so zeros after the matrix stay zeros."""
+    """The lower form works from the first column on, so zeros after the matrix stay zeros.
+
+    Raises:
+        MaskingError: An open matrix axis meets ``lower=False``.
+    """
     if (sizes := _open_matrix(ctx)) and not ctx.params["lower"]:
         ctx.refuse(
             f"a matrix of symbolic size {sizes[0]} with lower=False: "
@@ -132,7 +157,12 @@ def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
 
 
 def triangular_solve(ctx: RuleContext, matrix: Array, rhs: Array) -> Any:
-    """An identity block after the matrix, nothing after the right-hand side."""
+    """An identity block after the matrix, nothing after the right-hand side.
+
+    Raises:
+        MaskingError: The batch axes of the operands have different sizes, as far as expressions
+            show.
+    """
     ctx.require_equal(ctx.in_shapes[0][:-2], ctx.in_shapes[1][:-2])
     return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
 
@@ -143,7 +173,7 @@ def tridiagonal_solve(ctx: RuleContext, lower: Array, main: Array, upper: Array,
     main = ctx.fill(main, value=1, shape=ctx.in_shapes[1])
     upper = zero(ctx, upper, 2)
     size = ctx.in_shapes[2][-1]
-    if is_symbolic(size):  # the last entry is no part of the matrix
+    if is_symbolic(size):  # the last entry lies outside of the matrix and would couple the block
         index = lax.broadcasted_iota(jnp.int32, upper.shape, upper.ndim - 1)
         upper = jnp.where(index < ctx.logical(size) - 1, upper, jnp.zeros((), upper.dtype))
     return fit(ctx, ctx.bind(lower, main, upper, rhs))
@@ -152,13 +182,18 @@ def tridiagonal_solve(ctx: RuleContext, lower: Array, main: Array, upper: Array,
 def eigh(ctx: RuleContext, operand: Array) -> Any:
     """Eigenvalues of a matrix of symbolic size: padding adds some that sort after all of them.
 
-    The eigenvectors of a matrix with a block added are its own, up to their signs. Of equal
-    eigenvalues they are any basis of a space, and which one LAPACK picks depends on the padded
-    size: what treats such vectors each in its own way gets other numbers than without padding.
+    The eigenvectors of a matrix with a block added are those of the matrix, up to their signs. The
+    eigenvectors of equal eigenvalues are any basis of a space, and the basis that LAPACK picks
+    depends on the padded size. A program that treats such vectors one by one therefore gets other
+    numbers than without padding.
 
-    Of a matrix that is not finite, all are NaN. (LAPACK on CPU makes some numbers of NaN all the
-    same, which ones depends on their places and on the size.) A single row is its own eigenvalue,
-    and its eigenvector is 1, whatever it holds.
+    For a matrix that is not finite, all results are NaN. (LAPACK on CPU returns some numbers
+    nevertheless; which ones depends on the places of the NaNs and on the size.) A matrix of a
+    single row is its own eigenvalue, and its eigenvector is 1, whatever it holds.
+
+    Raises:
+        MaskingError: A matrix axis is open, and eigenvectors are read whose signs a result depends
+            on, or a subset or the unsorted eigenvalues are asked for.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
@@ -180,6 +215,7 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
             f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}",
             "use sort_eigenvalues=True, or leave the axis static",
         )
+    # Only the triangle that `eigh` reads counts for the scale, the bound and the NaN check.
     half = jnp.tril(matrix) if ctx.params["lower"] else jnp.triu(matrix)
     matrix, back = without_overflow(half, (-2, -1), 16 * matrix.shape[-1])
     vectors, values = ctx.bind(_with_large_eigenvalues(ctx, matrix))
@@ -193,7 +229,10 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
 
 
 def _up_to_sign(ctx: RuleContext) -> bool:
-    """Whether vectors will do whose signs are others: those of complex ones are any phases."""
+    """Whether vectors will do whose signs are others: those of complex ones are any phases.
+
+    The signs of real vectors can be followed. Complex vectors are determined up to a phase.
+    """
     real = jnp.issubdtype(ctx.in_avals[0].dtype, jnp.floating)
     return bool(real) and ctx.signs_are_hidden()
 
@@ -201,9 +240,15 @@ def _up_to_sign(ctx: RuleContext) -> bool:
 def _with_large_eigenvalues(ctx: RuleContext, matrix: Array) -> Any:
     """Put a bound of the eigenvalues (Gershgorin's, doubled) on the padded diagonal.
 
+    Twice Gershgorin's bound is larger than every eigenvalue of the matrix, so the eigenvalues of
+    the padding sort after them.
+
     Args:
         ctx: The equation.
         matrix: One triangle of the matrix, zeros elsewhere.
+
+    Returns:
+        The matrix with the bound on the padded diagonal.
     """
     half = jnp.abs(matrix)
     bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1, initial=0)[..., None, None]
@@ -215,8 +260,12 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Array) -> Any:
 def svd(ctx: RuleContext, operand: Array) -> Any:
     """Rows and columns of zeros add singular values of 0, which come last.
 
-    Singular vectors are those of the matrix up to their signs; of equal singular values they are
+    Singular vectors are those of the matrix up to their signs. Those of equal singular values are
     any basis, as in `eigh`.
+
+    Raises:
+        MaskingError: A matrix axis is open, and singular vectors are read whose signs a result
+            depends on, or a subset is asked for.
     """
     if sizes := _open_matrix(ctx):
         if ctx.params.get("subset_by_index") is not None:
@@ -238,8 +287,9 @@ def svd(ctx: RuleContext, operand: Array) -> Any:
 def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
     """Those of the square factor R of a tall matrix, which is ``Q @ R``, turned by Q.
 
-    R gets a block whose singular values are larger than all of its own, so that a singular value
-    of 0 does not mix with it.
+    R gets a block with singular values larger than all singular values of R. So a singular value of
+    0 does not mix with those of the padding. The larger ones come first, and the results are
+    shifted to the front (`shift_left`).
     """
     rows, columns = ctx.in_shapes[0][-2:]
     count = ctx.out_shapes[0][-1]
@@ -268,6 +318,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
         r = ctx.fill(r, value=block, shape=square)
     s, u, vt = ctx.bind(r, full_matrices=False)
     s = s * back[..., 0]
+    # The singular values of the block are the largest, so they come first: shift them out.
     if is_symbolic(count):
         added = size - ctx.logical(count)
         s = shift_left(s, s.ndim - 1, added)

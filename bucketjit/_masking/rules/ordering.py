@@ -1,8 +1,8 @@
 """Sorting and selection: padding sorts after everything real and loses every tie.
 
-Padding comes after all real data along the sorted axis. In a stable order it therefore loses
-every tie by its position, even against a real NaN or infinity, once it holds the value that
-nothing sorts after. Operands keep their number, so the fast sorts of the backends still apply.
+Along the sorted axis, padding comes after all real data. It holds a value that nothing sorts after.
+In a stable order it therefore loses every tie by its position, even against a real NaN or infinity.
+The number of operands does not change, so the fast sorts of the backends still apply.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import last, lowest, only_nan
 from bucketjit._sizes.expressions import is_symbolic
 
-# XLA orders them as wider floats, and the NaN of all bits set is a positive one then.
+# XLA orders these dtypes as wider floats, in which the NaN with all bits set is positive.
 _WITHOUT_NEGATIVE_NAN = {"float8_e5m2", "float8_e8m0fnu"}
 
 
 def sort(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Keys of padding hold what sorts last; a stable sort keeps it behind real equals.
 
-    An unstable sort may leave equal keys in any order, so it becomes a stable one. Where every
-    operand is a key this is moot, for equal rows are the same row.
+    An unstable sort may leave equal keys in any order, so it becomes a stable one. If every operand
+    is a key, it need not, because rows of equal keys are equal.
     """
     axis, num_keys = ctx.params["dimension"], ctx.params["num_keys"]
     if not is_symbolic(ctx.in_shapes[0][axis]):
@@ -42,8 +42,11 @@ def sort(ctx: RuleContext, *operands: Array) -> list[Any]:
 def top_k(ctx: RuleContext, operand: Array) -> list[Any]:
     """Padding holds what nothing is below; ties go by index, so it is taken last.
 
-    ``k`` is at most the logical size, so it is never taken. On CPU floats are in total order,
-    where -NaN is below -inf. Other backends may compare with ``>``, where NaN has no place.
+    ``k`` is at most the logical size, so padding is never taken. On CPU, floats are in total order,
+    in which -NaN is below -inf. Other backends may compare with ``>``, which does not order NaN.
+
+    Raises:
+        MaskingError: The dtype has no value below all others.
     """
     axis = ctx.params.get("axis", operand.ndim - 1)
     k = ctx.params["k"]
@@ -75,7 +78,12 @@ def _first_in_total_order(dtype: np.dtype[Any]) -> Any:
 def approx_top_k(ctx: RuleContext, operand: Array) -> list[Any]:
     """Off TPU the approximate search is exact, a sort, which padding goes through as in `sort`.
 
-    On TPU it deals the axis out over bins by its size, so another size finds other values.
+    On TPU the search distributes the axis over bins by its size, so another size finds other
+    values.
+
+    Raises:
+        MaskingError: The backend is TPU, ``aggregate_to_topk`` is False, or the dtype has at most 8
+            bits.
     """
     axis, k = ctx.params["reduction_dimension"] % operand.ndim, ctx.params["k"]
     if not is_symbolic(ctx.in_shapes[0][axis]):

@@ -1,4 +1,9 @@
-"""What a program of concrete traces takes from the trace at the logical sizes."""
+"""What a program of concrete traces takes from the trace at the logical sizes.
+
+Such a program comes from traces at several concrete sizes. A constant that differs between the
+traces is a size constant: an input of the executable, taken from a trace at the logical sizes of
+the call. See `bucketjit._tracing.concrete`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Random draws: the bits of a logical shape, whatever the shape is padded to.
 
 A generator numbers the elements of a draw in row-major order and hashes each number. Padding an
-inner axis changes those numbers, so they are computed from logical sizes. Where a generator is
-itself made of primitives it is traced at the symbolic shape and evaluated like any program.
+inner axis changes those numbers, so they are computed from logical sizes. A generator that is made
+of primitives is traced at the symbolic shape and evaluated like any program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bucketjit._jax.primitives import primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import symbolic_axes
 
-_WORD = 1 << 32
+_WORD = 1 << 32  # elements; from here on a number needs two 32-bit words
 _HARDWARE = (
     "its bits come from the hardware's generator, whose sequence depends on the padded shape",
     "use keys of JAX's default generator (threefry2x32), or leave the axis static (None or _)",
@@ -35,7 +35,11 @@ def natural(ctx: RuleContext, *operands: Array) -> Any:
 
 
 def random_fold_in(ctx: RuleContext, keys: Array, data: Array) -> Any:
-    """Key by key, but for the one generator that folds a whole batch with its first key."""
+    """Key by key, but for the one generator that folds a whole batch with its first key.
+
+    Raises:
+        MaskingError: The keys are of the generator "unsafe_rbg".
+    """
     if key_impl(keys.dtype) == "unsafe_rbg":
         ctx.refuse(*_HARDWARE)
     return ctx.bind(keys, data)
@@ -74,7 +78,15 @@ def _wide_product(a: Array, b: Array) -> tuple[Any, Any]:
 
 
 def counters(ctx: RuleContext, shape: Sequence[Any]) -> tuple[Any, Any]:
-    """High and low word of the number of each element of a logical shape, at padded sizes."""
+    """High and low word of the number of each element of a logical shape, at padded sizes.
+
+    Args:
+        ctx: The context of the equation.
+        shape: The logical shape.
+
+    Returns:
+        Two uint32 arrays of the padded shape.
+    """
     padded = ctx.padded_shape(shape)
     positions = [lax.broadcasted_iota(jnp.uint32, padded, i) for i in range(len(padded))]
     sizes = [ctx.logical(d) for d in shape]
@@ -99,7 +111,12 @@ def iota_2x32_shape(ctx: RuleContext) -> Any:
 
 
 def random_bits(ctx: RuleContext, keys: Array) -> Any:
-    """Run the generator on the logical shape, key by key."""
+    """Run the generator on the logical shape, key by key.
+
+    Raises:
+        MaskingError: The bits come from the generator of the hardware, the generator cannot be
+            traced, or a draw of the older threefry mode has more than 2**32 words.
+    """
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         return _per_key(keys, lambda key: _total_bits(ctx, key, width, shape))
@@ -110,7 +127,11 @@ def random_bits(ctx: RuleContext, keys: Array) -> Any:
 
 
 def random_split(ctx: RuleContext, keys: Array) -> Any:
-    """Run the generator's split on the logical shape, key by key."""
+    """Run the generator's split on the logical shape, key by key.
+
+    Raises:
+        MaskingError: As for `random_bits`.
+    """
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         words = _per_key(keys, lambda key: _total_split(ctx, key, shape))
@@ -125,7 +146,11 @@ def random_split(ctx: RuleContext, keys: Array) -> Any:
 def random_gamma(ctx: RuleContext, keys: Array, alpha: Array) -> Any:
     """Evaluate its definition: one key and one rejection loop for each logical element.
 
-    One loop after the other on CPU and all at once elsewhere, as JAX itself does.
+    The elements are drawn in one loop after the other on CPU, and all at once on other backends, as
+    in JAX itself.
+
+    Raises:
+        MaskingError: The generator cannot be traced.
     """
     params = {"use_vmap": jax.default_backend() != "cpu", **ctx.symbolic_params}
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.in_avals]
@@ -142,6 +167,7 @@ def _draw(ctx: RuleContext, keys: Array, draw: Callable[[Any], Any]) -> Any:
 
 
 def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array) -> Any:
+    """Trace a function at symbolic shapes and evaluate it masked; refuse what cannot be traced."""
     try:
         jaxpr = jax.make_jaxpr(fn)(*structs)
     except Exception as error:
@@ -155,16 +181,18 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array)
 
 # --- threefry without jax_threefry_partitionable --------------------------------------------
 #
-# This older mode numbers the 32-bit words 0..n-1 of a draw and hashes word j together with word
-# j + ceil(n / 2), so every bit depends on the total. JAX cannot trace all of it at symbolic
-# shapes, hence it is written out here: each element computes its own pair (twice the hashing).
+# This older mode numbers the 32-bit words of a draw from 0 to n - 1 and hashes word j together with
+# word j + ceil(n / 2), so every bit depends on the total n. JAX cannot trace all of it at symbolic
+# shapes, so it is implemented here. Each element hashes its own pair, which is twice the work.
 
 
 def _counts_by_total(keys: Array) -> bool:
+    """Whether the bits of a draw depend on its total size, as described above."""
     return key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
 
 
 def _per_key(keys: Array, draw: Callable[[Any], Any]) -> Any:
+    """Map a draw over keys of any shape, as raw words."""
     for _ in range(keys.ndim):
         draw = jax.vmap(draw)
     return draw(jax.random.key_data(keys))
@@ -195,6 +223,7 @@ def _word(key: Array, index: Array, total: Array) -> Any:
 
 
 def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) -> Any:
+    """The draw of one key: bits of ``width`` for each element of ``shape``."""
     _, index = counters(ctx, shape)
     total = _total(ctx, shape, width)
     dtype = ctx.out_avals[0].dtype
@@ -209,6 +238,7 @@ def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) 
 
 
 def _total_split(ctx: RuleContext, key: Array, shape: Sequence[Any]) -> Any:
+    """The words of the keys that one key is split into."""
     _, index = counters(ctx, (*shape, 2))
     return _word(key, index, _total(ctx, shape, 64))
 

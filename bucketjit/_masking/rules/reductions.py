@@ -22,7 +22,14 @@ from bucketjit._sizes.expressions import is_symbolic
 
 
 def reduction(identity: Identity) -> Rule:
-    """The rule of a fold with this neutral element."""
+    """The rule of a fold with this neutral element.
+
+    Args:
+        identity: The neutral element by dtype.
+
+    Returns:
+        The rule.
+    """
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         """Padding holds the neutral element, so it cannot change the result."""
@@ -34,8 +41,15 @@ def reduction(identity: Identity) -> Rule:
 def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
     """The rule of a maximum or minimum.
 
-    For complex numbers ``max(nan, x)`` is ``x``: nothing is neutral next to a NaN, so there the
-    fold skips padding.
+    For complex numbers ``max(nan, x)`` is ``x``. Nothing is neutral next to a NaN there, so the
+    reduction skips padding.
+
+    Args:
+        identity: The neutral element by dtype, for real numbers.
+        choose: The maximum or minimum of two arrays.
+
+    Returns:
+        The rule.
     """
     plain = reduction(identity)
 
@@ -56,8 +70,14 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
 def position_of(identity: Identity) -> Rule:
     """The rule of argmax and argmin.
 
-    A tie goes to the lower index and padding comes after all real data, so the neutral element
-    never wins: not against the same value, and not against a NaN, whose first one wins.
+    A tie goes to the lower index, and padding comes after all real data. So the neutral element
+    never wins: neither against the same value nor against a NaN, of which the first wins.
+
+    Args:
+        identity: The neutral element by dtype.
+
+    Returns:
+        The rule.
     """
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
@@ -76,8 +96,12 @@ def position_of(identity: Identity) -> Rule:
 def general(ctx: RuleContext, *operands: Array) -> list[Any]:
     """A fold with the user's own function: padding is neutral where known, else skipped.
 
-    The user's start value is folded in as it is, once. Of a single element nothing is folded:
-    XLA takes start values to be neutral and returns the element.
+    The user's start value is included once, unchanged. A single element is not combined with it:
+    XLA assumes that start values are neutral and returns the element.
+
+    Raises:
+        MaskingError: The function reads a symbolic size, or the operands have different sizes, as
+            far as expressions show.
     """
     half = len(operands) // 2
     arrays, starts = operands[:half], operands[half:]
@@ -103,7 +127,7 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
     padded = math.prod(arrays[0].shape[a] for a in axes)
     if padded == 0:
         return folded
-    if padded == 1:  # then nothing was folded, and of nothing at all the start value is left
+    if padded == 1:  # XLA returned the one element; a logical size of 0 needs the start value
         folded = [jnp.broadcast_to(start, x.shape) for start, x in zip(starts, folded, strict=True)]
     lengths = [ctx.logical(ctx.in_shapes[0][a]) for a in axes]
     single = functools.reduce(operator.and_, [jnp.asarray(n) == 1 for n in lengths])
@@ -134,8 +158,18 @@ def _fold_real(
 ) -> list[Any]:
     """Reduce real positions only, in order, for a fold without a known neutral element.
 
-    A flag travels with every value and padding hands on the other side: this adjoins a neutral
-    element to any associative function.
+    A flag beside every value says whether it is real. Two real values are combined; a real value
+    and padding give the real value. This adds a neutral element to any associative function.
+
+    Args:
+        ctx: The context of the equation.
+        arrays: Arrays reduced together, padding of any contents.
+        starts: Where each reduction starts.
+        axes: The axes to reduce.
+        fold: From two elements, each one value of every array, to one.
+
+    Returns:
+        One reduced array per array.
     """
     mask = ctx.in_bounds(ctx.in_shapes[0], axes)
     real = jnp.ones(arrays[0].shape, bool) if mask is None else mask

@@ -1,8 +1,8 @@
 """Primitives that are never masked at symbolic sizes, each with its reason and a way out.
 
-Such a call runs at its exact shape, or raises, as the fallback policy says. Keys are names, since
-the modules of some (Pallas) are imported only by programs that use them. A program that uses one
-of them on static sizes only is not concerned: only equations that mention a symbolic size are.
+Such a call runs at its exact shape, or raises, as the fallback policy says. Keys are names, because
+the modules of some primitives (Pallas) are imported only by programs that use them. Only equations
+that mention a symbolic size are refused. A program may use these primitives on static sizes.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def _refusal(reason: str, remedy: str) -> Rule:
+    """The rule that refuses with this reason and remedy."""
+
     def rule(ctx: RuleContext, *operands: Array) -> NoReturn:
         ctx.refuse(reason, remedy)
 

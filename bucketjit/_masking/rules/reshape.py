@@ -1,9 +1,12 @@
 """Reshape: axes are merged and split by their logical sizes.
 
-Both shapes are cut into groups of axes of equal product. A group whose only symbolic axis is
-its first one, before and after, has its real data at the front of the flattened group at any
-padded size: plain reshape. Otherwise real data is scattered over the padded group, and each
-position of the result computes, from the logical strides, where its element stands.
+    b:f32[m] = reshape a:f32[n,3]    a is padded to [8,3], real rows at the front: plain reshape
+    b:f32[m] = reshape a:f32[3,n]    a is padded to [3,8], real data in 3 pieces: taken by index
+
+Both shapes are cut into groups of axes of equal product. A group is reshaped plainly if its only
+symbolic axis is its first one, both before and after. Its real data is then at the front of the
+flattened group at any padded size. In any other group, real data is scattered over the padded
+group. There each position of the result computes the place of its element from the logical strides.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ from bucketjit._sizes.reshape_groups import groups, without_ones
 
 
 def reshape(ctx: RuleContext, operand: Array) -> Any:
-    """Each group of axes is reshaped by itself, plainly or by computed index."""
+    """Each group of axes is reshaped by itself, plainly or by computed index.
+
+    Raises:
+        MaskingError: The reshape has an explicit sharding, or more positions than int32 holds in
+            this bucket.
+    """
     if ctx.params.get("sharding") is not None:
         ctx.refuse(
             "a reshape with an explicit sharding",
@@ -77,7 +85,8 @@ def _ravel(shape: Sequence[int], strides: Sequence[Any]) -> Any:
 def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
     """Where the elements of these numbers stand in the flattened padded array.
 
-    A size of 0 leaves nothing real to find; it is taken as 1 to keep the division defined.
+    An array with a logical size of 0 has no real element to find. The size counts as 1, to keep the
+    division defined.
     """
     source = jnp.zeros((), jnp.int32)
     for axis, stride in enumerate(_strides(padded)):

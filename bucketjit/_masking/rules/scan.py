@@ -48,7 +48,7 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
 def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list[Any]:
     """A scan over a run-time number of steps: what JAX lowers its own scan to, with that bound.
 
-    A reversed scan starts at the logical end, since the real data sits at the front.
+    A reversed scan starts at the logical end, since the real data is at the front.
     """
     logical, size = ctx.logical(length), ctx.padded(length)
     y_avals = ctx.out_avals[len(init) :]
@@ -64,6 +64,8 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
         read = jnp.clip(at, 0, jnp.maximum(logical - 1, 0))
         with loops_only_while(running):
             new, y = step(carry, [lax.dynamic_index_in_dim(x, read, keepdims=False) for x in xs])
+        # Under `vmap`, a row that is done goes on with `i` beyond its logical length. It must not
+        # write at a clamped negative position, so it writes its own padding.
         write = jnp.where(running, at, i) if reverse else i
         ys = tuple(
             lax.dynamic_update_index_in_dim(all_, one, write, 0)
@@ -77,9 +79,9 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
     return [*carry, *ys]
 
 
-# A vmapped trip count would make JAX select every stacked output in every step, which is
-# quadratic. These two keep the trip count one number (the most that a row needs) and let only
-# the carry of rows that are done stand still; without vmap they are free.
+# Under `vmap`, a batched number of steps would make JAX select every stacked output in every step,
+# which takes quadratic time. `_most_steps` keeps one number of steps for all rows, the most that a
+# row needs. `_while_running` keeps the carry of rows that are done. Without `vmap` both are free.
 
 
 @custom_vmap

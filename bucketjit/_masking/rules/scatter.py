@@ -27,7 +27,15 @@ _MODE = lax.GatherScatterMode
 
 
 def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
-    """The rule of the scatter that puts ``combine(old, update)`` in place."""
+    """The rule of the scatter that puts ``combine(old, update)`` in place.
+
+    Args:
+        combine: From the old contents and the update to the new contents; None if the update
+            replaces the old contents.
+
+    Returns:
+        The rule.
+    """
 
     def rule(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
         """One window is written in place; many have their indices rewritten."""
@@ -65,14 +73,14 @@ def _one_window(ctx: RuleContext, operand: Any, index: Any, update: Any, combine
 def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
     """Indices that must not write are sent out of bounds, where a scatter drops updates.
 
-    A window whose padding would be written is taken apart into single positions first.
+    A window whose padding would be written is first split into single positions.
     """
     numbers, unique = ctx.params["dimension_numbers"], ctx.params["unique_indices"]
     shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
     mapped = numbers.scatter_dims_to_operand_dims
     dims = ctx.in_shapes[1][:-1]
-    # Padded rows of a batch write to padded rows of the operand, which does no harm; but what
-    # they write there need not be unique.
+    # Padded rows of a batch write to padded rows of the operand, which does no harm. But their
+    # indices may repeat, so they are dropped if the equation promises unique indices.
     own = () if unique else numbers.scatter_indices_batching_dims
     good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in own])
     partial = [a for a, n in enumerate(sizes) if is_symbolic(n) and not is_whole(shape[a], n)]

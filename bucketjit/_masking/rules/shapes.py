@@ -1,7 +1,7 @@
 """Primitives that move whole axes, join and cut: broadcasts, transposes, concatenations.
 
-Most keep the invariant by themselves: an axis that is carried over as a whole keeps its real
-data at the front. What joins or cuts along a symbolic axis does so at logical offsets.
+Most keep the invariant by themselves: an axis that is carried over as a whole keeps its real data
+at the front. Primitives that join or cut along a symbolic axis do so at logical offsets.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     offsets = [sum(sizes[: run[0]]) for run in runs]
     ends = [ctx.padded(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
     out = crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
+    # In this order, so that each piece overwrites the padding of those before it.
     for offset, part in zip(offsets[1:], parts[1:], strict=True):
         out = lax.dynamic_update_slice_in_dim(out, part, ctx.logical(offset), axis)
     return crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))

@@ -46,10 +46,11 @@ def rev(ctx: RuleContext, operand: Array) -> Any:
 def pad(ctx: RuleContext, operand: Array, value: Array) -> Any:
     """The operand's padding becomes the padding value, which then reaches to the end.
 
-    Behind the data stands the padding value whatever ``high`` is, so the end is simply
-    extended or cut to the padded size of the result.
+    The data is followed by the padding value whatever ``high`` is, so the end is extended or cut to
+    the padded size of the result.
     """
     config = ctx.symbolic_params["padding_config"]
+    # Only along these axes may a logical position of the result read the padding of the operand.
     followed = [i for i, (_, high, _) in enumerate(config) if is_symbolic(high) or high > 0]
     out = ctx.fill(operand, axes=followed, value=value)
     for axis, (low, _, interior) in enumerate(config):

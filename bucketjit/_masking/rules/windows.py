@@ -1,8 +1,9 @@
 """Reductions over sliding windows (pooling), and what their gradients are made of.
 
-Padding that a logical window reads holds the neutral element. Where there is none to be had (a
-user's own reducer, or a comparison that NaN takes part in), a flag beside each element says
-whether it is real, and the reducer passes over what is not, as XLA does with padding of its own.
+Padding that a logical window reads holds the neutral element. Some reductions have none: those with
+a user's own reducer, and comparisons in which NaN takes part. There a flag beside each element says
+whether it is real, and the reducer skips elements that are not. XLA treats its own padding in the
+same manner.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bucketjit._masking.rules._sliding import Slide, fit
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
 Arrays = Sequence[Any]
-Reducer = Callable[[Arrays, Arrays], Arrays]
+Reducer = Callable[[Arrays, Arrays], Arrays]  # from two elements, one value of each array, to one
 
 
 # --- laying out -----------------------------------------------------------------------------
@@ -57,6 +58,7 @@ def _is_open(slide: Slide) -> bool:
 
 
 def _is_irregular(slide: Slide) -> bool:
+    """Whether the window or its stride is symbolic, so that windows must be laid out one by one."""
     return is_symbolic(slide.window) or is_symbolic(slide.stride)
 
 
@@ -77,11 +79,11 @@ def _lay_out(
     Args:
         ctx: The context of the equation.
         slides: How the window slides along each axis.
-        arrays: Arrays of the shape the slides speak of, padding of any contents.
-        values: What stands in for padding, for each array.
+        arrays: Arrays of the shape that the slides describe, padding of any contents.
+        values: What padding of each array holds in the result.
 
     Returns:
-        The arrays, and the window parameters to go with them.
+        The arrays, and the window parameters to use with them.
     """
     shape = tuple(s.size for s in slides)
     read = [i for i, s in enumerate(slides) if _is_open(s) and s.reads_padding(ctx)]
@@ -129,12 +131,16 @@ def _reduce_real(
         arrays: Arrays reduced together.
         inits: Where each reduction starts.
         reducer: From two elements, each one value of every array, to one.
-        starts: If False the first real element takes the place of ``inits``.
+        starts: If False, the first real element takes the place of ``inits``.
+
+    Returns:
+        One reduced array per array.
     """
     flags = jnp.ones(arrays[0].shape, bool)
     values = [np.array(False), *(np.zeros((), x.dtype) for x in arrays)]
     laid, params = _lay_out(ctx, slides, [flags, *arrays], values)
 
+    # Two real elements are combined. If one is not real, the other one is the result.
     def over_flags(left: Arrays, right: Arrays) -> Arrays:
         (a, *x), (b, *y) = left, right
         both = zip(reducer(x, y), x, y, strict=True)
@@ -150,7 +156,14 @@ def _reduce_real(
 
 
 def reduction(identity: Identity) -> Rule:
-    """Padding that a window reads holds the neutral element."""
+    """Padding that a window reads holds the neutral element.
+
+    Args:
+        identity: The neutral element by dtype.
+
+    Returns:
+        The rule.
+    """
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
@@ -185,7 +198,19 @@ def _starts_neutral(jaxpr: Jaxpr, init: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """The user's own reducer: it must not see padding, unless that is neutral to it."""
+    """The user's own reducer: it must not see padding, unless that is neutral to it.
+
+    Args:
+        ctx: The context of the equation.
+        *operands: The arrays, then the start value of each.
+
+    Returns:
+        One reduced array per array.
+
+    Raises:
+        MaskingError: A dilation depends on a symbolic size, or the windows would take too many
+            elements laid out in this bucket.
+    """
     arrays, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
     jaxpr = ctx.params["jaxpr"]
@@ -221,7 +246,11 @@ def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
 
 
 def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> Any:
-    """The tangent of the element each window selects; NaN is selected by position, so flags."""
+    """The tangent of the element each window selects; NaN is selected by position, so flags.
+
+    Raises:
+        MaskingError: As for `reduce_window`.
+    """
     slides = _slides(ctx, ctx.in_shapes[1], ctx.out_shapes[0])
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return zeros(ctx, ctx.out_avals[0])
@@ -234,7 +263,12 @@ def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> 
 
 
 def select_and_scatter_add(ctx: RuleContext, source: Array, operand: Array) -> Any:
-    """Windows beyond the logical ones add 0; the rest select where the logical ones do."""
+    """Windows beyond the logical ones add 0; the rest select where the logical ones do.
+
+    Raises:
+        MaskingError: As for `reduce_window`; or a symbolic axis has a static number of windows, or
+            a static axis a symbolic number.
+    """
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
     for slide in slides:
         if is_symbolic(slide.size) != is_symbolic(slide.out) and not is_symbolic(slide.window):
@@ -265,6 +299,7 @@ def _scatter_selected(
     if count > INT32_MAX:
         ctx.refuse("its operand has more positions than int32 holds in this bucket", in_bucket=True)
     origin = jnp.arange(count, dtype=jnp.int32).reshape(operand.shape)
+    # An empty window selects the origin `count`, which is out of bounds, and the scatter drops it.
     inits = (_worst(ctx, operand.dtype), np.int32(count))
     pair = (operand, origin)
     chosen = _reduce_real(ctx, slides, pair, inits, _chooser(ctx), starts=False)[1]
@@ -273,7 +308,11 @@ def _scatter_selected(
 
 
 def select_and_scatter(ctx: RuleContext, operand: Array, source: Array, init: Array) -> Any:
-    """Only rows of their own can be padding: what a user's scatter does with it is unknown."""
+    """Only rows of their own can be padding: what a user's scatter does with it is unknown.
+
+    Raises:
+        MaskingError: Windows slide along a symbolic axis.
+    """
     if any(map(_is_open, _slides(ctx, ctx.in_shapes[0], ctx.in_shapes[1]))):
         ctx.refuse("windows slide along a symbolic axis, and its scatter is the user's own")
     return ctx.bind(operand, source, init)
