@@ -148,6 +148,11 @@ class Padded:
         if isinstance(self.array, jax.Array):
             self.array.delete()
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether the padding is known to hold zeros."""
+        return self._zeros
+
     def repadded(self, shape: tuple[int, ...]) -> Any:
         """The array in another padded shape, with zeros for padding.
 

@@ -58,7 +58,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
         # `Padded.repadded` compiles once per pair of shapes, so it is not used for a logical shape:
         # that would be once per size. Nor can it pad keys, or keep a sharding over a mesh.
         by_host = _is_key(value) or value.sizes == shape or _is_cut_by_type(value.array)
-        if value.array.shape == shape or not by_host:
+        if not by_host or (value.array.shape == shape and (value.is_clean or not _is_key(value))):
             return value.repadded(shape)
         value = unpad(value.array, value.sizes)
     if value.shape == shape:

@@ -104,13 +104,13 @@ class _Walk:
         rules: RuleTable,
         after: Callable[[], Hook] | None,
         known: KnownPadding,
-        stand_ins: FilledValues,
+        filled: FilledValues,
         hidden: Callable[[], Mapping[int, Any]],
     ) -> None:
         self._hidden = hidden
         self._after = after
         self._known = known
-        self._stand_ins = stand_ins
+        self._filled = filled
         self._sizes = sizes
         self._rules = rules
         # Whether a jaxpr mentions sizes, by its `id` and `is_inside()`, which changes the answer.
@@ -175,11 +175,11 @@ class _Walk:
             return self._look_inside(eqn, operands)
         if any(isinstance(x, _SCALARS) for x in operands):
             operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-        operands = self._stand_ins.operands(eqn, operands)
+        operands = self._filled.operands(eqn, operands)
         try:
             ctx = RuleContext(
                 *(eqn, self._sizes, self.run, operands, ever_read),
-                *(self._known, self._stand_ins, self._hidden),
+                *(self._known, self._filled, self._hidden),
             )
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]

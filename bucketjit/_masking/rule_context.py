@@ -54,7 +54,7 @@ class RuleContext:
         operands: The operands of the equation, as its rule receives them.
         ever_read: The variables that the program reads.
         known: Constants that padding is known to hold.
-        stand_ins: Values whose padding has been filled.
+        filled: Values whose padding has been filled.
         hidden_signs: Returns the factorisations whose signs no result depends on, by `id`.
 
     Attributes:
@@ -80,7 +80,7 @@ class RuleContext:
         operands: Sequence[Any],
         ever_read: Set[Any],
         known: KnownPadding,
-        stand_ins: FilledValues,
+        filled: FilledValues,
         hidden_signs: Callable[[], Mapping[int, Any]] = dict,
     ) -> None:
         self.eqn = eqn
@@ -97,7 +97,7 @@ class RuleContext:
         self._operands = operands
         self._ever_read = ever_read
         self._known = known
-        self._stand_ins = stand_ins
+        self._filled = filled
         self._hidden_signs = hidden_signs
         self._as_it_stands: Any = None
 
@@ -254,7 +254,7 @@ class RuleContext:
         # An operand whose padding holds a known constant is not replaced by its filled version:
         # later equations may use the constant, and nothing is known of the padding of the latter.
         if is_operand and not self._known.knows(operand, shape):
-            self._stand_ins.note(operand, shape, result)
+            self._filled.note(operand, shape, result)
         return result
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:

@@ -92,31 +92,31 @@ def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
     return Arranged(runs if merges else None, numbers, exchanged)
 
 
-def contracted(ctx: RuleContext, way: Arranged, lhs: Array, rhs: Array) -> Any:
+def contracted(ctx: RuleContext, arrangement: Arranged, lhs: Array, rhs: Array) -> Any:
     """A ``dot_general`` of filled operands, arranged so.
 
     Args:
         ctx: The equation.
-        way: The arrangement.
+        arrangement: The arrangement.
         lhs: Its left operand, filled.
         rhs: Its right operand, filled.
 
     Returns:
         The result, in the layout of the equation.
     """
-    if way.runs is not None:
-        left, right = zip(*way.runs, strict=True)
+    if arrangement.runs is not None:
+        left, right = zip(*arrangement.runs, strict=True)
         lhs = lax.reshape(lhs, _merged(lhs.shape, left))
         rhs = lax.reshape(rhs, _merged(rhs.shape, right))
-    if not way.exchanged:
-        return ctx.bind(lhs, rhs, dimension_numbers=tuple(way.numbers))
+    if not arrangement.exchanged:
+        return ctx.bind(lhs, rhs, dimension_numbers=tuple(arrangement.numbers))
     precision = ctx.params["precision"]
     result = ctx.bind(
         *(rhs, lhs),
-        dimension_numbers=tuple(way.numbers.exchanged),
+        dimension_numbers=tuple(arrangement.numbers.exchanged),
         precision=precision and precision[::-1],
     )
-    return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, way.numbers))
+    return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, arrangement.numbers))
 
 
 def _may_exchange(params: Mapping[str, Any], lhs: Array, rhs: Array) -> bool:

@@ -31,10 +31,10 @@ def dot_general(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     lhs = ctx.fill(lhs, axes=contract[0], value=0)
     rhs = ctx.fill(rhs, axes=contract[1], value=0)
     lhs, rhs = _matched((lhs, rhs), [*zip(*contract, strict=True), *zip(*batch, strict=True)])
-    way = arranged(ctx, lhs, rhs)
-    if way is None:
+    arrangement = arranged(ctx, lhs, rhs)
+    if arrangement is None:
         return ctx.bind(lhs, rhs)
-    on_cpu = functools.partial(contracted, ctx, way)
+    on_cpu = functools.partial(contracted, ctx, arrangement)
     return by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
 
 
