@@ -401,7 +401,7 @@ def pair(
             f"({difference or _failure_at_others(failures)})",
             COMPUTE,
         )
-    # Where JAX misses that a mesh divides an axis evenly, that becomes a constraint, one a turn.
+    # JAX may refuse an axis that a mesh need not cut evenly. Each turn adds a constraint for one.
     held = list(constraints)
     while True:
         try:
