@@ -48,7 +48,7 @@ class _Kind(enum.IntEnum):
         CONSTANT: It is the same at all sizes.
         SIZE: It is a size, or is computed by JAX from sizes.
         DATA: It depends on arguments.
-        NUMBER: It is computed from sizes by Python, where the unpadded run may have a float.
+        NUMBER: It is computed from sizes. The unpadded run may have a Python float in its place.
     """
 
     CONSTANT = enum.auto()

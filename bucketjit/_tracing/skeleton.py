@@ -179,8 +179,7 @@ class _Type(NamedTuple):
     Attributes:
         dtype: The dtype.
         weak_type: JAX's weak type.
-        kinds: For each axis 0, 1, or 2 for any larger size: at sizes 0 and 1 JAX emits other
-            equations.
+        kinds: For each axis 0, 1, or 2 for any larger size: an axis of size 1 may broadcast.
     """
 
     dtype: Any
