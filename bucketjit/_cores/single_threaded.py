@@ -183,6 +183,9 @@ class Bound:
 
         Returns:
             The results, as those of `SingleThreaded.to_host`.
+
+        Raises:
+            Exception: Whatever the function raises.
         """
         leaves = self._given.copy()
         for leaf, value in own:
@@ -252,6 +255,10 @@ class SingleThreaded:
         Returns:
             The results: NumPy arrays, unless JAX would commit them to a device, or the ordinary
             function serves the call.
+
+        Raises:
+            RuntimeError: An argument has been deleted.
+            Exception: Whatever the function raises.
         """
         result, committed = self._run(sizes, args, kwargs)
         if committed is None:
@@ -271,11 +278,14 @@ class SingleThreaded:
 
         Returns:
             The function with these arguments; None if the ordinary function must serve the calls.
+
+        Raises:
+            RuntimeError: An argument has been deleted.
         """
         leaves, tree = _flat(args, kwargs)
         if tree != self._tree:
             return None
-        for i in self._opened:
+        for i in self._opened:  # a `Padded` argument is taken out of its padding
             leaves[i] = plain(leaves[i])
         given = self._given(leaves) if sole_device() is self._here else None
         if given is None:
@@ -339,6 +349,7 @@ class SingleThreaded:
         known = last_arguments.get(self)
         if known is not None:
             own = known.closed_of(leaves)
+            # Identities are enough: when an owner is gone, `_forget` drops what is known.
             if list(map(id, own)) == known.owners and not any(map(_is_deleted, own)):
                 return known
         closed = [i for i in range(len(leaves)) if i not in self._opened]

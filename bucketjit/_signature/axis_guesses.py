@@ -161,7 +161,17 @@ class AxisGuesses:
         return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
 
     def unnamed(self, shapes: Shapes) -> list[tuple[int, int]]:
-        """The axes without a name of the user's, which are opened or renamed as calls vary them."""
+        """The axes without a name of the user's, which are opened or renamed as calls vary them.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            The leaf and the axis of each: all axes under the default rule, else the listed ones.
+
+        Raises:
+            ArgumentError: An array has no such axis.
+        """
         if self.learns:
             return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
         return self.anonymous(shapes)
@@ -182,6 +192,7 @@ class AxisGuesses:
         reasons: dict[tuple[str, int], str] = {}
         for leaf, axis in self.unnamed(shapes):
             token, size = rows[leaf][axis], shapes[leaf][axis]
+            # The first axis keeps the variable; those of another size share a new one.
             if token == STATIC or seen.setdefault(token, size) == size:
                 continue
             name = renamed.setdefault((token, size), _unused_name(axis, rows))

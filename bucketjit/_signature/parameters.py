@@ -51,6 +51,7 @@ class Parameters:
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )
         names = self._names(static_argnames)
+        # As in `jax.jit`, a static argument may be passed by position or by name.
         nums = self._numbers(static_argnums, "static_argnums")
         if self.keyword_only is not None:
             known = {p.name for p in parameters}

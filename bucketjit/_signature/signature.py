@@ -243,7 +243,7 @@ class Signature:
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
             # A size of 0 cannot be traced. The call runs exact, and a later one names the axes.
             return ResolvedCall(self._axes.tokens(shapes, {}), {}, None)
-        refusal: TraceRefused | None = None
+        refusal: TraceRefused | None = None  # of the best guess
         pinned: tuple[Tokens, ResolvedCall] | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
@@ -257,6 +257,7 @@ class Signature:
                 return self._settle(tokens, shapes, call)
         if pinned is not None:
             return self._settle(pinned[0], shapes, pinned[1])
+        # No guess can be traced: all axes are static, and this call runs exact.
         self._refusal = refusal and refusal.without_frames()
         self._close(wanted, shapes)
         tokens = self._axes.tokens(shapes, {})
@@ -317,6 +318,7 @@ class Signature:
                 f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)
             ]
             self._settle(tokens, traced_at, traced)
+            # A program of the sizes before may not serve this call, which then runs exact.
             return call
         why = "it cannot be traced" if call.refusal is None else call.refusal.reason
         self._news.reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
@@ -361,6 +363,7 @@ class Signature:
         if min(sizes.values()) < 1:
             return ResolvedCall(tokens, sizes, None)
         known = self._traced.at(tokens, shapes)
+        # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in known.programs():
             if (size_constants := program.size_constants(sizes)) is not None:
                 self._traced.keep(program)

@@ -59,6 +59,9 @@ class Signer:
 
     Args:
         config: What the user chose: the function, its static arguments, ``dynamic_axes``.
+
+    Raises:
+        SpecError: The options do not fit the parameters of the function.
     """
 
     def __init__(self, config: Config) -> None:
@@ -199,6 +202,7 @@ class Signer:
         for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
             is_text = isinstance(spec, str) and spec.strip("() ") != ""  # "()" declares a scalar
             if is_text and isinstance(value, int | np.integer):
+                # An expression for a scalar declares it a size; a bool is an int to Python.
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)

@@ -299,6 +299,7 @@ class TracedPrograms:
         # their context.
         if isinstance(program, TraceRefused):
             return self._pair(tokens, shapes, sizes, program)
+        # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
         if program.may_hold_sizes:
             nested = self._tracer(tokens, shapes).at(sizes).out_tree
             if not same_tree(nested, program.out_tree):
@@ -345,6 +346,7 @@ class TracedPrograms:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
                 both = f"{refusal.remedy}; {second.remedy}"
+                # `COMPUTE` is the general remedy, which adds nothing to the first one.
                 remedy = refusal.remedy if second.remedy == COMPUTE else both
                 refusal = TraceRefused(reason, remedy, refusal.cause)
             return ResolvedCall(tokens, sizes, None, refusal)

@@ -71,6 +71,7 @@ class News:
             return
         if not reasons:
             reasons = [self._why_again(call, shapes)]
+        # Weak keys: the note of a program goes with it.
         served = self._told.setdefault(program, (call.tokens, tuple(shapes)))
         inputs = inputs_of(self._traced, *self._traced.static_key(*served))
         more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""

@@ -240,6 +240,7 @@ class Pairing:
         with self._lock:
             if key in self._at:
                 return self._at[key]
+        # Outside the lock: this traces, which takes long and runs user code.
         size_constants = self._look(sizes)
         if _bytes_of(size_constants) <= _REMEMBERED:
             with self._lock:
@@ -284,6 +285,7 @@ class Pairing:
         }
         if any(n < 1 for n in found.values()):  # jax.export takes every variable to be 1 or more
             return None
+        # Every size of the trace must be what the expression of its label gives.
         known = {**sizes, **found}
         expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self._labels]
         if expected and (np.asarray(expected, np.int64)[self._label_of_size] != there).any():

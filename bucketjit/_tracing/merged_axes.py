@@ -129,8 +129,11 @@ def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
     places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
     form, axis, at = forms[0], 0, 0
+    # Each group of old axes becomes a group of new ones; `axis` and `at` are where they begin,
+    # counted without axes of size 1.
     for old, new in groups(without_ones(before), without_ones(after)):
         if form is None:
+            # Merging static axes behind an open one keeps padding at the end: nothing to gain.
             if len(new) == 1 and any(map(is_symbolic, old[1:])):
                 merged = SplitAxis(places[at], old)
                 return Plan((None,), merged, {**params, "new_sizes": merged.of(after)})
@@ -154,7 +157,7 @@ def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (contract, batch), (left, right) = eqn.params["dimension_numbers"], forms
     pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
     rows = [f is not None and f.axis not in {p[i] for p in pairs} for i, f in enumerate(forms)]
-    if any(rows):
+    if any(rows):  # the axis is a free one of its operand, so the other operand is not split
         if (left is not None) and (right is not None):
             return None
     else:
@@ -301,7 +304,7 @@ class _Analysis:
         for i, eqn in enumerate(jaxpr.eqns):
             forms = [None if is_literal(v) else self.forms.get(v) for v in eqn.invars]
             plan = _plan(eqn, forms)
-            if plan is None:
+            if plan is None:  # the equation needs its operands merged
                 for v, form in zip(eqn.invars, forms, strict=True):
                     if form is not None:
                         pay(v, None)
@@ -317,6 +320,7 @@ class _Analysis:
             for v, form, wanted in zip(eqn.invars, forms, plan.ins, strict=True):
                 if wanted is not None and form is None:
                     pay(v, wanted)
+            # A reshape that merges or splits the axis moves nothing any more: one gather saved.
             if name_of(eqn) == "reshape" and (plan.ins[0] is None or plan.out is None):
                 self._add(touched[0], 1)
         for v in jaxpr.outvars:
@@ -437,7 +441,7 @@ def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]
     Raises:
         Exception: JAX cannot trace the program again with its symbolic sizes.
     """
-    if not _merges_and_splits(jaxpr):
+    if not _merges_and_splits(jaxpr):  # most programs do not, and are spared two traces
         return jaxpr, consts
     flat, flat_consts = _retrace(jaxpr, lambda *args: _inlined(jaxpr, consts, args))
     analysis = _Analysis()

@@ -55,12 +55,15 @@ def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
 
     Returns:
         Whether it does; None if some of the data cannot be searched.
+
+    Raises:
+        Exception: An error of the machine (`is_of_machine`) while data is compared.
     """
     answers: set[bool | None] = {False}
     came: list[Any] | None = None
     for data in _data(tree):
         answer = holds_a_size(data)
-        if answer is None:
+        if answer is None:  # opaque data that came with the arguments was made before the trace
             came = list(_data(given)) if came is None else came
             answer = False if any(_same(data, other) for other in came) else None
         answers.add(answer)

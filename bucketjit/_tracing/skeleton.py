@@ -235,12 +235,16 @@ def same_constant(a: Any, b: Any) -> bool:
 
     Returns:
         Whether they are equal.
+
+    Raises:
+        Exception: An error of the machine (`is_of_machine`) while host functions are compared.
     """
     if a is b:
         return True
     if isinstance(a, HostFunction) or isinstance(b, HostFunction):
         return type(a) is type(b) and _same(a.function, b.function)
     dtypes = [getattr(x, "dtype", None) for x in (a, b)]
+    # NumPy cannot read random keys, so their words are compared.
     if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
         return dtypes[0] == dtypes[1] and same_constant(*map(jax.random.key_data, (a, b)))
     x, y = np.asarray(a), np.asarray(b)
@@ -407,7 +411,7 @@ class _Together:
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             aval = self._aval(var.aval)
             index = next(self._size_constants)
-            if index is None:
+            if index is None:  # it is equal in all traces, so it stays a constant
                 env[var] = variable(aval)
                 constvars.append(env[var])
                 kept.append(value)
@@ -458,6 +462,7 @@ class _Together:
     def _aval(self, aval: Any) -> Any:
         if not is_shaped(aval):
             return aval
+        # Sizes come in the order in which `_Apart._aval` has listed them.
         shape = tuple(next(self._sizes) for _ in aval.shape)
         return aval if shape == tuple(aval.shape) else aval.update(shape=shape)
 

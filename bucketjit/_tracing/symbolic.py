@@ -215,7 +215,7 @@ def trace(
         ]
         if equal := [*equal, *attempt.keys.values()]:
             guards.append(equal[0])
-            if guards.count(guards[-1]) > 1:
+            if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
         if closed is not None:
@@ -373,7 +373,7 @@ def _program(
     if attempt.texts:
         raise _size_in_text(attempt.texts[0])
     in_data = tree_holds_a_size(attempt.out_tree, in_tree)
-    if in_data:
+    if in_data:  # None: the tree is compared with that of a concrete trace, see `may_hold_sizes`
         raise size_in_data()
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})

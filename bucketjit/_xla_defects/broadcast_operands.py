@@ -77,6 +77,7 @@ class _Varying(dataflow.Analysis[Axes]):
     def _product(self, eqn: JaxprEqn, ins: Sequence[Axes]) -> Sequence[Axes]:
         contracted, batch = eqn.params["dimension_numbers"]
         for side, axes, gone, shared in zip(eqn.invars, ins, contracted, batch, strict=True):
+            # Sizes are compared as text, since ``==`` of symbolic ones may raise.
             constant = {axis for axis, size in enumerate(shape_of(side)) if str(size) != "1"} - axes
             self.found |= bool(constant - {*gone, *shared})
         return self.default(eqn, ins)

@@ -93,7 +93,7 @@ def has_wrong_reductions(text: str) -> bool:
     called = set(_CALLED.findall(text))
     if not called:
         return False
-    computation: list[str] | None = None
+    computation: list[str] | None = None  # the lines of the library fusion that is being read
     for line in text.splitlines():
         if line.startswith("%"):
             computation = [] if line[1:].split(" ", 1)[0] in called else None

@@ -271,10 +271,11 @@ class _Following:
         if name in _LOOPS:
             outs = self._inside(_LOOPS[name], eqn, ins)
             return [f._replace(chosen=f.chosen | chosen) for f in outs]
-        for body in bodies:
+        for body in bodies:  # of a primitive that is neither a call nor a known loop
             self.program(body, self.unknown(body.invars))
         near = self._near(*ins) if name in _DECIDE_BY_TWO else _NONE
         self._read(eqn, name, ins, near)
+        # Elementwise operations and moves carry a difference on.
         nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE
         if name in _DIFFERENCES:
             nearly |= near
@@ -356,6 +357,7 @@ class _Following:
     def _scan(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> list[_Facts]:
         (body,) = jaxprs.bodies(eqn)
         at, carries = scan_arity(eqn.params)
+        # A row has numbers of its array, but is another value: it gets a new number.
         rows = [f._replace(number=next(self._count)) for f in ins[at + carries :]]
         carried, outs = self._repeated(
             ins[at : at + carries], lambda carried: self.program(body, [*ins[:at], *carried, *rows])
