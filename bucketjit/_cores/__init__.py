@@ -1,4 +1,4 @@
-"""Programs side by side on the cores of a CPU: threads that help, and a device without threads.
+"""Run programs side by side on the cores of a CPU: helper threads, and a device without threads.
 
 The chunks of a call run here. The package may import `bucketjit._tracing`, `bucketjit._arrays` and
 what is below them.

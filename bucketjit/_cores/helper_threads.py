@@ -1,10 +1,10 @@
-"""Several jobs on the cores of the host: who asks works on them too, and others help.
+"""Run several jobs at the same time, in the calling thread and in helper threads.
 
-XLA runs one small program on few of the cores, and on CPU it runs it in the thread that called it.
-Independent calls of such a program therefore end sooner when several threads make them.
+XLA runs one small program on few of the cores, and on CPU in the thread that called it. So
+independent calls of such a program end sooner if several threads make them.
 
-The threads are our own, and no pool of ``concurrent.futures``: two jobs of a millisecond together
-took 0.1 ms longer there, by what a pool does before a job and after it.
+The threads are not a pool of ``concurrent.futures``: two jobs of a millisecond took 0.1 ms longer
+there, since a pool does more work before and after each job.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from typing import Any, Generic, TypeVar
 from bucketjit._jax.config import thread_config
 
 T = TypeVar("T")
-_NOT_RUN: Any = object()
+_NOT_RUN: Any = object()  # the result of a job that failed, or was not begun after another failed
 
 
 def cores() -> int:
     """How many cores this process may use."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    return len(os.sched_getaffinity(os.getpid()))  # that of a thread may be less
+    return len(os.sched_getaffinity(os.getpid()))  # of the main thread: this one may have fewer
 
 
 def start_helpers() -> None:
-    """Start the threads that help, before there are many others.
+    """Start the helper threads of this process, before there are many other threads.
 
-    The C library (glibc) has a heap for each of the first threads of a process, and later ones
-    share them: two threads that work at the same time would wait for each other.
+    The C library (glibc) gives each of the first threads of a process a heap, and later threads
+    share these heaps: two threads that work at the same time would wait for each other.
     """
     _helpers(os.getpid())
 
 
 class Helpers:
-    """Threads that wait for jobs, until the process ends.
+    """Threads that wait for jobs until the process ends.
 
     Args:
-        wanted: How many. They begin with `start`.
+        wanted: How many threads `start` starts.
 
     Attributes:
-        asked: Where they are asked to help.
+        asked: The queue of jobs that threads are asked to help with.
     """
 
     def __init__(self, wanted: int) -> None:
         self.asked: SimpleQueue[_Shared[Any]] = SimpleQueue()
         self._unstarted = deque(range(wanted))
-        self._busy: list[threading.Lock] = []  # one of each thread
+        self._busy: list[threading.Lock] = []  # for each thread, held while it runs jobs
 
     @property
     def count(self) -> int:
-        """How many there are: fewer than wanted, if no more could be started."""
+        """The number of threads: fewer than wanted if the system refused to start more."""
         return len(self._busy)
 
     def start(self) -> None:
-        """Start those that are not yet; several threads may do so at the same time."""
+        """Start the threads that are not started yet. Safe to call from several threads."""
         while self._unstarted:
-            with contextlib.suppress(IndexError):
+            with contextlib.suppress(IndexError):  # another thread has just taken the last one
                 i, busy = self._unstarted.popleft(), threading.Lock()
                 name = f"bucketjit-chunks_{i}"
                 helper = threading.Thread(target=self._wait, args=(busy,), name=name, daemon=True)
@@ -75,26 +75,28 @@ class Helpers:
                 self._busy.append(busy)
 
     def stop(self) -> None:
-        """Wait for what they are at; they begin nothing any more."""
+        """Wait until no thread runs a job, and keep them from beginning another one."""
         for busy in self._busy:
             busy.acquire()
 
     def _wait(self, busy: threading.Lock) -> None:
-        bytearray(2**12)  # takes its heap now: Python has small objects in one of its own
+        # The thread gets its heap of glibc now. The object must be large: Python keeps small ones
+        # in its own heap.
+        bytearray(2**12)
         while True:
             shared = self.asked.get()
             with busy:
                 shared.help_out()
-            del shared
+            del shared  # the jobs hold arrays, and the next job may be long in coming
 
 
-_known: dict[int, Helpers] = {}
+_known: dict[int, Helpers] = {}  # by process
 
 
 def _helpers(process: int) -> Helpers:
-    """Those of a process: a fork has none of its parent's."""
+    """The helpers of a process. A fork inherits no threads, so it gets its own."""
     helpers = _known.get(process)
-    if helpers is None:  # of several threads that come at the same time, one has its way
+    if helpers is None:  # `setdefault` is atomic, so all threads get the same helpers
         helpers = _known.setdefault(process, Helpers(cores() - 1))
     helpers.start()
     return helpers
@@ -102,7 +104,10 @@ def _helpers(process: int) -> Helpers:
 
 @atexit.register
 def _stop_helpers() -> None:
-    """A thread in the middle of a job, left by an interrupt, would abort the interpreter."""
+    """Stop the helpers at exit: a thread in the middle of a job would abort the interpreter.
+
+    An interrupt of `run_together` may leave one.
+    """
     helpers = _known.get(os.getpid())
     if helpers is not None:
         helpers.stop()
@@ -111,16 +116,16 @@ def _stop_helpers() -> None:
 class _Shared(Generic[T]):
     """Jobs that several threads take from.
 
-    Whoever takes a job tells of it, but for the thread that asked, which counts its own.
+    A helper puts the result of each job that it took into `done`. The thread that asked for help
+    counts its own jobs.
 
     Args:
         jobs: The jobs.
 
     Attributes:
-        todo: What nobody has taken, by position.
-        done: What helpers have taken and are done with: the position and the result, `_NOT_RUN`
-            after an error.
-        failures: Errors, the first one first.
+        todo: The jobs that nobody has taken, with their positions.
+        done: Position and result of each job that a helper took; `_NOT_RUN` after an error.
+        failures: Errors, oldest first.
     """
 
     __slots__ = ("_config", "done", "failures", "todo")
@@ -132,7 +137,10 @@ class _Shared(Generic[T]):
         self._config: Hashable = thread_config()
 
     def help_out(self) -> None:
-        """Take jobs until there are none."""
+        """Do jobs until there are none, in a helper thread.
+
+        Nothing is done if JAX is configured differently in this thread.
+        """
         if not self.todo or thread_config() != self._config:
             return
         while True:
@@ -142,9 +150,14 @@ class _Shared(Generic[T]):
             self.done.put((index, result))
 
     def take(self) -> tuple[int, T]:
-        """Do a job. Returns its position, negative if there was none, and its result."""
+        """Take a job and do it.
+
+        Returns:
+            Its position, negative if there was none left, and its result; `_NOT_RUN` if the job
+            raised, or one before it did.
+        """
         try:
-            index, job = self.todo.popleft()
+            index, job = self.todo.popleft()  # atomic: no two threads get one job
         except IndexError:
             return -1, _NOT_RUN
         if self.failures:
@@ -157,20 +170,20 @@ class _Shared(Generic[T]):
 
 
 def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """Run jobs that do not depend on each other, in this thread and others.
+    """Run jobs that do not depend on each other, in this thread and in helper threads.
 
-    Nobody helps where JAX is configured by a context (``jax.default_matmul_precision`` and the
-    like): that holds for the thread that entered it.
+    A context that configures JAX (such as ``jax.default_matmul_precision``) holds for the thread
+    that entered it. Within one, this thread runs all jobs alone.
 
     Args:
-        jobs: What to run. No job may wait for another.
+        jobs: The jobs. No job may wait for another.
 
     Returns:
         Their results, in order.
 
     Raises:
         Exception: The first error of a job. No job is begun after it, and none is running any
-            more.
+            more when it is raised.
     """
     helpers = _helpers(os.getpid())
     if len(jobs) < 2 or not helpers.count:
@@ -184,13 +197,13 @@ def run_together(jobs: Sequence[Callable[[], T]]) -> list[T]:
         while (taken := shared.take())[0] >= 0:
             results[taken[0]] = taken[1]
             left -= 1
-        for _ in range(left):  # helpers have them
+        for _ in range(left):  # helpers took these
             index, results[index] = shared.done.get()
     finally:
-        shared.todo.clear()  # after an interrupt, nobody goes on
+        shared.todo.clear()  # after an interrupt, helpers must not go on
     if shared.failures:
         try:
             raise shared.failures[0]
         finally:
-            shared.failures.clear()  # the error holds this frame
+            shared.failures.clear()  # the error's traceback holds this frame: no reference cycle
     return results

@@ -1,6 +1,6 @@
-"""Where the programs of chunks run: on JAX's own device, or in the thread that calls them.
+"""Choose where the programs of chunks run: on JAX's own device, or in the thread that calls them.
 
-See `bucketjit._cores.single_threaded` for what the latter is.
+`bucketjit._cores.single_threaded` runs them in the calling thread, and says why that is faster.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Program
 
-_MOST_FLOPS = 2e8  # of one operation: larger ones end as soon, or sooner, where they are shared
-_LEAST_BUSY = 0.5  # share of the cores that chunks keep busy
+_MOST_FLOPS = 2e8  # of one operation; larger ones are no slower if XLA shares them among threads
+_LEAST_BUSY = 0.5  # chunks for each core, below which XLA's threads would have idle cores
 
 
 def device_of_chunks(chunks: float) -> Any:
-    """The device for programs of which several chunks run at the same time; None for JAX's own.
+    """The device for programs of which several chunks run at the same time.
 
     Args:
-        chunks: How many chunks of a call there are, as a rule; 0 if programs are for whole calls.
+        chunks: The usual number of chunks of a call; 0 if programs are for whole calls.
+
+    Returns:
+        The device; None for JAX's own.
     """
     if not chunks or chunks < _LEAST_BUSY * cores():
         return None
@@ -45,12 +48,13 @@ def device_for(program: Program, at: BucketSizes, leaves: Sequence[Any], chunks:
     Args:
         program: The program.
         at: Its padded sizes.
-        leaves: What it is lowered for: types of arrays, with the places they are committed to.
-        chunks: How many chunks of a call there are, as a rule.
+        leaves: Types of the arguments that it is lowered for, with the devices they are committed
+            to.
+        chunks: The usual number of chunks of a call.
 
     Returns:
-        The device; None if the program or its arguments are tied to one of JAX's own, or it has an
-        operation that is worth to be shared.
+        The device; None for JAX's own. That is so if the program or its arguments are tied to
+        one of JAX's devices, or if it has an operation that XLA should share among threads.
     """
     device = device_of_chunks(chunks)
     if device is None:
@@ -78,7 +82,7 @@ def _runs_anywhere(eqn: JaxprEqn) -> bool:
 
 
 def _innermost(values: Any) -> Iterator[Any]:
-    """Values that are no tuples or lists, in values that may be."""
+    """The values in nested tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from _innermost(value)
@@ -94,7 +98,7 @@ def _flops(eqn: JaxprEqn, at: BucketSizes) -> float:
     shapes = [shape_of(x) for x in (*eqn.invars[:2], eqn.outvars[0])]
     try:
         left, right, out = map(at.padded_shape, shapes)
-    except KeyError:  # in the body of a scan, say, that has sizes of its own
+    except KeyError:  # the body of a scan, for example, has variables that `at` does not
         return 0
     made = math.prod(out)
     if name == "dot_general":

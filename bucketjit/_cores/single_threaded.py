@@ -1,10 +1,12 @@
-"""Programs that keep to the thread that calls them, for chunks of which several run together.
+"""Run programs in the thread that calls them, for chunks of which several run at the same time.
 
-XLA's CPU client shares an operation among its threads. Where the cores have work anyway, as they
-have while several chunks of a call run at the same time, to share a small one only costs: chunks of
-0.1 to 0.8 GFLOP of a 6-layer encoder took 1.2 to 1.7 times as long on two cores as in a client that
-shares nothing (jaxlib 0.10 and 0.12). Such a client has arrays of its own, so what a program is
-given is looked at from there, and its results are looked at from here: nothing is copied.
+XLA's CPU client shares an operation among its threads. While several chunks of a call run, every
+core is busy, so sharing a small operation only costs: chunks of 0.1 to 0.8 GFLOP of a 6-layer
+encoder took 1.2 to 1.7 times as long on two cores as in a client that shares nothing (jaxlib 0.10
+and 0.12).
+
+Such a client takes no arrays of JAX's client. So each argument is lent to it: an array of the other
+client over the same memory. Results come back in the same way. No array of JAX's is copied.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ from bucketjit._jax.devices import sole_device
 
 _SCALARS = bool | int | float | complex
 
-Pads = Mapping[int, tuple[int, ...]]
+Pads = Mapping[int, tuple[int, ...]]  # padded shapes, by position of the leaf
 
 
 def lent_types(
     sizes: object, leaves: Sequence[Any], opened: Set[int], device: jax.Device
 ) -> tuple[Any, list[Any]]:
-    """The types of arguments as `SingleThreaded` hands them to its function.
+    """The types of the arguments that `SingleThreaded` passes to its function.
 
     Args:
-        sizes: The logical sizes, or their types, that it is given before all others.
-        leaves: The types of those.
-        opened: Positions of those that are padded anew for each call.
-        device: Its device.
+        sizes: The logical sizes, or their types: the first argument.
+        leaves: The types of the leaves of the other arguments.
+        opened: Positions of the leaves that are padded for each call.
+        device: The device of the function.
 
     Returns:
-        The types of both.
+        The types of the sizes, and of the leaves.
     """
     return jax.tree_util.tree_map(lambda x: placed_on(x, device), sizes), [
         x if isinstance(x, _SCALARS) else placed_on(x, None if i in opened else device)
@@ -52,11 +54,11 @@ def lent_types(
 
 
 class _Lent(NamedTuple):
-    """What was lent of an array of JAX's: to all programs, until the array is gone.
+    """An array that was lent. It serves all programs until its owner is gone.
 
     Attributes:
-        owner: The array.
-        array: The same on the device.
+        owner: A weak reference to the array of JAX's client.
+        array: The array of the other client over the same memory.
     """
 
     owner: Callable[[], Any]
@@ -64,13 +66,13 @@ class _Lent(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """Arguments as a function takes them, and what they were made of.
+    """The leaves without open axes that a function got last, and those they were lent from.
 
     Attributes:
-        closed_of: Picks the leaves without open axes, of all.
-        owners: Identities of those.
-        leaves: The leaves for the function, None where axes are open.
-        committed: Whether some owner is committed.
+        closed_of: Picks the leaves without open axes from all leaves.
+        owners: Identities of the leaves as they came.
+        leaves: The leaves for the function; None where axes are open.
+        committed: Whether some of them is committed to a device.
     """
 
     closed_of: Callable[[Sequence[Any]], Sequence[Any]]
@@ -80,14 +82,14 @@ class _Given(NamedTuple):
 
 
 class _BorrowedArrays:
-    """What was lent, by identity: an array of JAX's has no hash.
+    """The arrays that are lent, by the identity of their owner: a ``jax.Array`` has no hash.
 
-    A model's parameters are lent once, and not at every call. No lock is needed: the interpreter
-    tells that an array is gone before it gives its place to another.
+    So a model's parameters are lent once, not at every call. No lock is needed: Python runs the
+    callback of a weak reference before another object can get the identity of the one that is gone.
 
     Attributes:
-        page: What each function was given last. A new one is begun when something that was lent is
-            gone: another array may have its identity then.
+        last_arguments: The leaves that each function got last. All are dropped when an owner is
+            gone, since another array may get its identity then.
     """
 
     def __init__(self) -> None:
@@ -95,14 +97,25 @@ class _BorrowedArrays:
         self.last_arguments: WeakKeyDictionary[SingleThreaded, _Given] = WeakKeyDictionary()
 
     def lend(self, value: object, device: jax.Device) -> jax.Array:
-        """An array on the device; for one of NumPy's a new one each time."""
+        """Lend an array to a device.
+
+        Args:
+            value: An array of JAX's CPU client, or of NumPy.
+            device: The device of the other client.
+
+        Returns:
+            The array on the device. It is kept for a JAX array, and a new one for a NumPy array.
+
+        Raises:
+            RuntimeError: The array has been deleted.
+        """
         found = self._lent.get(id(value))
         if found is not None and found.owner() is value and not value.is_deleted():
             return found.array
         lent = cpu_client.borrowed(value, device)
         if isinstance(value, jax.Array):
             place = id(value)
-            ends = sys.is_finalizing  # when modules may have lost what `_forget` needs
+            ends = sys.is_finalizing  # bound now: at exit, modules may be empty already
 
             def forget(gone: object) -> None:
                 if not ends():
@@ -114,7 +127,7 @@ class _BorrowedArrays:
 
     def _forget(self, place: int, gone: object) -> None:
         found = self._lent.get(place)
-        if found is not None and found.owner is gone:  # no other array is in its place by now
+        if found is not None and found.owner is gone:  # not if another array is there by now
             self._lent.pop(place, None)
         self.last_arguments = WeakKeyDictionary()
 
@@ -123,17 +136,17 @@ _books = _BorrowedArrays()
 
 
 class Bound:
-    """A `SingleThreaded` function and what several calls of it have in common.
+    """A `SingleThreaded` function, and the arguments that several calls of it have in common.
 
-    Safe to call from several threads.
+    Safe to use from several threads.
 
     Args:
-        function: Takes the arguments.
-        leaves: The leaves of one of the calls, as they came; in host memory where they are padded.
-        given: The same, as the function takes them.
+        function: The function, its sizes bound.
+        leaves: The leaves of one of the calls, as they came; in host memory if they are padded.
+        given: The same leaves, as the function takes them.
         tree: Their tree.
-        device: Where the function runs.
-        back: What is done to results.
+        device: The device of the function.
+        back: Converts its results for the caller.
 
     Attributes:
         leaves: See above.
@@ -159,18 +172,24 @@ class Bound:
 
     @property
     def arguments(self) -> Any:
-        """The positional arguments and those by name."""
+        """The positional and the keyword arguments of the call it was bound with."""
         return self._tree.unflatten(self.leaves)
 
     def run(self, own: Iterable[tuple[int, Any]]) -> Any:
-        """Serve a call; results are as those of `SingleThreaded.to_host`.
+        """Serve a call.
 
         Args:
-            own: What it does not have in common with others, padded, by position among the leaves.
+            own: The leaves that differ from call to call, padded, with their positions.
+
+        Returns:
+            The results, as those of `SingleThreaded.to_host`.
+
+        Raises:
+            Exception: Whatever the function raises.
         """
         leaves = self._given.copy()
         for leaf, value in own:
-            is_array = isinstance(value, np.generic)  # one without axes, which is never padded
+            is_array = isinstance(value, np.generic)  # a NumPy scalar, which is never padded
             leaves[leaf] = _books.lend(value, self._device) if is_array else value
         args, kwargs = self._tree.unflatten(leaves)
         return self._back(self._function(*args, **kwargs))
@@ -183,24 +202,24 @@ def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], An
 
 
 def _on_host(result: object) -> Any:
-    if isinstance(result, jax.Array):  # the most frequent tree, without the way through it
+    if isinstance(result, jax.Array):  # the most frequent tree, without the cost of `tree_map`
         return np.asarray(result)
     return jax.tree_util.tree_map(np.asarray, result)
 
 
 class SingleThreaded:
-    """A function on the device of `device_for`, to be called like one on JAX's own.
+    """A function on the device of `device_for`, to be called like one on JAX's own device.
 
-    Arguments that JAX would not run on the device that is its default now (they are committed to
-    another one, or traced; another device is the default, or a mesh) are handed over to an ordinary
-    function.
+    An ordinary function serves calls that JAX would not run on its default device at the time of
+    construction: arguments are committed to another device, or traced, or the default device is
+    another one now, or a mesh.
 
     Args:
-        function: The function there; its arguments are on the device, or NumPy's if they are
-            padded anew for each call: to place those first takes longer.
-        elsewhere: The ordinary one.
-        arguments: Positional arguments and those by name, or their types: those of another tree are
-            for the ordinary function, too.
+        function: The function on the device. Its arguments are on the device, or NumPy arrays if
+            they are padded for each call, which is faster than placing them first.
+        elsewhere: The ordinary function.
+        arguments: Positional and keyword arguments, or their types. The ordinary function serves
+            calls with another tree, too.
         opened: Positions of the leaves that are padded, the logical sizes left out.
         device: The device.
     """
@@ -221,12 +240,26 @@ class SingleThreaded:
         self._here = sole_device()
 
     def __call__(self, sizes: object, *args: object, **kwargs: object) -> Any:
-        """Serve a call; it is over when this returns."""
+        """Serve a call. The results are computed when this returns."""
         result, committed = self._run(sizes, args, kwargs)
         return result if committed is None else self._given_back(result, committed)
 
     def to_host(self, sizes: object, *args: object, **kwargs: object) -> Any:
-        """Serve a call; results are NumPy's where JAX would put them on its default device."""
+        """Serve a call, with results in host memory.
+
+        Args:
+            sizes: The logical sizes.
+            *args: The positional arguments.
+            **kwargs: The keyword arguments.
+
+        Returns:
+            The results: NumPy arrays, unless JAX would commit them to a device, or the ordinary
+            function serves the call.
+
+        Raises:
+            RuntimeError: An argument has been deleted.
+            Exception: Whatever the function raises.
+        """
         result, committed = self._run(sizes, args, kwargs)
         if committed is None:
             return result
@@ -235,18 +268,24 @@ class SingleThreaded:
     def bind(
         self, sizes: object, args: Sequence[Any], kwargs: Mapping[str, Any], pads: Pads
     ) -> Bound | None:
-        """What several calls have in common, looked at once; None where it is not for this device.
+        """Convert the arguments that several calls have in common, once for all of them.
 
         Args:
             sizes: The logical sizes.
             args: Positional arguments of one of the calls, not padded.
             kwargs: Its keyword arguments.
             pads: Padded shapes of leaves that are common to the calls, by position.
+
+        Returns:
+            The function with these arguments; None if the ordinary function must serve the calls.
+
+        Raises:
+            RuntimeError: An argument has been deleted.
         """
         leaves, tree = _flat(args, kwargs)
         if tree != self._tree:
             return None
-        for i in self._opened:
+        for i in self._opened:  # a `Padded` argument is taken out of its padding
             leaves[i] = plain(leaves[i])
         given = self._given(leaves) if sole_device() is self._here else None
         if given is None:
@@ -265,7 +304,12 @@ class SingleThreaded:
         return jax.tree_util.tree_map(lambda x: returned(x, self._here, committed), result)
 
     def _run(self, sizes: Any, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
-        """The result, and whether JAX would commit it; None if the ordinary function served it."""
+        """Serve a call.
+
+        Returns:
+            The result, and whether JAX would commit it; None for the latter if the ordinary
+            function served the call.
+        """
         leaves, tree = _flat(args, kwargs)
         is_here = tree == self._tree and sole_device() is self._here
         given = self._given(leaves) if is_here else None
@@ -279,7 +323,7 @@ class SingleThreaded:
     def _given(self, leaves: Sequence[Any]) -> tuple[list[Any], bool] | None:
         """The leaves for the function, and whether JAX would commit its results.
 
-        None if one of them must not go there.
+        None if one of them cannot be lent, so that the ordinary function must serve the call.
         """
         known = self._closed(leaves)
         if known is None:
@@ -295,11 +339,17 @@ class SingleThreaded:
         return given, committed
 
     def _closed(self, leaves: Sequence[Any]) -> _Given | None:
-        """Those leaves for the function that are not padded: mostly the same as the last time."""
+        """The leaves for the function that are not padded; mostly those of the last call.
+
+        None if one of them cannot be lent.
+        """
+        # A local reference: `_forget` replaces the dict when an array is gone, and what is made
+        # from that array here must not get into the new one.
         last_arguments = _books.last_arguments
         known = last_arguments.get(self)
         if known is not None:
             own = known.closed_of(leaves)
+            # Identities are enough: when an owner is gone, `_forget` drops what is known.
             if list(map(id, own)) == known.owners and not any(map(_is_deleted, own)):
                 return known
         closed = [i for i in range(len(leaves)) if i not in self._opened]
@@ -316,7 +366,7 @@ class SingleThreaded:
         closed_of = _picker(closed)
         own = closed_of(leaves)
         made = _Given(closed_of, list(map(id, own)), given, committed)
-        if all(isinstance(x, jax.Array) for x in own):
+        if all(isinstance(x, jax.Array) for x in own):  # NumPy arrays may change from call to call
             last_arguments[self] = made
         return made
 
@@ -325,7 +375,7 @@ _is_deleted = operator.methodcaller("is_deleted")
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Picks some of a list: the parameters of a model, at every call."""
+    """A function that picks positions of a list, fast: at every call it picks a model's weights."""
     if len(positions) > 1:
         return operator.itemgetter(*positions)
     return lambda every: [every[i] for i in positions]

@@ -1,6 +1,6 @@
-"""Arguments to a signature, and a signature to its traced programs.
+"""Find the signature of a call's arguments, and the traced program that serves the call.
 
-A signature is what identifies a traced program: tree, dtypes, weak types, ranks, static arguments
-and configuration. The package may import `bucketjit._tracing`, `bucketjit._config` and what is
-below them, and knows no bucket.
+A signature is the tree, dtypes, weak types and ranks of the arguments, the static arguments and the
+configuration of JAX: everything that a traced program depends on except for sizes. The package may
+import `bucketjit._tracing`, `bucketjit._config` and what is below them. It knows no bucket.
 """

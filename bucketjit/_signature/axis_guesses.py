@@ -1,7 +1,8 @@
-"""Which axes of the arguments of a signature are open, and under which names.
+"""Choose which axes of a signature's arguments are open, and which variables they get.
 
-The user names axes, or lists them, or leaves them to the default rule. Everything here is a
-function of the shapes of calls: what was seen of earlier ones is an argument.
+The user names the open axes, or lists them without names, or leaves them to the default rule (axis
+0 of every array). Everything here is a function of shapes. The state, such as the shapes of earlier
+calls, is kept by `bucketjit._signature.signature` and passed as an argument.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from bucketjit._sizes.expressions import bind_unique_names
 Shapes = Sequence[tuple[int, ...]]
 Place = tuple[int, int]  # a leaf, and one of its axes
 
-_MAX_GUESSES = 64
+_MAX_GUESSES = 64  # each is a trace, in the first call of a function that refuses all of them
 
 
 class Renamed(NamedTuple):
-    """Axes that get another variable than before.
+    """Axes, some of which have a new variable.
 
     Attributes:
         tokens: A token per axis of each leaf.
-        reasons: Why, in words, one line each.
+        reasons: Why each variable is new, in words, one line each.
     """
 
     tokens: Tokens
@@ -43,6 +44,9 @@ class AxisGuesses:
         learns: Whether a static axis that varies is opened (the default rule).
 
     Attributes:
+        specs: See above.
+        paths: See above.
+        learns: See above.
         are_named: Whether the user names all open axes, so that nothing is guessed.
     """
 
@@ -54,10 +58,17 @@ class AxisGuesses:
         self._declared = _names_in(specs)
 
     def tokens(self, shapes: Shapes, names: Mapping[Place, str]) -> Tokens:
-        """A token per axis of each leaf: what the user names, and these names of other axes.
+        """A token per axis of each leaf: those of the user, and names for axes without one.
+
+        Args:
+            shapes: Shape of each leaf.
+            names: Names for axes that the user listed without a name. Axes left out are static.
+
+        Returns:
+            The tokens.
 
         Raises:
-            ArgumentError: A size is not the one that was declared.
+            ArgumentError: An axis has another size than declared.
         """
         rows = []
         for leaf, (spec, shape) in enumerate(zip(self.specs, shapes, strict=True)):
@@ -72,7 +83,13 @@ class AxisGuesses:
         return tuple(rows)
 
     def anonymous(self, shapes: Shapes) -> list[Place]:
-        """The open axes that the user does not name.
+        """The axes that the user lists as open, without a name.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            The leaf and the axis of each.
 
         Raises:
             ArgumentError: An array has no such axis.
@@ -93,11 +110,18 @@ class AxisGuesses:
     def guesses(
         self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
     ) -> Iterator[dict[tuple[int, int], str]]:
-        """Which axes to open, and under which names: the more the better.
+        """Sets of axes to open, with their names, best first: more open axes are better.
 
-        All of them, those of one size sharing a variable; all of them, each its own; then
-        without some groups of one size (weights beside data); then without single axes (a
-        weight that happens to have the size of the batch).
+        The order is: all axes, where axes of equal number and size share a variable; all axes, each
+        with its own variable; without some groups that share a variable (weights beside data);
+        without single axes (a weight that happens to have the size of the batch).
+
+        Args:
+            shapes: Shape of each leaf.
+            wanted: The axes that may be opened.
+
+        Yields:
+            The names of the axes to open; the other axes stay static.
         """
         shared: dict[tuple[int, int], str] = {}
         for leaf, axis in wanted:
@@ -137,19 +161,38 @@ class AxisGuesses:
         return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
 
     def unnamed(self, shapes: Shapes) -> list[tuple[int, int]]:
-        """The axes that are opened, or get another variable, as calls show how they vary."""
+        """The axes without a name of the user's, which are opened or renamed as calls vary them.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            The leaf and the axis of each: all axes under the default rule, else the listed ones.
+
+        Raises:
+            ArgumentError: An array has no such axis.
+        """
         if self.learns:
             return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
         return self.anonymous(shapes)
 
     def without_shared_names(self, tokens: Tokens, shapes: Shapes) -> Renamed | None:
-        """Give axes that shared a variable and now differ one each; None if there are none."""
+        """Split a variable that several axes share, where their sizes differ in a call.
+
+        Args:
+            tokens: A token per axis of each leaf.
+            shapes: The shapes of the call.
+
+        Returns:
+            The tokens with a new variable for each size that differs; None if no size does.
+        """
         seen: dict[str, int] = {}
         rows = [list(row) for row in tokens]
         renamed: dict[tuple[str, int], str] = {}
         reasons: dict[tuple[str, int], str] = {}
         for leaf, axis in self.unnamed(shapes):
             token, size = rows[leaf][axis], shapes[leaf][axis]
+            # The first axis keeps the variable; those of another size share a new one.
             if token == STATIC or seen.setdefault(token, size) == size:
                 continue
             name = renamed.setdefault((token, size), _unused_name(axis, rows))
@@ -167,16 +210,17 @@ class AxisGuesses:
     ) -> Renamed:
         """Open static axes whose size has changed.
 
-        Axes that went from one size to another share the variable of an open one that did so, too.
+        Axes with the same old and the same new size share a variable. It is that of an open axis
+        with these two sizes, if there is one.
 
         Args:
             tokens: A token per axis of each leaf.
             before: The shapes of an earlier call.
-            now: Those of this one.
+            now: The shapes of this call.
             places: The axes to open.
 
         Returns:
-            The axes then, and for each one how it varied.
+            The new tokens, and for each axis how it varied.
         """
         rows = [list(row) for row in tokens]
         names: dict[tuple[int, int], str] = {}
@@ -194,7 +238,7 @@ class AxisGuesses:
 def _variable_that_moved(
     tokens: Tokens, before: Shapes, now: Shapes, moved: tuple[int, int]
 ) -> str | None:
-    """The open variable that went from one size to another as well, if there is one."""
+    """The variable of an open axis that had these two sizes, old and new; None if there is none."""
     for row, old, new in zip(tokens, before, now, strict=True):
         for token, a, b in zip(row, old, new, strict=True):
             if token.isidentifier() and token != STATIC and (a, b) == moved:
@@ -211,14 +255,14 @@ def _as_tokens(rows: Sequence[Sequence[str]]) -> Tokens:
 
 
 def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """Proper subsets, larger ones first, later items kept rather than earlier ones."""
+    """Proper, non-empty subsets: larger ones first, and of one size those of later items first."""
     for size in range(len(items) - 1, 0, -1):
         for kept in sorted(itertools.combinations(range(len(items)), size), reverse=True):
             yield [items[i] for i in kept]
 
 
 def _names_in(specs: Sequence[LeafSpec]) -> frozenset[str]:
-    """Every name that the user's own entries speak of (and words of theirs that are none)."""
+    """Every word in the user's entries. Some are no names, which does no harm: they are avoided."""
     return frozenset(re.findall(r"\w+", repr([s for s in specs if not isinstance(s, Anonymous)])))
 
 
@@ -227,5 +271,12 @@ def _base_name(axis: int) -> str:
 
 
 def is_default_name(name: str) -> bool:
-    """Whether an axis that the user has not named may get this name."""
+    """Whether an axis without a name of the user's may get this name.
+
+    Args:
+        name: The name of a dimension variable.
+
+    Returns:
+        True for ``batch``, ``axis1`` and the like, and for ``batch_1`` and so on.
+    """
     return re.fullmatch(r"(batch|axis[1-9]\d*)(_\d+)?", name) is not None

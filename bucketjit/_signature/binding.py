@@ -1,4 +1,4 @@
-"""The sizes of a call: bind dimension variables to the sizes of its arguments."""
+"""Bind dimension variables to the sizes of a call's arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from bucketjit._sizes.expressions import evaluate_text, solve, variables_of
 
 
 def check_declared(token: str, size: int, where: str) -> None:
-    """Hold an axis to the number that it was declared with.
+    """Raise if an axis that was declared with a number has another size.
+
+    Args:
+        token: The declared number, as text.
+        size: The size of the axis.
+        where: How the error names the axis.
 
     Raises:
-        ArgumentError: It has another size.
+        ArgumentError: The two differ.
     """
     if int(token) != size:
         raise ArgumentError(f"{where} has size {size}, declared {token} in dynamic_axes")
@@ -33,8 +38,10 @@ def bind_sizes(
         Variable to size.
 
     Raises:
-        SizeMismatchError: One variable is given two sizes, or an expression does not fit.
-        ArgumentError: No whole size of the variables gives a size the call has.
+        SizeMismatchError: One variable has two sizes, or an expression does not have the size of
+            its axis.
+        ArgumentError: A size differs from the declared number, or no whole sizes of the variables
+            in an expression give the size of its axis.
     """
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
@@ -59,6 +66,8 @@ def bind_sizes(
 def _bind_expressions(
     expressions: list[tuple[str, int, str]], sizes: dict[str, int], origin: dict[str, str]
 ) -> None:
+    """Solve expressions for their unknown variables, then check that each one gives its size."""
+    # One expression may need a variable that another one gives, so each round may solve one more.
     for _ in expressions:
         for token, size, where in expressions:
             for name, value in solve(token, size, sizes).items():

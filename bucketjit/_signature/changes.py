@@ -1,4 +1,7 @@
-"""Why a call is signed anew: which argument, which dtype, rank or value changed. For log lines."""
+"""Say in words why a call has a new signature: which dtype, rank or static value changed.
+
+The words are for log lines and events.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from jax.tree_util import PyTreeDef
 from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.parameters import Statics
 
-_SHOWN = 3
-_LONGEST = 80
+_SHOWN = 3  # changes in one line
+_LONGEST = 80  # characters of a tree
 
 
 class Key(NamedTuple):
-    """What identifies a family.
+    """What identifies a signature.
 
     Attributes:
         tree: Tree of ``(args, kwargs)`` without static arguments.
@@ -33,7 +36,15 @@ class Key(NamedTuple):
 
 
 def nearest(before: Iterable[Key], now: Key) -> Key | None:
-    """The key that differs least from a new one; of several, the last."""
+    """The key that differs least from a new one.
+
+    Args:
+        before: The keys so far, oldest first.
+        now: The new key.
+
+    Returns:
+        The key with the fewest changes, of several the last one; None if there are none.
+    """
     return min(reversed(list(before)), key=lambda key: _distance(key, now), default=None)
 
 
@@ -46,13 +57,16 @@ def _distance(before: Key, now: Key) -> tuple[bool, int]:
 
 
 def why_new(before: Key | None, now: Key, paths: Sequence[str], name: Callable[[int], str]) -> str:
-    """What a family differs in from another one.
+    """Why a call has a new signature, in words.
 
     Args:
-        before: The key of the other one, the `nearest`; None if there was none.
-        now: The key of the new family.
+        before: The `nearest` key so far; None if there was none.
+        now: The key of the new signature.
         paths: How its leaves are named.
-        name: How a positional argument is named.
+        name: Returns how a positional argument is named.
+
+    Returns:
+        ``"new"``, or what changed.
     """
     if before is None:
         return "new"
@@ -77,7 +91,7 @@ def _short(tree: PyTreeDef) -> str:
 
 
 def _change(path: str, old: LeafType, now: LeafType) -> str:
-    """What of an argument changed; a type that did not is left out."""
+    """What changed of the type of one argument: the first of rank, dtype, sharding, weak type."""
     if old.rank != now.rank:
         return f"{path} has {now.rank} {'axis' if now.rank == 1 else 'axes'}, not {old.rank}"
     if old.dtype != now.dtype:

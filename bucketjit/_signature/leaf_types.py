@@ -1,4 +1,4 @@
-"""Arguments to signature: leaves with their types, the sizes of a call, static arguments."""
+"""The type and the shape of each argument leaf; values that are no arrays are refused."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bucketjit._jax.arrays import explicit_sharding, on_one_device
 
 
 class LeafType(NamedTuple):
-    """What a program depends on of a leaf, its sizes aside.
+    """Everything that a program depends on of a leaf, except for its sizes.
 
     Attributes:
         dtype: JAX dtype; None for a Python int that is itself a size.
-        weak_type: JAX's weak type (True for Python scalars).
+        weak_type: JAX's weak type (True for Python scalars other than bool).
         rank: Number of axes.
-        sharding: How it is sharded over explicit axes of a mesh, which are part of JAX's types;
-            None elsewhere.
-        partitions: Into how many equal parts each axis is cut over several devices, which has to
-            go for padded sizes too; None if none is.
+        sharding: How the leaf is sharded over explicit axes of a mesh, which are part of JAX's
+            types; None if it is not.
+        partitions: The number of equal parts that each axis is cut into over several devices, which
+            must divide padded sizes too; None if no axis is cut.
     """
 
     dtype: Any
@@ -34,7 +34,8 @@ class LeafType(NamedTuple):
     partitions: tuple[int, ...] | None = None
 
 
-_leaf_type = functools.lru_cache(maxsize=1024)(LeafType)  # one object is one dict lookup away
+# Signing a call then costs one dict look-up a leaf, in place of a new tuple.
+_leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
 
 _SCALARS = {
     bool: np.dtype(bool),
@@ -45,10 +46,17 @@ _SCALARS = {
 
 
 def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
-    """Type and shape of an argument leaf.
+    """The type and the logical shape of an argument leaf.
+
+    Args:
+        value: The leaf: an array of JAX or NumPy, a `Padded` array, or a Python scalar.
+        path: How errors name it.
+
+    Returns:
+        Its type and its shape.
 
     Raises:
-        ArgumentError: It is not an array, and not a scalar.
+        ArgumentError: It is none of these, or an array of a dtype that JAX does not have.
     """
     if (plain := on_one_device(value)) is not None:
         return _leaf_type(plain.dtype, plain.weak_type, len(plain.shape)), plain.shape
@@ -60,11 +68,11 @@ def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
         counts = arrays.partitions(value.array)
         sharding = explicit_sharding(value.array)
         if counts and any(n % count for n, count in zip(value.sizes, counts, strict=True)):
-            counts = sharding = None  # without its padding it is not cut
+            counts = sharding = None  # JAX cannot cut the logical sizes, so the type is not cut
         known = value.weak_type, value.ndim, sharding, counts
         return LeafType(_canonical(value.dtype, path), *known), value.sizes
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype == jax.dtypes.float0:  # the tangent of an integer
+        if value.dtype == jax.dtypes.float0:  # JAX's dtype for tangents of integers
             return LeafType(value.dtype, False, value.ndim), value.shape
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
             raise ArgumentError(
@@ -78,7 +86,7 @@ def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
         if isinstance(value, np.ma.MaskedArray):
             raise ArgumentError(f"{path}: expected an array, got a NumPy masked array")
         return LeafType(_canonical(value.dtype, path), False, value.ndim), value.shape
-    for kind in type(value).__mro__:  # an IntEnum is an int
+    for kind in type(value).__mro__:  # subclasses too: an IntEnum is an int
         if (dtype := _SCALARS.get(kind)) is not None:
             return LeafType(jax.dtypes.canonicalize_dtype(dtype), kind is not bool, 0), ()
     raise ArgumentError(
@@ -88,6 +96,11 @@ def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
 
 
 def _canonical(dtype: np.dtype[Any], path: str) -> Any:
+    """The dtype that JAX gives to an array of this dtype.
+
+    Raises:
+        ArgumentError: JAX has no such dtype.
+    """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if not dtype.isnative:
@@ -98,6 +111,7 @@ def _canonical(dtype: np.dtype[Any], path: str) -> Any:
 
 
 def _is_extension(dtype: np.dtype) -> bool:
+    """Whether a dtype is one of ``ml_dtypes``, such as bfloat16: its kind is that of void."""
     try:
         return bool(jax.dtypes.issubdtype(dtype, np.number)) and dtype.kind == "V"
     except TypeError:

@@ -1,4 +1,4 @@
-"""The parameters of a function, and which arguments are static."""
+"""The parameters of the user's function, and its static arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,26 @@ from bucketjit._errors import ArgumentError, SpecError
 
 
 class Parameters:
-    """The parameters of the user's function: which arguments are static, and their names."""
+    """The parameters of the user's function: their names, and which are static or donated.
+
+    Args:
+        fn: The function. If it has no signature that Python can read, it takes any arguments.
+        static_argnums: Positions of static arguments, as in ``jax.jit``.
+        static_argnames: Names of static arguments.
+        donate_argnums: Positions of donated arguments.
+
+    Attributes:
+        positional: Names of the parameters that may be passed by position.
+        keyword_only: Names of the others; None if any name is accepted.
+        variadic: Whether any number of positional arguments is accepted.
+        static_nums: Positions of static arguments, those given by name included.
+        static_names: Names of static arguments, those given by position included.
+        donated: Positions of donated arguments.
+
+    Raises:
+        SpecError: A position or a name is not one of the function, or an argument is both static
+            and donated.
+    """
 
     def __init__(
         self,
@@ -32,6 +51,7 @@ class Parameters:
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )
         names = self._names(static_argnames)
+        # As in `jax.jit`, a static argument may be passed by position or by name.
         nums = self._numbers(static_argnums, "static_argnums")
         if self.keyword_only is not None:
             known = {p.name for p in parameters}
@@ -77,7 +97,14 @@ class Parameters:
     def split(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
-        """Take the static arguments out.
+        """Separate the static arguments from the others.
+
+        Args:
+            args: The positional arguments of a call.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The positional and the keyword arguments that are not static, and the static ones.
 
         Raises:
             ArgumentError: A static argument is not hashable.
@@ -105,14 +132,22 @@ class Parameters:
         )
 
     def dynamic_positions(self, count: int) -> list[int]:
-        """Positions, among all arguments, of those that are not static."""
+        """Positions of the arguments that are not static, among ``count`` positional ones."""
         return [i for i in range(count) if i not in self.static_nums]
 
 
 def positions_of(
     fn: Callable[..., Any], names: str | Sequence[str] | None, option: str
 ) -> tuple[int, ...]:
-    """Positions of parameters given by name.
+    """The positions of parameters that are given by name.
+
+    Args:
+        fn: The function.
+        names: One name or several; None for none.
+        option: The option that the names come from, for errors.
+
+    Returns:
+        A position for each name.
 
     Raises:
         SpecError: A name is none of the function's positional parameters.
@@ -126,11 +161,22 @@ def positions_of(
     return tuple(known.index(n) for n in wanted)
 
 
-PLAIN_STATICS = (bool, int, float, str, type(None))  # whose text tells all
+PLAIN_STATICS = (bool, int, float, str, type(None))  # types whose ``repr`` determines the value
 
 
 class Statics:
-    """Static arguments by position and by name. Hashable; equal means equal and same types."""
+    """Static arguments by position and by name. Hashable.
+
+    Two are equal if all values are equal and of equal types: ``1``, ``1.0`` and ``True`` differ.
+
+    Args:
+        positional: Static arguments by position.
+        keyword: Static arguments by name.
+
+    Attributes:
+        positional: See above.
+        keyword: See above.
+    """
 
     def __init__(self, positional: Mapping[int, Any], keyword: Mapping[str, Any]) -> None:
         self.positional = dict(positional)
@@ -147,7 +193,14 @@ class Statics:
         return isinstance(other, Statics) and self._key == other._key
 
     def bind(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn`` with these arguments put back in their places."""
+        """Put the static arguments back in their places.
+
+        Args:
+            fn: A function of all arguments.
+
+        Returns:
+            A function of the arguments that are not static.
+        """
         if not self.positional and not self.keyword:
             return fn
         positional, keyword = self.positional, self.keyword

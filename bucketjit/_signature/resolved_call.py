@@ -1,4 +1,4 @@
-"""A call whose program is known, or the reason why it has none."""
+"""The result of resolving a call: its sizes, and its program or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from bucketjit._tracing.program import NO_SIZE_CONSTANTS, Program, SizeConstants
 
 @dataclass(frozen=True)
 class ResolvedCall:
-    """A call, resolved: the sizes of its variables and the program that serves it.
+    """A call with the sizes of its variables and the program that serves it.
 
     Attributes:
         tokens: A token per axis of each leaf.
         sizes: Logical size of each dimension variable.
         program: The program, or None if the call must run exact.
-        refusal: Why it must, or None.
-        size_constants: What the program needs to know besides the sizes.
-        whole: The sizes of the call that it is a part of, if the function by itself may do
-            something else at its own: nothing but the program is right.
+        refusal: Why the function was not traced; None if there is a program, or if nothing was
+            tried (an empty array, no open axis).
+        size_constants: What the program needs besides the sizes.
+        whole: For a chunk, the sizes of the call that it is a part of, if the function may do
+            something else at the size of the chunk. Only the program may serve it then, never the
+            function itself. None otherwise.
     """
 
     tokens: Tokens
@@ -34,13 +36,13 @@ class ResolvedCall:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The dimension variables, those of the program's own last."""
+        """The dimension variables, with the unfitted sizes of the program at the end."""
         own = () if self.program is None else self.program.unfitted
         return (*variables_in(self.tokens), *own)
 
     @property
     def out_tree(self) -> Any:
-        """How the outputs nest; it has a program."""
+        """The tree of the outputs. The call must have a program."""
         assert self.program is not None
         return (
             self.program.out_tree
@@ -55,7 +57,14 @@ class ResolvedCall:
 
 
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
-    """The dimension variables of some axes, in order of first appearance."""
+    """The dimension variables of axes, in order of first appearance.
+
+    Args:
+        tokens: A token per axis of each leaf.
+
+    Returns:
+        The names, each once.
+    """
     found: dict[str, None] = {}
     for place in places_of(tokens).opened:
         if not place.token.isdigit():

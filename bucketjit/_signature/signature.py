@@ -1,10 +1,12 @@
-"""One function signature, sizes aside: which axes are open, and the program of each call.
+"""One signature: which axes of its arguments are open, and the program of each call.
 
-A signature is every call with the same tree, dtypes, weak types, ranks, static arguments and
-configuration. It knows a token per axis (a dimension variable, an expression, or static), and
-keeps one program per set of static sizes and guards. Axes without a name (the default rule, or
-GoMLX's list of axes) are named by the sizes of the first call, and learn: an axis that was
-taken as static and then varies is opened.
+All calls with the same tree, dtypes, weak types, ranks, static arguments and configuration have
+one signature. `Signature` keeps a token per axis (a dimension variable, an expression, or static)
+and one program per set of static sizes and guards.
+
+Axes that the user does not name (the default rule, or a list of axes as in GoMLX) get their names
+from the sizes of the first call. An axis that was taken to be static is opened when its size
+varies: any axis under the default rule, otherwise a listed one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from bucketjit._tracing.program import Program, TraceRefused
 
 
 class Signature:
-    """The programs of one signature.
+    """The open axes and the programs of one signature.
 
     Args:
         fn: The function with its static arguments bound.
@@ -38,7 +40,15 @@ class Signature:
         specs: Entry of ``dynamic_axes`` for each leaf.
         constraints: The user's constraints on sizes.
         learns: Whether a static axis that varies is opened (the default rule).
-        why: Why there is such a signature, in words.
+        why: Why the signature is new, in words.
+
+    Attributes:
+        fn: See above.
+        in_tree: See above.
+        types: See above.
+        paths: See above.
+        specs: See above.
+        constraints: See above.
     """
 
     def __init__(
@@ -63,13 +73,13 @@ class Signature:
         self._news = News(why, self._traced)
         self._tokens: Tokens | None = None
         self._last: Shapes = ()  # of the call that the last program was traced for
-        self._closed: dict[Place, Refused] = {}
-        self._refusal: TraceRefused | None = None
-        self._open_leaves: tuple[Tokens, list[int]] = ((), [])
+        self._closed: dict[Place, Refused] = {}  # axes that could not be opened, and at which sizes
+        self._refusal: TraceRefused | None = None  # why calls without open axes have no program
+        self._open_leaves: tuple[Tokens, list[int]] = ((), [])  # of the last tokens asked for
 
     @contextmanager
     def restoring_axes(self) -> Iterator[None]:
-        """Forget afterwards which axes were opened meanwhile."""
+        """A context that undoes, at its end, the opening of axes within it."""
         learnt, news = self._learnt(), self._news.copy()
         try:
             yield
@@ -78,7 +88,7 @@ class Signature:
             self._news = news
 
     def _learnt(self) -> tuple[Any, ...]:
-        """What `_unlearn_to` goes back to: the axes that are open, and why they are."""
+        """A snapshot for `_unlearn_to`: the open axes, and why they are open."""
         reasons = list(self._news.reasons)
         return self._tokens, self._last, dict(self._closed), self._refusal, reasons
 
@@ -91,7 +101,14 @@ class Signature:
         return self._tokens
 
     def open_leaves(self, tokens: Tokens) -> list[int]:
-        """Positions of the leaves that have open axes, or are sizes themselves."""
+        """The leaves that have open axes, or are sizes themselves.
+
+        Args:
+            tokens: A token per axis of each leaf.
+
+        Returns:
+            Their positions.
+        """
         known, found = self._open_leaves
         if known is not tokens:
             opened = {place.leaf for place in places_of(tokens).opened}
@@ -109,8 +126,10 @@ class Signature:
             The call with its program, or with the reason why there is none.
 
         Raises:
-            SizeMismatchError: One variable is given two sizes.
-            ArgumentError: A size does not fit what was declared.
+            SizeMismatchError: One variable has two sizes.
+            ArgumentError: A size does not fit what was declared, or breaks a constraint.
+            SpecError: A constraint names a variable that ``dynamic_axes`` does not have.
+            Exception: Whatever the function raises at these sizes while it is traced.
         """
         learnt = self._learnt()
         try:
@@ -118,7 +137,7 @@ class Signature:
                 call = self._first(shapes)
             else:
                 call = self._opened_again(shapes) or self._serve(self._tokens, shapes)
-        except BaseException:  # a call that fails teaches nothing
+        except BaseException:  # a call that fails opens no axes
             self._unlearn_to(learnt)
             raise
         if self._news.is_to_tell(call):
@@ -126,23 +145,36 @@ class Signature:
         return call
 
     def release(self, program: Program) -> None:
-        """Keep a program no longer than others hold it, until it serves another call."""
+        """Drop the reference to a program; others may still hold it.
+
+        A program that serves another call is held again.
+
+        Args:
+            program: The program. It need not be one of this signature.
+        """
         self._traced.release(program)
 
     def take_news(self) -> list[str]:
-        """What was learnt since this was asked last, in words, one line each."""
+        """The programs traced since the last call of this method, and why, one line each."""
         return self._news.take()
 
     def programs(self) -> list[tuple[tuple[str, ...], Program]]:
-        """The programs so far, each with the arguments that have open axes."""
+        """The programs that exist, each with its arguments that have open axes, in words."""
         return [(inputs_of(self._traced, *key), program) for key, program in self._traced.every()]
 
     def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes of the variables that the user named, checked and without tracing.
+        """The sizes of the variables that the user named, checked, without tracing.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            Size by variable.
 
         Raises:
-            SizeMismatchError: One variable is given two sizes.
-            ArgumentError: A size does not fit what was declared.
+            SizeMismatchError: One variable has two sizes.
+            ArgumentError: A size does not fit what was declared, or breaks a constraint.
+            SpecError: A constraint names a variable that ``dynamic_axes`` does not have.
         """
         self._axes.anonymous(shapes)
         sizes = bind_sizes(self._axes.tokens(shapes, {}), shapes, self.paths)
@@ -151,11 +183,33 @@ class Signature:
         return sizes
 
     def declared_tokens(self, shapes: Shapes) -> Tokens:
-        """The axes that the user named; all others are static."""
+        """A token per axis of each leaf, where only axes that the user named are open.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            The tokens.
+
+        Raises:
+            ArgumentError: An axis has another size than declared.
+        """
         return self._axes.tokens(shapes, {})
 
     def guessed_tokens(self, shapes: Shapes) -> Tokens:
-        """The axes that the user named or listed; those of one size share a name, if not given."""
+        """A token per axis of each leaf, where axes that the user named or listed are open.
+
+        Listed axes of equal number and size share a variable.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            The tokens.
+
+        Raises:
+            ArgumentError: An axis has another size than declared, or does not exist.
+        """
         names = (
             {}
             if self._axes.are_named
@@ -164,20 +218,32 @@ class Signature:
         return self._axes.tokens(shapes, names)
 
     def guessed_sizes(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes along `guessed_tokens`, for the statistics of calls without a program."""
+        """The sizes along `guessed_tokens`, for the statistics of calls without a program.
+
+        Args:
+            shapes: Shape of each leaf.
+
+        Returns:
+            Size by variable.
+
+        Raises:
+            SizeMismatchError: One variable has two sizes.
+            ArgumentError: A size does not fit what was declared.
+        """
         return bind_sizes(self.guessed_tokens(shapes), shapes, self.paths)
 
     # --- the first call ---
 
     def _first(self, shapes: Shapes) -> ResolvedCall:
+        """Resolve the first call. The first guess of open axes that can be traced is kept."""
         if self._axes.are_named:
             self._tokens = self._axes.tokens(shapes, {})
             return self._serve(self._tokens, shapes)
         wanted = self._axes.anonymous(shapes)
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
-            # Nothing can be learnt from an empty array: run exact, decide on a later call.
+            # A size of 0 cannot be traced. The call runs exact, and a later one names the axes.
             return ResolvedCall(self._axes.tokens(shapes, {}), {}, None)
-        refusal: TraceRefused | None = None
+        refusal: TraceRefused | None = None  # of the best guess
         pinned: tuple[Tokens, ResolvedCall] | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
@@ -185,18 +251,20 @@ class Signature:
             if call.program is None:
                 refusal = refusal or call.refusal
             elif any(g.pins for g in call.program.guards):
-                # An open axis that is good for one size is better static, if others stay open.
+                # The program serves one size only of some axis, so another guess may be better.
                 pinned = pinned or (tokens, call)
             elif call.sizes or pinned is None:
                 return self._settle(tokens, shapes, call)
         if pinned is not None:
             return self._settle(pinned[0], shapes, pinned[1])
+        # No guess can be traced: all axes are static, and this call runs exact.
         self._refusal = refusal and refusal.without_frames()
         self._close(wanted, shapes)
         tokens = self._axes.tokens(shapes, {})
         return self._settle(tokens, shapes, ResolvedCall(tokens, {}, None, refusal))
 
     def _settle(self, tokens: Tokens, shapes: Shapes, call: ResolvedCall) -> ResolvedCall:
+        """Make these the open axes, and keep the program of the call that they were traced for."""
         self._tokens, self._last = tokens, tuple(shapes)
         if call.program is not None:
             self._traced.add(call.program, self._traced.at(tokens, shapes))
@@ -205,7 +273,11 @@ class Signature:
     # --- later calls ---
 
     def _opened_again(self, shapes: Shapes) -> ResolvedCall | None:
-        """Learn from a call which axes vary. Returns the call if it was traced for that."""
+        """Open axes, or split a shared variable, as the sizes of a call demand.
+
+        Returns:
+            The resolved call, if it was traced to open axes; else None.
+        """
         assert self._tokens is not None
         if self._axes.are_named:
             return None
@@ -216,10 +288,10 @@ class Signature:
         return self._open_what_varies(shapes)
 
     def _open_what_varies(self, shapes: Shapes) -> ResolvedCall | None:
-        """Open the static axes that changed since the last program was traced.
+        """Open the static axes whose sizes changed since the last program was traced.
 
         Returns:
-            The call, if it was traced for that.
+            The resolved call, if it was traced for that and the axes were opened; else None.
         """
         assert self._tokens is not None
         if not self._last or any(0 in shape for shape in shapes):
@@ -236,6 +308,7 @@ class Signature:
         tokens, varied = self._axes.opened(self._tokens, self._last, shapes, opened)
         call = self._traced.attempt(tokens, shapes)
         traced_at, traced, tried = shapes, call, [shapes]
+        # Many functions can be traced at larger sizes only, so the sizes before are tried as well.
         if call.program is None and self._is_larger_before(opened, shapes):
             tried.append(self._last)
             traced_at, traced = self._last, self._attempt_before(tokens) or call
@@ -245,6 +318,7 @@ class Signature:
                 f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)
             ]
             self._settle(tokens, traced_at, traced)
+            # A program of the sizes before may not serve this call, which then runs exact.
             return call
         why = "it cannot be traced" if call.refusal is None else call.refusal.reason
         self._news.reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
@@ -263,21 +337,22 @@ class Signature:
         )
 
     def _close(self, axes: Sequence[Place], shapes: Shapes) -> None:
-        """Take note of axes that could not be opened at these sizes."""
+        """Note that these axes could not be opened at these sizes."""
         for leaf, axis in axes:
             closed = self._closed.get((leaf, axis), Refused())
             self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
 
     def _attempt_before(self, tokens: Tokens) -> ResolvedCall | None:
-        """Trace at the sizes before these, where the function has been run."""
+        """Trace at the sizes of the last program; None if the function raises there."""
         try:
             return self._traced.attempt(tokens, self._last)
         except Exception as error:
             if is_of_machine(error):
                 raise
-            return None  # these sizes are not those of the call, to whom it would be raised
+            return None  # not the sizes of this call, so its caller must not get the error
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
+        """Resolve a call with known tokens: by a program that holds, or by a new trace."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         self._check_constraints(sizes)
         for guard in self._traced.evenness(tokens):
@@ -288,6 +363,7 @@ class Signature:
         if min(sizes.values()) < 1:
             return ResolvedCall(tokens, sizes, None)
         known = self._traced.at(tokens, shapes)
+        # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in known.programs():
             if (size_constants := program.size_constants(sizes)) is not None:
                 self._traced.keep(program)
@@ -300,7 +376,15 @@ class Signature:
         return call
 
     def remember_refusal(self, call: ResolvedCall, shapes: Shapes) -> None:
-        """Do not try to trace this again: the exact run has succeeded."""
+        """Keep the reason why a call has no program, so that it is not traced again.
+
+        Called after the exact run has succeeded: a refusal counts only if the function itself works
+        at these sizes.
+
+        Args:
+            call: The resolved call. Without a refusal nothing is kept.
+            shapes: Its shapes.
+        """
         if call.refusal is not None:
             self._traced.at(call.tokens, shapes).refuse(call.sizes, call.refusal)
 

@@ -1,4 +1,4 @@
-"""From the arguments of a call to its family: flatten, type, and look up or make."""
+"""Find the signature of a call: flatten its arguments, type them, and look the signature up."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from bucketjit._tracing.program import Program
 
 @dataclass(frozen=True)
 class SignedCall:
-    """The arguments of one call, flattened, and the family they belong to.
+    """The flattened arguments of one call, and their signature.
 
     Attributes:
-        family: The signature, sizes aside.
-        leaves: The dynamic arguments' leaves.
-        shapes: Their shapes; of a size leaf ``(size,)``.
+        signature: The signature that they have.
+        leaves: The leaves of the dynamic arguments, which are those that are not static.
+        shapes: Shape of each leaf; of a size leaf ``(size,)``.
         tree: Tree of ``(args, kwargs)`` without static arguments.
         statics: The static arguments.
         dynamic: Positions, among all positional arguments, of the dynamic ones.
@@ -55,7 +55,14 @@ class SignedCall:
 
 
 class Signer:
-    """Keeps the families of an executor. Safe to use from several threads."""
+    """Finds or makes the signature of each call of one executor. Safe to use from several threads.
+
+    Args:
+        config: What the user chose: the function, its static arguments, ``dynamic_axes``.
+
+    Raises:
+        SpecError: The options do not fit the parameters of the function.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -66,22 +73,33 @@ class Signer:
         self._lock = threading.Lock()
 
     def clear(self) -> None:
-        """Forget every family."""
+        """Forget every signature."""
         with self._lock:
             self._families.clear()
 
     def signatures(self) -> list[Signature]:
-        """The families so far."""
+        """The signatures so far."""
         with self._lock:
             return list(self._families.values())
 
     def release(self, program: Program) -> None:
-        """Keep a program no longer than others hold it; see `Signature.release`."""
+        """Drop the reference to a program, see `Signature.release`.
+
+        Args:
+            program: The program.
+        """
         for signature in self.signatures():
             signature.release(program)
 
     def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
-        """Flatten a call and find its family.
+        """Flatten the arguments of a call and find their signature.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The signed call.
 
         Raises:
             ArgumentError: An argument is not an array, or does not fit its declaration.
@@ -92,6 +110,7 @@ class Signer:
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
         types, shapes = self._types(leaves, positions, positional, keywords)
         key = Key(tree, types, statics, trace_context())
+        # Most calls find their signature without the lock; a miss is checked again under it.
         signature = self._families.get(key)
         if signature is None:
             with self._lock:
@@ -108,14 +127,33 @@ class Signer:
         return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call as `sign` orders them, whatever they are."""
+        """The leaves of a call in the order of `sign`, without any check of their types.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The leaves of the dynamic arguments.
+
+        Raises:
+            ArgumentError: A static argument is not hashable.
+        """
         positional, keywords, _ = self._parameters.split(args, kwargs)
         return jax.tree_util.tree_leaves((positional, keywords))
 
     def with_copies(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with copies of the NumPy arrays in those that are not static."""
+        """The arguments of a call, with copies of the NumPy arrays in those that are not static.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            Both, copied.
+        """
         given = self._parameters
         return (
             tuple(
@@ -133,7 +171,7 @@ class Signer:
     ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
         try:
             pairs = [leaf_type(x, "") for x in leaves]
-        except ArgumentError:
+        except ArgumentError:  # paths take long to make, so only an error has them
             for path, x in self._paths(positions, args, kwargs):
                 leaf_type(x, path)
             raise
@@ -162,8 +200,9 @@ class Signer:
         self._check_strategies(specs)
         final = []
         for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
-            is_text = isinstance(spec, str) and spec.strip("() ") != ""  # else a scalar's
+            is_text = isinstance(spec, str) and spec.strip("() ") != ""  # "()" declares a scalar
             if is_text and isinstance(value, int | np.integer):
+                # An expression for a scalar declares it a size; a bool is an int to Python.
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)
@@ -222,7 +261,7 @@ class Signer:
                 )
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
-        """Refuse a strategy, or a policy, for a variable that ``dynamic_axes`` does not have."""
+        """Refuse a strategy, plan or policy for a variable that ``dynamic_axes`` does not have."""
         text = repr(self._config.dynamic_axes)
         words = re.findall(r"\w+", text)
         unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
@@ -246,7 +285,10 @@ class Signer:
 
 
 def _default_entry(value: object) -> Any:
-    """Axis 0 of an argument that is an array with axes; containers and scalars are static."""
+    """The entry of an argument under the default rule.
+
+    It opens axis 0 of an array. Containers and scalars are static.
+    """
     if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
         return Anonymous((0,))
     return None

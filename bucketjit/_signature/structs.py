@@ -1,4 +1,4 @@
-"""Calls that are described by ``jax.ShapeDtypeStruct`` in place of arrays."""
+"""Sign calls whose arguments are described by ``jax.ShapeDtypeStruct`` in place of arrays."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from bucketjit._signature.signer import SignedCall, Signer
 
 
 def array_like(value: object) -> Any:
-    """An argument with arrays for each ``jax.ShapeDtypeStruct`` in it.
+    """An argument with an array of zeros in place of each ``jax.ShapeDtypeStruct`` in it.
 
-    They take no memory, unless they say what only a ``jax.Array`` can: keys, weak types, and what
-    is sharded.
+    Most of these arrays take no memory (NumPy broadcasts one zero). Random keys, weak types and
+    shardings over several devices need a ``jax.Array``, which does.
+
+    Args:
+        value: The argument.
+
+    Returns:
+        The argument itself if it holds no struct.
+
+    Raises:
+        ArgumentError: The shape of a struct does not fit its sharding.
     """
     if not isinstance(value, jax.ShapeDtypeStruct):
         leaves, tree = jax.tree_util.tree_flatten(value)
@@ -39,20 +48,21 @@ def array_like(value: object) -> Any:
 
 
 def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SignedCall:
-    """The signature of calls with arguments like these, structs among them.
+    """Sign a call whose arguments may hold structs.
 
     Args:
         signer: Signs calls.
         args: The positional arguments.
-        kwargs: Those by name.
+        kwargs: The keyword arguments.
 
     Returns:
-        The signature, with the arguments as they are.
+        The signed call; its leaves are the arguments' own, structs included.
 
     Raises:
         ArgumentError: An argument is of a wrong type or shape.
+        SpecError: ``dynamic_axes`` does not fit the arguments.
     """
     named = {name: array_like(value) for name, value in kwargs.items()}
     signed = signer.sign(tuple(map(array_like, args)), named)
-    # Structs may say more than the arrays that stood for them: where they are placed.
+    # The leaves are the structs: they may name a device, which the zeros do not.
     return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))

@@ -1,8 +1,8 @@
-"""The programs that were traced for one signature, by which axes are open and the static sizes.
+"""Trace the programs of one signature, and keep them by open axes and static sizes.
 
 A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
-at 2 rows, half of them is one row, and JAX broadcasts that. So a refusal is of the sizes of its
-call; `Refused` decides how often others are tried.
+of 2 rows, one half is 1 row, which JAX broadcasts. So a refusal holds for the sizes of its call
+only. `Refused` limits how many other sizes are tried.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._tracing.symbolic import COMPUTE, trace
 
-_MAX_REFUSALS = 4  # then only sizes beyond all of these are tried
+_MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
 
-_MAX_BEYOND = 8  # then only sizes beyond the double or the half
+_MAX_BEYOND = 8  # after as many, only sizes above the double of the largest or below half the least
 
-_REFUSALS_KEPT = 4096
+_REFUSALS_KEPT = 4096  # for each set of static sizes; the oldest one is dropped
 
-_MAX_PAIRED = 8  # programs of concrete traces, which are made where sizes decide what is done
+_MAX_PAIRED = 8  # programs of concrete traces for each set of static sizes
 
-_LOOKED_THROUGH = 64  # sets of static sizes, at which those without a program are first looked for
+_LOOKED_THROUGH = 64  # sets of static sizes; from as many on, those without a program are dropped
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Sizes at which something could not be traced, and whether it is tried at others.
+    """The sizes at which a trace was refused, and whether another one is tried at further sizes.
 
-    Many things cannot be traced at small sizes alone, and some at large ones alone. So after a few
-    refusals it is tried only at sizes beyond all of these, larger or smaller, and then only beyond
-    the double or below the half. That is at most ``_MAX_BEYOND + 62`` times for each variable.
+    Many functions cannot be traced at small sizes only, and some at large ones only. So after
+    `_MAX_REFUSALS` refusals a trace is tried only if some size is larger or smaller than in all of
+    them, and after `_MAX_BEYOND` only if it is more than the double or less than the half. That
+    makes at most ``_MAX_BEYOND + 62`` traces for each variable.
 
     Attributes:
-        sizes: The sizes of each variable, wherever it was refused.
+        sizes: The sizes of all variables, for each refusal.
     """
 
     sizes: frozenset[tuple[int, ...]] = frozenset()
 
     def and_at(self, sizes: tuple[int, ...]) -> Refused:
-        """The same, refused at these sizes too."""
+        """These refusals, and one more at ``sizes``."""
         return Refused(self.sizes | {sizes})
 
     def may_do_at(self, sizes: tuple[int, ...]) -> bool:
-        """Whether it is tried at these sizes."""
+        """Whether a trace is tried at these sizes."""
         if len(self.sizes) < _MAX_REFUSALS:
             return sizes not in self.sizes
         factor = 1 if len(self.sizes) < _MAX_BEYOND else 2
@@ -65,13 +66,16 @@ class Refused:
 
 @dataclass
 class Traced:
-    """What is known for one set of static sizes: programs, and by size why there is none.
+    """The programs and the refusals for one set of open axes and static sizes.
+
+    It holds programs weakly; `TracedPrograms` decides how long they live.
 
     Attributes:
-        tracer: Gives what traces at concrete sizes; None if nothing does, or its programs are gone.
+        tracer: Returns what traces at concrete sizes; None if there is none, or it is gone with
+            its programs.
         refusals: Why there is no program, by sizes.
-        refused: At which sizes there was none before the first program.
-        is_traced_again: Whether there was a program before those that are there.
+        refused: The sizes that were refused before the first program.
+        is_traced_again: Whether an earlier program is gone.
     """
 
     tracer: Callable[[], Tracer | None] = lambda: None
@@ -81,45 +85,59 @@ class Traced:
     _programs: list[weakref.ref[Program]] = field(default_factory=list)
 
     def programs(self) -> list[Program]:
-        """Those that somebody holds."""
+        """The programs that somebody still holds."""
         return [program for ref in self._programs if (program := ref()) is not None]
 
     def add(self, program: Program) -> None:
-        """Take note of one."""
+        """Add a program, without holding it."""
         there = [ref for ref in self._programs if ref() is not None]
         self.is_traced_again |= len(there) < len(self._programs)
         self._programs = [*there, weakref.ref(program)]
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
-        """Why a call is not traced again: it was refused, or so was every one of several."""
+        """Why a call is not traced.
+
+        Args:
+            sizes: The size of each dimension variable.
+
+        Returns:
+            The refusal at these sizes; the latest one if `Refused` rules out further sizes; None
+            if a trace is to be tried.
+        """
         at = tuple(sizes.values())
         if at in self.refusals or self._has_served() or self.refused.may_do_at(at):
             return self.refusals.get(at)
         return next(reversed(self.refusals.values()))
 
     def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
-        """Take note of why there is no program at these sizes, if it was tried there."""
+        """Keep the reason why there is no program at these sizes.
+
+        Args:
+            sizes: The size of each dimension variable.
+            refusal: The reason.
+        """
         at = tuple(sizes.values())
         if not self._has_served():
             if not self.refused.may_do_at(at):
                 return
             self.refused = self.refused.and_at(at)
             if len(self.refused.sizes) >= _MAX_REFUSALS:
-                self.tracer = lambda: None  # it holds traces, which will hardly be of use
+                self.tracer = lambda: None  # it holds traces, and a program is unlikely by now
         self.refusals[at] = refusal.without_frames()
         if len(self.refusals) > _REFUSALS_KEPT:
             del self.refusals[next(iter(self.refusals))]
 
     def _has_served(self) -> bool:
-        """Whether there is a program for some sizes, or was one that is gone since."""
+        """Whether there is or was a program for some sizes."""
         return bool(self._programs)
 
 
 class TracedPrograms:
     """Traces a function, and holds the programs of one signature.
 
-    A program is kept from when it is traced. Once one of its executables has had to leave the cache
-    (`release`) it is kept for as long as others hold it, as the keys of its executables do.
+    A program is held from its trace on. When one of its executables is evicted from the cache, the
+    reference is dropped (`release`). The program then lives as long as the keys of its other
+    executables, which refer to it.
 
     Args:
         fn: The function with its static arguments bound.
@@ -127,6 +145,13 @@ class TracedPrograms:
         types: Type of each leaf.
         paths: How errors name each leaf.
         constraints: The user's constraints on sizes.
+
+    Attributes:
+        fn: See above.
+        in_tree: See above.
+        types: See above.
+        paths: See above.
+        constraints: See above.
     """
 
     def __init__(
@@ -152,11 +177,11 @@ class TracedPrograms:
         self._kept.add(program)
 
     def release(self, program: Program) -> None:
-        """Keep a program no longer than others hold it, until it serves another call."""
+        """Drop the reference to a program; others may still hold it."""
         self._kept.discard(program)
 
     def every(self) -> list[tuple[Any, Program]]:
-        """The programs so far, each with the axes and the static sizes that it was traced for."""
+        """The programs that exist, each with its `static_key`."""
         return [
             (key, program)
             for key, traced in list(self._traced.items())
@@ -164,11 +189,27 @@ class TracedPrograms:
         ]
 
     def static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
-        """What programs are told apart by: which axes are open, and the sizes of the others."""
+        """The key that distinguishes programs: the tokens, and the sizes of the static axes.
+
+        Args:
+            tokens: A token per axis of each leaf.
+            shapes: The shapes of a call.
+
+        Returns:
+            The key.
+        """
         return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
 
     def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
-        """What is known for the static sizes of a call."""
+        """The programs and refusals for the open axes and static sizes of a call.
+
+        Args:
+            tokens: A token per axis of each leaf.
+            shapes: The shapes of the call.
+
+        Returns:
+            They, which are empty for new static sizes.
+        """
         key = self.static_key(tokens, shapes)
         known = self._traced.get(key)
         if known is None:
@@ -178,12 +219,20 @@ class TracedPrograms:
         return known
 
     def _forget_what_is_gone(self) -> None:
-        """Static sizes that vary have programs of their own, of which few may be there."""
+        """Drop static sizes that have neither a program nor a refusal any more.
+
+        Static sizes that vary from call to call leave many of them.
+        """
         self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
     def add(self, program: Program, to: Traced) -> None:
-        """Take note of a program."""
+        """Keep a program among those of the same static sizes.
+
+        Args:
+            program: The program.
+            to: Those, from `at`.
+        """
         self.keep(program)
         to.add(program)
 
@@ -203,7 +252,14 @@ class TracedPrograms:
         ]
 
     def evenness(self, tokens: Tokens) -> list[Guard]:
-        """What sharding holds sizes to: an axis is cut into equal parts."""
+        """The guards that sharding requires: a mesh cuts an axis into equal parts.
+
+        Args:
+            tokens: A token per axis of each leaf.
+
+        Returns:
+            A guard such as ``mod(b, 2) == 0`` for each open axis that is cut.
+        """
         if not self._is_cut:
             return []
         return [
@@ -214,13 +270,22 @@ class TracedPrograms:
         ]
 
     def _constraints(self, tokens: Tokens) -> list[str]:
-        """The user's, and what sharding holds sizes to."""
+        """The user's constraints, and those that sharding requires."""
         return list(dict.fromkeys([*self.constraints, *map(str, self.evenness(tokens))]))
 
     def attempt(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones.
 
+        Args:
+            tokens: A token per axis of each leaf.
+            shapes: The shapes of the call.
+
+        Returns:
+            The call with its program, or with the reason why there is none.
+
         Raises:
+            SizeMismatchError: One variable has two sizes.
+            ArgumentError: A size does not fit what was declared.
             Exception: Whatever the function raises at these sizes.
         """
         sizes = bind_sizes(tokens, shapes, self.paths)
@@ -230,13 +295,16 @@ class TracedPrograms:
             program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
         except TraceRefused as refusal:
             program = refusal.placed(self.fn)
-        if isinstance(program, TraceRefused):  # what is raised now has nothing to do with it
+        # Not in the `except` block, or errors of the second trace would show the first one as
+        # their context.
+        if isinstance(program, TraceRefused):
             return self._pair(tokens, shapes, sizes, program)
+        # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
         if program.may_hold_sizes:
             nested = self._tracer(tokens, shapes).at(sizes).out_tree
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
-        if any(g.pins for g in program.guards):  # good for one size; traces may serve more
+        if any(g.pins for g in program.guards):  # it serves one size; concrete traces may do more
             call = self._pair(tokens, shapes, sizes)
             if call.program is not None:
                 return call
@@ -253,13 +321,23 @@ class TracedPrograms:
         sizes: dict[str, int],
         refusal: TraceRefused | None = None,
     ) -> ResolvedCall:
-        """Concrete traces in place of a symbolic one."""
+        """Resolve a call by concrete traces.
+
+        Args:
+            tokens: A token per axis of each leaf.
+            shapes: The shapes of the call.
+            sizes: The sizes of the variables.
+            refusal: Why the function is not traced with symbolic sizes, if it is not.
+
+        Returns:
+            The call with its program, or with the refusals of both kinds of traces.
+        """
         traced = self.at(tokens, shapes)
         known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
         tracer = self._tracer(tokens, shapes)
         traced.tracer = lambda: tracer
         try:
-            tracer.at(sizes)  # what it raises by itself, the exact run raises too
+            tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
             if len(known) >= _MAX_PAIRED:
                 return ResolvedCall(tokens, sizes, None, refusal)
             why = "" if refusal is None else refusal.reason
@@ -268,11 +346,12 @@ class TracedPrograms:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
                 both = f"{refusal.remedy}; {second.remedy}"
+                # `COMPUTE` is the general remedy, which adds nothing to the first one.
                 remedy = refusal.remedy if second.remedy == COMPUTE else both
                 refusal = TraceRefused(reason, remedy, refusal.cause)
             return ResolvedCall(tokens, sizes, None, refusal)
         size_constants = program.size_constants(sizes)
-        if size_constants is None:  # it is not traced the same way twice
+        if size_constants is None:  # the function does something else each time it is traced
             return ResolvedCall(tokens, sizes, None, refusal)
-        traced.tracer = weakref.ref(tracer)  # which the program holds
+        traced.tracer = weakref.ref(tracer)  # the program holds it from now on
         return ResolvedCall(tokens, sizes, program, size_constants=size_constants)

@@ -1,4 +1,4 @@
-"""Why each program of a signature was traced, in words, for log lines and events."""
+"""Say in words why each program of a signature was traced, for log lines and events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHOWN = 8  # arguments, or reasons, in one line of a log
 
 
 class News:
-    """What is learnt of a signature as calls come.
+    """Collects a line for each program of a signature, until somebody takes them.
 
     Args:
-        why: Why there is such a signature, in words.
+        why: Why the signature is new, in words.
         traced: Its programs.
 
     Attributes:
-        reasons: Why the next program is traced, as far as it is known.
+        reasons: Why the next program is traced, as far as known before the trace.
     """
 
     def __init__(self, why: str, traced: TracedPrograms) -> None:
@@ -33,25 +33,37 @@ class News:
         self._told = weakref.WeakKeyDictionary()
 
     def copy(self) -> News:
-        """The same, to go back to."""
+        """A copy, to restore the state from."""
         other = News("", self._traced)
         other.reasons, other._lines = list(self.reasons), list(self._lines)
         other._told.update(self._told)
         return other
 
     def take(self) -> list[str]:
-        """What was learnt since this was asked last, in words, one line each."""
+        """Return the lines since the last call of this method, and forget them."""
         if not self._lines:
             return []
         lines, self._lines = self._lines, []
         return lines
 
     def is_to_tell(self, call: ResolvedCall) -> bool:
-        """Whether there is something to say of a call."""
+        """Whether `note` has something to say about a call.
+
+        Args:
+            call: The resolved call.
+
+        Returns:
+            True if there are reasons, or its program serves for the first time.
+        """
         return bool(self.reasons) or (call.program is not None and call.program not in self._told)
 
     def note(self, call: ResolvedCall, shapes: Shapes) -> None:
-        """Take note of a program that serves for the first time, and why it was traced."""
+        """Add a line about a program that serves for the first time, and why it was traced.
+
+        Args:
+            call: The resolved call.
+            shapes: Its shapes.
+        """
         program = call.program
         reasons, self.reasons = self.reasons, []
         if program is None:
@@ -59,6 +71,7 @@ class News:
             return
         if not reasons:
             reasons = [self._why_again(call, shapes)]
+        # Weak keys: the note of a program goes with it.
         served = self._told.setdefault(program, (call.tokens, tuple(shapes)))
         inputs = inputs_of(self._traced, *self._traced.static_key(*served))
         more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
@@ -69,7 +82,7 @@ class News:
         self._lines.append(f"{'; '.join(reasons[:_SHOWN])}; {how}")
 
     def _why_again(self, call: ResolvedCall, shapes: Shapes) -> str:
-        """Why no program that was there serves a call."""
+        """Why none of the existing programs serves a call."""
         key = self._traced.static_key(call.tokens, shapes)
         alike = [p for p, served in self._told.items() if self._traced.static_key(*served) == key]
         if alike:
@@ -96,9 +109,12 @@ def inputs_of(traced: TracedPrograms, tokens: Tokens, static: Sequence[int]) -> 
     """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``.
 
     Args:
-        traced: Knows the arguments.
+        traced: Has the names and types of the arguments.
         tokens: A token per axis of each leaf.
-        static: The sizes of the static ones, in order.
+        static: The sizes of the static axes, in order.
+
+    Returns:
+        A text for each argument.
     """
     rest, found = iter(static), []
     for path, row, kind in zip(traced.paths, tokens, traced.types, strict=True):

@@ -1,6 +1,6 @@
-"""From a function to a `Program`: a jaxpr with symbolic sizes, and the guards it holds under.
+"""Turn a function into a `Program`: a jaxpr with symbolic sizes, and the guards it holds under.
 
-A function is traced with symbolic sizes, or at several concrete sizes whose traces are compared.
-The package may import `bucketjit._sizes`, `bucketjit._ir` and what is below them, and knows no
-padded size.
+A function is traced once with symbolic sizes (`bucketjit._tracing.symbolic`). If it refuses them,
+it is traced at several concrete sizes, and the traces are compared (`bucketjit._tracing.concrete`).
+The package may import `bucketjit._arrays` and what is below it. It knows no padded size.
 """

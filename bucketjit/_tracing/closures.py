@@ -1,4 +1,4 @@
-"""What a Python function can get at besides its arguments and its globals."""
+"""Look into Python values: what a function closes over, and whether a size is among it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import numpy as np
 
 from bucketjit._sizes.expressions import is_symbolic
 
+# Types of values that hold no size.
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type, np.dtype),
     *(ModuleType, BuiltinFunctionType, type(...)),
 )
-_UNBOUND = object()  # in place of a name that a closure has not bound yet
+_UNBOUND = object()  # the contents of a cell whose variable is not assigned yet
 
 
 def held_by(value: object) -> tuple[Any, ...] | None:
     """The parts that a function, a method, a partial, a dataclass or a container is made of.
+
+    A function's parts are its defaults and the contents of its closure.
+
+    Args:
+        value: Any value.
 
     Returns:
         The parts, in a fixed order; None for any other kind of value.
@@ -50,15 +56,15 @@ def _contents(cell: CellType) -> Any:
 
 
 def holds_a_size(value: object) -> bool | None:
-    """Whether user code that is given a value can get at a symbolic size, an expression.
+    """Whether a symbolic size (an expression such as ``2*n``) can be reached from a value.
 
-    Looks into closures, partial arguments, methods, dataclasses and containers.
+    The search follows closures, partial arguments, methods, dataclasses, attributes and containers.
 
     Args:
         value: A host function, or data that is no array.
 
     Returns:
-        Whether it does; None if the value cannot be looked into.
+        Whether it holds a size; None if some part of it cannot be searched.
     """
     return _holds_a_size(value, 8, {})
 
@@ -66,7 +72,8 @@ def holds_a_size(value: object) -> bool | None:
 def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | None:
     if is_symbolic(value):
         return True
-    if isinstance(value, jax.core.Tracer):  # in place of a number that was computed of a size?
+    # A tracer may stand for a number that was computed from a size, so it is never a plain "no".
+    if isinstance(value, jax.core.Tracer):
         return any(map(is_symbolic, value.shape)) or None
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return None if value.dtype == object else False
@@ -76,7 +83,7 @@ def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | Non
         return False
     if depth == 0:
         return None
-    seen[id(value)] = value  # held, or another one might get its id
+    seen[id(value)] = value  # a reference, so that no other object gets this id meanwhile
     held = tuple(value) if isinstance(value, set | frozenset) else held_by(value)
     parts = [*(held or ())]
     if callable(value):

@@ -1,18 +1,26 @@
-"""The second way to a program: concrete traces, compared.
+"""Make a program from traces at several concrete sizes, where symbolic sizes are refused.
 
 Some code turns a size into a Python number: ``math.sqrt(n)``, ``np.arange(n)``, ``int(n)``. It
-cannot be traced with symbolic sizes, but it can be traced at any sizes there are. Where traces at
-several sizes have one skeleton (see `bucketjit._tracing.skeleton`), they are one program: a size
-that differs between them is an expression of the variables, or, if none is found, a *unfitted* size
-with a name of its own; a constant that differs is a *size constant*, an input of the executable;
-and where the tree of the results differs, by data that is no array, it is that of a trace, not of
-the program.
+cannot be traced with symbolic sizes, but it can be traced at any concrete sizes::
 
-Nothing that is guessed here is trusted. Before a program serves a call, the function is traced at
-the logical sizes of that call: the skeleton, every size and every constant must be those of the
-program at these sizes, and size constants, unfitted sizes and trees are taken from that very trace.
-So what is run, masked, is what the exact run does, whatever coincidence made the expressions. This
-trace costs what tracing costs, once for each logical size, and never a compile.
+    n = 4    b:f32[8] = pad a        c:f32[8] = mul b 2.0
+    n = 5    b:f32[10] = pad a       c:f32[10] = mul b 2.236...
+    program  b:f32[2*n] = pad a      c:f32[2*n] = mul b <size constant 0>
+
+Traces at several sizes make one program if their skeletons are equal (see
+`bucketjit._tracing.skeleton`). What may differ between them:
+
+- A size. It becomes an expression of the dimension variables. If no expression fits, it becomes an
+  *unfitted size*: an additional dimension variable.
+- A constant. It becomes a *size constant*: an input of the executable.
+- Data that is no array in the tree of the results. The tree is then taken from the trace at the
+  logical sizes of a call, not from the program.
+
+The expressions are guesses, and no call trusts them. Before a program serves a call, the function
+is traced at the logical sizes of that call. The skeleton, every size and every constant of this
+trace must be those of the program at these sizes, and size constants, unfitted sizes and trees are
+taken from it. So the masked run computes what the exact run computes, even if an expression fits by
+coincidence. The cost is one trace for each logical size, and never a compile.
 """
 
 from __future__ import annotations
@@ -51,10 +59,10 @@ from bucketjit._tracing.skeleton import (
 )
 from bucketjit._tracing.symbolic import COMPUTE
 
-_SAMPLES = 6
-_TRIALS = 14  # traces at other sizes, of which some may fail or do something else
-_RECENT = 16  # traces that are kept whole, for each tracer
-_REMEMBERED = 1 << 26  # bytes of what traces have said, for each program
+_SAMPLES = 6  # traces that a program is made from, at most
+_TRIALS = 14  # sizes that are tried to get them: traces may fail, or have another skeleton
+_RECENT = 16  # traces that each tracer keeps whole
+_REMEMBERED = 1 << 26  # bytes of size constants that each program keeps
 
 Sizes = Mapping[str, int]
 X = TypeVar("X")
@@ -62,12 +70,13 @@ X = TypeVar("X")
 
 @dataclass(frozen=True)
 class Concrete:
-    """A trace at certain sizes.
+    """A trace at concrete sizes.
 
     Attributes:
-        jaxpr, consts: The program and its constants.
-        out_tree: How its outputs nest.
-        skeleton: The same, taken apart.
+        jaxpr: The open jaxpr.
+        consts: Values of its constants.
+        out_tree: Tree of its outputs.
+        skeleton: The jaxpr, decomposed.
     """
 
     jaxpr: Any
@@ -82,7 +91,11 @@ class Tracer:
     Args:
         fn: The function, its static arguments bound.
         in_tree: Tree of ``(args, kwargs)``.
-        leaves: What is known of each argument leaf.
+        leaves: Shape and type of each argument leaf.
+
+    Attributes:
+        tokens: Every size expression in the shapes of the leaves, sorted.
+        variables: The dimension variables in them, sorted.
     """
 
     def __init__(self, fn: Callable[..., Any], in_tree: PyTreeDef, leaves: Sequence[Leaf]) -> None:
@@ -96,11 +109,19 @@ class Tracer:
         self._lock = threading.RLock()
 
     def at(self, sizes: Sizes) -> Concrete:
-        """The trace at these sizes; the same one if it was asked for not long ago.
+        """The trace at these sizes; the last `_RECENT` traces are kept and returned again.
 
-        Code that keeps what it makes by size (``table[n] = jnp.arange(n)``) bears one trace only.
+        Tracing twice at one size may fail: user code that caches what it makes by size
+        (``table[n] = jnp.arange(n)``) would read a tracer of the first trace in the second.
+
+        Args:
+            sizes: The size of each dimension variable.
+
+        Returns:
+            The trace.
 
         Raises:
+            TraceRefused: The function closes over a tracer.
             Exception: Whatever the function raises.
         """
         key = tuple(sizes[v] for v in self.variables)
@@ -114,7 +135,7 @@ class Tracer:
         arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
         out_tree: Any = None
 
-        @functools.wraps(self._fn)  # so that an error of JAX's names the user's function
+        @functools.wraps(self._fn)  # JAX's errors then name the user's function
         def flat(*values: object) -> list[Any]:
             nonlocal out_tree
             rest = iter(values)
@@ -123,7 +144,7 @@ class Tracer:
             outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
             return outs
 
-        with forgetful_jax():  # it may fail
+        with forgetful_jax():  # a trace that fails is freed
             closed = jax.make_jaxpr(flat)(*arrays)
         closed = without_hi_primitives(closed)
         jaxpr, consts = open_jaxpr(closed)
@@ -138,12 +159,28 @@ class Tracer:
 
 
 class Pairing:
-    """What a paired program knows of the traces it was made from; see the module.
+    """Checks a program of concrete traces against the trace at the logical sizes of a call.
+
+    It implements the protocol `bucketjit._tracing.program.Pairing`. Safe to use from several
+    threads.
+
+    Args:
+        tracer: Traces the function.
+        first: The trace that the program has its equations from.
+        samples: The sizes that the program was made from.
+        labels: A number or an expression for each distinct column of sizes, see `_labels`.
+        found: The offset of each unfitted size, see `_labels`.
+        label_of_size: For each size of the skeleton, the position of its label.
+        size_constants: For each constant of the skeleton, its number among the size constants, or
+            None.
+        hosts: Numbers the host functions that differ between sizes.
+        nests_by_size: Whether the tree of the outputs differs between sizes.
+        why: Why the function is not traced with symbolic sizes.
 
     Attributes:
-        samples: The sizes it was made from.
+        samples: The sizes that the program was made from.
         num_size_constants: How many constants are taken from the trace at the logical sizes.
-        nests_by_size: Whether the tree of the outputs is taken from it, too.
+        nests_by_size: Whether the tree of the outputs is taken from that trace, too.
         why: Why the function is not traced with symbolic sizes.
     """
 
@@ -169,6 +206,7 @@ class Pairing:
         self._skeleton = Skeleton(first.skeleton.parts, [], [])
         self._out_tree = first.out_tree
         self._labels = tuple(labels)
+        # By the name of each unfitted size, the position of the label that it appears in.
         self._found = {
             name: next(i for i, x in enumerate(labels) if name in variables_of(str(x)))
             for name in found
@@ -187,11 +225,22 @@ class Pairing:
         self._lock = threading.Lock()
 
     def size_constants(self, sizes: Sizes) -> SizeConstants | None:
-        """What the trace at these logical sizes says; None if the program is not that trace."""
+        """What the program needs from the trace at these logical sizes.
+
+        Args:
+            sizes: The logical size of each dimension variable.
+
+        Returns:
+            The size constants; None if the program differs from that trace, or the trace fails.
+
+        Raises:
+            Exception: An error of the machine (`is_of_machine`) during the trace.
+        """
         key = tuple(sizes[v] for v in self._tracer.variables)
         with self._lock:
             if key in self._at:
                 return self._at[key]
+        # Outside the lock: this traces, which takes long and runs user code.
         size_constants = self._look(sizes)
         if _bytes_of(size_constants) <= _REMEMBERED:
             with self._lock:
@@ -199,7 +248,14 @@ class Pairing:
         return size_constants
 
     def unfitted_sizes(self, sizes: Sizes) -> dict[str, int] | None:
-        """The unfitted sizes at a bucket; None if the trace there is another program."""
+        """The unfitted sizes at the padded sizes of a bucket.
+
+        Args:
+            sizes: The padded size of each dimension variable.
+
+        Returns:
+            Size by name; None if the program differs from the trace at these sizes.
+        """
         if not self._found:
             return {}
         size_constants = at_other_sizes(lambda: self.size_constants(sizes))
@@ -212,7 +268,7 @@ class Pairing:
     def _look(self, sizes: Sizes) -> SizeConstants | None:
         try:
             concrete = self._tracer.at(sizes)
-        except Exception as error:  # the exact run raises it to the user
+        except Exception as error:  # the exact run raises it again, to the user
             if is_of_machine(error):
                 raise
             return None
@@ -227,8 +283,9 @@ class Pairing:
             name: int(there[self._example[at]]) - self._offset[name]
             for name, at in self._found.items()
         }
-        if any(n < 1 for n in found.values()):
+        if any(n < 1 for n in found.values()):  # jax.export takes every variable to be 1 or more
             return None
+        # Every size of the trace must be what the expression of its label gives.
         known = {**sizes, **found}
         expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self._labels]
         if expected and (np.asarray(expected, np.int64)[self._label_of_size] != there).any():
@@ -255,14 +312,18 @@ class Pairing:
 def at_other_sizes(
     ask: Callable[[], X], failed: Callable[[Exception], object] = lambda error: None
 ) -> X | None:
-    """What the function does at sizes that the user has not asked for; None where it fails there.
+    """The result of a trace at sizes other than those of a call; None if it fails.
 
-    An error of the machine is none of the call at hand, so it is not raised; one that is raised
-    again at once is one of these sizes (an array of `n` times `n` numbers).
+    The caller did not ask for these sizes, so no error is raised. After an error of the machine,
+    which may be gone a moment later, the trace is tried once more. An error that comes again is
+    due to the sizes (an array of ``n`` times ``n`` numbers).
 
     Args:
-        ask: Asks the function.
-        failed: Is told of the error, if it fails.
+        ask: Traces the function.
+        failed: Called with the error, if the trace fails.
+
+    Returns:
+        What ``ask`` returns, or None.
     """
     try:
         try:
@@ -277,7 +338,7 @@ def at_other_sizes(
 
 
 def _failure_at_others(failures: Sequence[Exception]) -> str:
-    """What a function raised at other sizes than those at hand, and where, in words."""
+    """The first error that the function raised at other sizes, and its line, in words."""
     if not failures:
         return "none was tried"
     line = raising_line(failures[0])
@@ -296,21 +357,22 @@ def pair(
     others: Sequence[Sizes] = (),
     why: str = "",
 ) -> Program:
-    """Make a program of concrete traces.
+    """Make one program from traces at the sizes of a call and at sizes near them.
 
     Args:
         tracer: Traces the function.
-        sizes: The sizes at hand, which the program will serve.
+        sizes: The sizes of the call, which the program will serve.
         constraints: The user's constraints on the sizes.
-        others: Sizes at which the function has been traced before.
-        why: Why it is not traced with symbolic sizes.
+        others: Sizes of earlier programs, which are tried first.
+        why: Why the function is not traced with symbolic sizes.
 
     Returns:
-        The program. It serves the sizes at hand, and whatever others its `Pairing` says.
+        The program. Its `Pairing` decides which other sizes it serves.
 
     Raises:
-        TraceRefused: The function does different things at different sizes.
-        Exception: Whatever the function raises at the sizes at hand.
+        TraceRefused: The traces do not make one program, since the function does different things
+            at different sizes, or a random key depends on a size.
+        Exception: Whatever the function raises at the sizes of the call.
     """
     first = tracer.at(sizes)
     traces, samples = [first], [dict(sizes)]
@@ -341,13 +403,14 @@ def pair(
             f"({difference or _failure_at_others(failures)})",
             COMPUTE,
         )
+    # JAX may refuse an axis that a mesh need not cut evenly. Each turn adds a constraint for one.
     held = list(constraints)
     while True:
         try:
             return _merged(tracer, traces, samples, held, why)
         except TraceRefused:
             raise
-        except Exception as error:  # of JAX, about symbolic sizes
+        except Exception as error:  # JAX refuses some symbolic size
             if is_of_machine(error):
                 raise
             known = [parse_constraint(c) for c in held]
@@ -361,16 +424,16 @@ def pair(
 
 
 def _of_another_type(one: Skeleton, other: Skeleton) -> int | None:
-    """The number of the first constant that has other types in two programs."""
+    """The position of the first constant whose type differs between two traces; None if none."""
     pairs = enumerate(zip(one.values, other.values, strict=True))
     return next((i for i, (v, w) in pairs if type(v) is not type(w) and not np.isscalar(v)), None)
 
 
 def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int]]:
-    """Sizes to trace at: each variable by itself, and all at once, in different proportions."""
+    """Sizes to trace at: each variable changed alone, and all changed in different proportions."""
     for other in others:
         yield dict(other)
-    # At size 1 JAX broadcasts by other equations: what is 1 may have to stay so.
+    # At size 1 JAX broadcasts with other equations, so the second round keeps sizes of 1.
     larger = sorted(v for v, n in sizes.items() if n > 1)
     for names in dict.fromkeys((tuple(sorted(sizes)), tuple(larger))):
         for i, name in enumerate(names):
@@ -379,16 +442,18 @@ def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int
                 yield {**sizes, name: sizes[name] - 1}
         for offset in (3, 4):
             yield {**sizes, **{v: sizes[v] + offset * (i + 1) + i for i, v in enumerate(names)}}
-        for i, name in enumerate(names):  # what divides a size may have to go on dividing it
+        for i, name in enumerate(names):  # multiples: every divisor of the size still divides it
             yield {**sizes, name: sizes[name] * (2 + i)}
         yield {**sizes, **{v: sizes[v] * (3 + i) for i, v in enumerate(names)}}
 
 
 def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
-    """Whether some variables vary, no two of them always together; or all of them are 1.
+    """Whether the samples show which size comes from which variable.
 
-    The others keep their size in all that the program serves: a Python loop over the positions of
-    a sequence does something else at every length, but the same in every batch.
+    True if some variables vary, and no two of them have equal sizes in every sample; or if no
+    variable varies and all of them are 1. A variable that does not vary keeps its size in every
+    call that the program serves: a Python loop over the positions of a sequence does different
+    things at each length, but the same for each batch size.
     """
     columns = [tuple(s[v] for s in samples) for v in variables]
     varying = [c for c in columns if len(set(c)) > 1]
@@ -404,8 +469,14 @@ def _merged(
     constraints: Sequence[str],
     why: str,
 ) -> Program:
-    """One program of several concrete traces of the same structure."""
+    """One program from concrete traces with equal skeletons.
+
+    Raises:
+        TraceRefused: A random key depends on a size.
+        Exception: JAX refuses a symbolic size.
+    """
     first = traces[0]
+    # A column is one size of the skeleton in every trace; equal columns share a label.
     number: dict[tuple[int, ...], int] = {}
     columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
     label_of_size = [number.setdefault(column, len(number)) for column in columns]
@@ -426,7 +497,7 @@ def _merged(
     )
     out_avals = [v.aval for v in jaxpr.outvars]
     in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
-    # JAX does not trace every symbolic program that can be written down.
+    # Splitting axes is optional, and JAX cannot trace every program that `recompose` makes.
     try:
         jaxpr, consts = keep_apart(jaxpr, consts)
     except Exception as error:
@@ -469,17 +540,18 @@ def _labels(
     samples: Sequence[Sizes],
     fixed: Sequence[str],
 ) -> tuple[list[int | str], dict[str, int]]:
-    """An expression for each number that several traces have in the same place.
+    """An expression of the dimension variables for each column of sizes.
 
     Args:
-        columns: The numbers, one of each trace.
-        tracer: Knows the declared sizes.
+        columns: The sizes at one place of the skeleton, one of each trace.
+        tracer: Has the declared expressions.
         samples: The sizes that each trace was made at.
-        fixed: Variables that have the same size in all of them.
+        fixed: Variables with the same size in all samples.
 
     Returns:
-        The expressions, and the variables for what no expression of the sizes gives: for each of
-        them one less than its smallest value, if that is below 0.
+        The expressions (an int for a column that does not vary), and the offset of each unfitted
+        size: its variable plus the offset is the size. The offset is one less than the smallest
+        value of the column if that is negative, else 0.
     """
     declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
     varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
@@ -491,17 +563,17 @@ def _labels(
             label = fit(column, varying)
         if label is None:
             name = bind_unique_names("found", {*tracer.variables, *found})
-            found[name] = min(0, min(column) - 1)  # a variable of jax.export is 1 or more
+            found[name] = min(0, min(column) - 1)  # jax.export takes a variable to be 1 or more
             label = f"{name} - {-found[name]}" if found[name] else name
         labels.append(label)
     return labels, found
 
 
 def _positions_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:
-    """For each constant its position among those that differ between traces, or None.
+    """For each constant, its position among those that differ between traces, or None.
 
     Raises:
-        TraceRefused: A random key is among them.
+        TraceRefused: A random key differs between traces.
     """
     size_constants: list[int | None] = []
     for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
@@ -517,6 +589,7 @@ def _positions_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]
 
 
 def _can_be_given(values: Sequence[Any]) -> bool:
+    """Whether these constants can be inputs of an executable: random keys cannot."""
     dtypes = [getattr(v, "dtype", None) for v in values]
     return not any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes)
 

@@ -1,7 +1,8 @@
-"""Host functions that differ from one logical size to another.
+"""Find the host function of the logical sizes while an executable runs.
 
-A callback may close over a size, as it is in the trace at hand. So a program of concrete traces
-calls the one of the trace at the logical sizes: an executable is given its number.
+The function of a callback may close over a size, so each trace may have a different one. A program
+of concrete traces calls that of the trace at the logical sizes: `Hosts` numbers the functions, and
+the executable gets the number as an argument.
 """
 
 from __future__ import annotations
@@ -15,29 +16,42 @@ import numpy as np
 
 from bucketjit._sizes.expressions import Dim
 
-_KEPT = 4096
+_KEPT = 4096  # host functions of one program; an older one is dropped
 
 
 class Hosts:
-    """Functions by number; the latest ones."""
+    """The latest `_KEPT` host functions of a program, by number."""
 
     def __init__(self) -> None:
         self._functions: Any = cachetools.LRUCache(_KEPT)
         self._numbers = itertools.count()
-        self._lock = threading.Lock()  # the host calls from threads of its own
+        self._lock = threading.Lock()  # XLA calls host functions from its own threads
 
     def number_of(self, function: object) -> np.ndarray:
-        """A number for this function, an int32 scalar."""
+        """Keep a function, and return its number.
+
+        Args:
+            function: The host function of one trace.
+
+        Returns:
+            The number, an int32 scalar.
+        """
         with self._lock:
             number = next(self._numbers)
             self._functions[number] = function
         return np.asarray(number, np.int32)
 
     def __call__(self, number: Any) -> Any:
-        """The function of a number.
+        """The function with this number.
+
+        Args:
+            number: A number that `number_of` returned.
+
+        Returns:
+            The function.
 
         Raises:
-            RuntimeError: Thousands of other sizes have been called since the call that asks.
+            RuntimeError: The function is dropped, since `_KEPT` others were numbered after it.
         """
         with self._lock:
             function = self._functions.get(int(number))
@@ -47,12 +61,12 @@ class Hosts:
 
 
 class SizedHost(NamedTuple):
-    """Stands for a host function that is taken from the trace at the logical sizes.
+    """Stands in an equation for the host function of the trace at the logical sizes.
 
     Attributes:
-        constant: Which constant of the program holds its number.
-        depends_on: A symbolic size, so that the equation is seen to depend on sizes.
-        hosts: Where to find it.
+        constant: Position of its number among the size constants.
+        depends_on: A symbolic size. It marks the equation as one that depends on sizes.
+        hosts: Returns the function for the number.
     """
 
     constant: int

@@ -1,14 +1,19 @@
 """Keep axes apart that a program merges and splits again.
 
-``x.reshape(b * s, d) @ w``, then back to ``(b, s, e)``, is a common way to write a layer. At padded
-sizes each of the two reshapes is a gather, for a merged axis has its real data at the front. What
-happens in between mostly treats the merged axis as rows; the program then means the same with the
-axes kept apart, and neither reshape moves anything. So this is one pass over the traced program,
-before any bucket is built, which no masking rule knows of.
+A common way to write a layer is ``x.reshape(b * s, d) @ w``, then back to ``(b, s, e)``::
 
-A value whose merged axis is kept apart is said to have a *form*, `SplitAxis`. The pass finds the
-form that each equation would give its results, counts what that saves and what it costs (a value
-that is needed merged after all is a gather), and rewrites the program where it saves more.
+    before   m:f32[b*s,d] = reshape x        after   y:f32[b,s,e] = dot_general x w
+             n:f32[b*s,e] = dot_general m w
+             y:f32[b,s,e] = reshape n
+
+At padded sizes each of the two reshapes is a gather, since a merged axis has its real data at the
+front. The equations between them mostly treat the merged axis as rows, so the program computes the
+same with the axes kept apart, and nothing has to be moved. The pass rewrites the traced program
+once, before any bucket is built, so no masking rule has to know of it.
+
+A value whose merged axis is kept apart has a *form*, `SplitAxis`. The pass finds the form of each
+equation's results. It counts the reshapes that this saves and the gathers that it costs (where a
+value is needed merged after all). It rewrites the equations where more is saved than spent.
 """
 
 from __future__ import annotations
@@ -37,17 +42,29 @@ from bucketjit._sizes.reshape_groups import groups, without_ones
 
 
 class SplitAxis(NamedTuple):
-    """A form: the merged axis ``axis`` of a value is kept as axes of these sizes."""
+    """A form: one merged axis of a value is kept as several axes.
+
+    Attributes:
+        axis: The merged axis.
+        sizes: Sizes of the axes in its place.
+    """
 
     axis: int
     sizes: Shape
 
     def of(self, shape: Shape) -> Shape:
-        """A shape with the axes apart."""
+        """The shape of the split value, from the shape of the merged one."""
         return (*shape[: self.axis], *self.sizes, *shape[self.axis + 1 :])
 
     def axes(self, given: Sequence[int]) -> tuple[int, ...]:
-        """The same axes of the value kept apart, the merged one as all of its own."""
+        """Axes of the split value, from axes of the merged one.
+
+        Args:
+            given: Axes of the merged value.
+
+        Returns:
+            The same axes, in order; for the merged axis all of those in its place.
+        """
         extra = len(self.sizes) - 1
         found: list[int] = []
         for a in given:
@@ -58,7 +75,10 @@ class SplitAxis(NamedTuple):
         return tuple(found)
 
     def same(self, other: SplitAxis | None) -> bool:
-        """Whether two forms are equal; sizes by their text, which decides and never raises."""
+        """Whether two forms are equal.
+
+        Sizes are compared as text: ``==`` of symbolic sizes may be inconclusive, or raise.
+        """
         return (
             other is not None
             and self.axis == other.axis
@@ -70,7 +90,13 @@ Form = SplitAxis | None
 
 
 class Plan(NamedTuple):
-    """How to run an equation with axes kept apart: forms in and out, and its parameters then."""
+    """How an equation runs on values with split axes.
+
+    Attributes:
+        ins: The form that each operand must have.
+        out: The form of the result.
+        params: The parameters of the equation on these operands.
+    """
 
     ins: tuple[Form, ...]
     out: Form
@@ -78,6 +104,9 @@ class Plan(NamedTuple):
 
 
 # --- equations that treat a merged axis as rows ----------------------------------------------
+
+# Each function takes an equation and the forms of its operands, at least one of which is split
+# (except for `_merge_or_split`), and returns a plan, or None if the axis cannot stay split there.
 
 
 def _shape(atom: Any) -> Shape:
@@ -100,8 +129,11 @@ def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
     places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
     form, axis, at = forms[0], 0, 0
+    # Each group of old axes becomes a group of new ones; `axis` and `at` are where they begin,
+    # counted without axes of size 1.
     for old, new in groups(without_ones(before), without_ones(after)):
         if form is None:
+            # Merging static axes behind an open one keeps padding at the end: nothing to gain.
             if len(new) == 1 and any(map(is_symbolic, old[1:])):
                 merged = SplitAxis(places[at], old)
                 return Plan((None,), merged, {**params, "new_sizes": merged.of(after)})
@@ -117,7 +149,7 @@ def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
 
 
 def _position(shape: Shape, axis: int) -> int:
-    """The number of an axis among those that are not of size 1."""
+    """The position of an axis among those whose size is not 1."""
     return len(without_ones(shape[:axis]))
 
 
@@ -125,11 +157,11 @@ def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
     (contract, batch), (left, right) = eqn.params["dimension_numbers"], forms
     pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
     rows = [f is not None and f.axis not in {p[i] for p in pairs} for i, f in enumerate(forms)]
-    if any(rows):
+    if any(rows):  # the axis is a free one of its operand, so the other operand is not split
         if (left is not None) and (right is not None):
             return None
     else:
-        # Contracted, or a batch of both: the other side has to come apart in the same way.
+        # The axis is contracted, or a batch axis: the other operand must be split alike.
         for a, b in pairs:
             if left is not None and left.axis == a:
                 right = right or SplitAxis(b, left.sizes)
@@ -151,7 +183,7 @@ def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
 
 
 def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
-    """Where the merged axis is in the result: batch, then rows of the left, then of the right."""
+    """The form of a product. Its axes are batch axes, then free axes of the left, of the right."""
     (of_left, of_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     free_left = _others(eqn.invars[0], of_left, batch_left)
     free_right = _others(eqn.invars[1], of_right, batch_right)
@@ -235,16 +267,19 @@ _FOLLOW: dict[str, Callable[[Any, Sequence[Form]], Plan | None]] = {
 }
 
 
-# --- what it would save ----------------------------------------------------------------------
+# --- what a rewriting saves ------------------------------------------------------------------
 
 
 @dataclass
 class _Analysis:
-    """The forms of all values, and what they save, by groups of values that depend on them.
+    """The forms of all values, and the gathers that they save.
+
+    Values whose forms depend on each other make a group (a union-find in `_parent`). A group is
+    rewritten as a whole or not at all, so savings are counted for each group.
 
     Attributes:
         forms: The form of each value that has one.
-        plans: How to run the equations that touch such a value, by position.
+        plans: The plan of each equation that touches such a value, by position.
         made_by: The equation that each value comes from.
     """
 
@@ -255,9 +290,11 @@ class _Analysis:
     _saved: dict[Any, int] = field(default_factory=dict)
 
     def run(self, jaxpr: Jaxpr) -> None:
+        """Find forms and plans for a program, and count savings and costs."""
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         paid: set[Any] = set()
 
+        # A value that is needed in a form other than its own costs one gather, once per form.
         def pay(v: object, wanted: Form) -> None:
             free = wanted is not None and _spreads(self.made_by.get(v), wanted)
             if (v, _key(wanted)) not in paid and not free:
@@ -267,7 +304,7 @@ class _Analysis:
         for i, eqn in enumerate(jaxpr.eqns):
             forms = [None if is_literal(v) else self.forms.get(v) for v in eqn.invars]
             plan = _plan(eqn, forms)
-            if plan is None:
+            if plan is None:  # the equation needs its operands merged
                 for v, form in zip(eqn.invars, forms, strict=True):
                     if form is not None:
                         pay(v, None)
@@ -283,6 +320,7 @@ class _Analysis:
             for v, form, wanted in zip(eqn.invars, forms, plan.ins, strict=True):
                 if wanted is not None and form is None:
                     pay(v, wanted)
+            # A reshape that merges or splits the axis moves nothing any more: one gather saved.
             if name_of(eqn) == "reshape" and (plan.ins[0] is None or plan.out is None):
                 self._add(touched[0], 1)
         for v in jaxpr.outvars:
@@ -290,7 +328,7 @@ class _Analysis:
                 pay(v, None)
 
     def keep_what_pays(self, jaxpr: Jaxpr) -> None:
-        """Forget all forms that do not save more than they cost."""
+        """Drop the forms and plans of groups that do not save more than they cost."""
         for i in list(self.plans):
             eqn, plan = jaxpr.eqns[i], self.plans[i]
             pairs = [*zip(eqn.invars, plan.ins, strict=True), (eqn.outvars[0], plan.out)]
@@ -316,7 +354,7 @@ class _Analysis:
 
 
 def _key(form: Form) -> Any:
-    """What forms are told apart by, as text: sizes are compared by what they say."""
+    """A hashable key of a form, with sizes as text; see `SplitAxis.same`."""
     return None if form is None else (form.axis, tuple(map(str, form.sizes)))
 
 
@@ -328,7 +366,7 @@ def _plan(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
 
 
 def _spreads(eqn: JaxprEqn | None, form: SplitAxis) -> bool:
-    """Whether an equation broadcasts along a merged axis: it makes any form at no cost."""
+    """Whether an equation broadcasts along the merged axis, so that it makes any form for free."""
     return (
         eqn is not None
         and name_of(eqn) == "broadcast_in_dim"
@@ -341,12 +379,12 @@ def _spreads(eqn: JaxprEqn | None, form: SplitAxis) -> bool:
 
 
 class _Rewriting:
-    """Evaluates a program, each equation by its plan, and brings values into the form needed."""
+    """Evaluates a program by the plans of its equations, and converts values between forms."""
 
     def __init__(self, analysis: _Analysis) -> None:
         self._analysis = analysis
-        self._values: dict[Any, Any] = {}  # in their own form
-        self._converted: dict[Any, Any] = {}
+        self._values: dict[Any, Any] = {}  # each in the form that the analysis found for it
+        self._converted: dict[Any, Any] = {}  # by value and form
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         self._values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -397,10 +435,13 @@ def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]
         consts: Values of its constants.
 
     Returns:
-        A jaxpr that computes the same, and its constants; the one given if there is nothing to
-        gain.
+        A jaxpr that computes the same, and its constants; the arguments themselves if there is
+        nothing to gain.
+
+    Raises:
+        Exception: JAX cannot trace the program again with its symbolic sizes.
     """
-    if not _merges_and_splits(jaxpr):
+    if not _merges_and_splits(jaxpr):  # most programs do not, and are spared two traces
         return jaxpr, consts
     flat, flat_consts = _retrace(jaxpr, lambda *args: _inlined(jaxpr, consts, args))
     analysis = _Analysis()
@@ -412,14 +453,14 @@ def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]
 
 
 def _retrace(jaxpr: Jaxpr, fn: Callable[..., list[Any]]) -> tuple[Any, Sequence[Any]]:
-    """Trace a function of a program's arguments."""
+    """Trace a function with the arguments of a program; dead code is left out."""
     structs = [struct_of(v.aval) for v in jaxpr.invars]
     inner, consts = open_jaxpr(jax.make_jaxpr(fn)(*structs))
     return without_dead_code(inner), tuple(consts)
 
 
 def _inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluate a program, and the functions it calls in their places."""
+    """Evaluate a program, with the programs that it calls inlined."""
     env: dict[Atom, Any] = dict(
         zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
     )
@@ -436,7 +477,10 @@ def _inlined(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[A
 
 
 def _merges_and_splits(jaxpr: Jaxpr) -> bool:
-    """Whether a symbolic axis is merged somewhere, and one split, calls included."""
+    """Whether a program merges symbolic axes in one reshape, and splits one in another.
+
+    Programs that it calls are searched too.
+    """
     found = {"merge": False, "split": False}
 
     def visit(inner: Any) -> None:

@@ -1,8 +1,9 @@
-"""How results nest, and what their trees hold besides: data that is no array.
+"""Compare the trees of results, and find sizes in their auxiliary data.
 
-A static field of a registered dataclass, the shape of a sparse matrix, what a closure of `jax.vjp`
-closes over: JAX calls it the auxiliary data of a pytree. It is made while the function is traced,
-and the tree of the trace is that of every result. A size in it would leave as an expression.
+The auxiliary data of a pytree is what it holds besides arrays: a static field of a registered
+dataclass, the shape of a sparse matrix, what a closure of `jax.vjp` closes over. It is made while
+the function is traced, and every result gets the tree of the trace. So a symbolic size in it would
+reach the user as an expression.
 """
 
 from __future__ import annotations
@@ -16,39 +17,53 @@ from jax.tree_util import PyTreeDef
 from bucketjit._errors import is_of_machine
 from bucketjit._tracing.closures import holds_a_size
 
-_STRUCTURAL = (type(None), list, tuple)  # what they hold besides their children: nothing
+_STRUCTURAL = (type(None), list, tuple)  # containers without auxiliary data
 
 
 def flat(count: int) -> Any:
-    """The tree of a tuple of so many leaves."""
+    """The tree of a tuple with ``count`` leaves."""
     return jax.tree_util.tree_structure((0,) * count)
 
 
 def same_tree(a: object, b: object) -> bool:
-    """Whether two trees are equal, their data included."""
+    """Whether two trees are equal, their auxiliary data included.
+
+    Args:
+        a: A tree.
+        b: Another one.
+
+    Returns:
+        Whether they are equal; False if the data cannot be compared.
+
+    Raises:
+        Exception: An error of the machine (`is_of_machine`) while they are compared.
+    """
     try:
         return bool(a == b)
-    except Exception as error:  # of data whose comparison answers with an array, or not at all
+    except Exception as error:  # ``==`` of the data returns an array, or raises
         if is_of_machine(error):
             raise
         return False
 
 
 def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
-    """Whether the data of a tree holds a symbolic size.
+    """Whether the auxiliary data of a tree holds a symbolic size.
 
     Args:
         tree: Tree of a result.
-        given: Tree of the arguments. Data that came with them holds none.
+        given: Tree of the arguments. Data that is equal to some of theirs holds no size.
 
     Returns:
-        Whether it does; None if some of the data cannot be looked into.
+        Whether it does; None if some of the data cannot be searched.
+
+    Raises:
+        Exception: An error of the machine (`is_of_machine`) while data is compared.
     """
     answers: set[bool | None] = {False}
     came: list[Any] | None = None
     for data in _data(tree):
         answer = holds_a_size(data)
-        if answer is None:
+        if answer is None:  # opaque data that came with the arguments was made before the trace
             came = list(_data(given)) if came is None else came
             answer = False if any(_same(data, other) for other in came) else None
         answers.add(answer)
@@ -56,7 +71,7 @@ def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
 
 
 def _data(tree: PyTreeDef) -> Iterator[Any]:
-    """The data of each container of a tree."""
+    """The auxiliary data of each container of a tree."""
     node = tree.node_data()
     if node is None:
         return

@@ -1,8 +1,8 @@
-"""The arrays that a program closes over, read once: when it is traced.
+"""Copy the arrays that a program closes over, so that user code cannot change them afterwards.
 
-JAX's constants of a program are the very arrays that the user closes over, and are read when
-something is compiled. A program of `jit` is compiled as soon as it is traced; one of this package
-is compiled for a bucket long after, and again where that was evicted. So an array of NumPy's that
+The constants of a jaxpr are the very arrays that the user closes over. They are read when the
+program is compiled. `jax.jit` compiles a program as soon as it is traced. This library compiles it
+for a bucket long after that, and again if the executable was evicted. So a NumPy array that
 somebody can write to is copied as soon as it is found in a trace::
 
     { lambda a:f32[4]; b:f32[n,4]. let ...     a is the user's array, wherever it stands:
@@ -24,16 +24,17 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
 from bucketjit._tracing.skeleton import same_constant
 
-# Copies of at least so many bytes are shared. Smaller ones are many, and sharing takes longer.
+# Bytes from which on copies are shared. Smaller arrays are many, and a look-up takes longer than
+# a copy.
 _SHARED = 4096
 
-# By the memory that was copied. Several programs, and traces at several sizes, that close over
-# one array share a copy, for as long as one of them lives and the array is what it was.
+# Copies, by the address and layout of the original. Programs that close over one array, and traces
+# of it at several sizes, share one copy, as long as the original still has the same contents.
 _COPIES: weakref.WeakValueDictionary[Hashable, np.ndarray] = weakref.WeakValueDictionary()
 
 
 def own_constants(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """A program whose constants nobody else can write to, those of its inner programs included.
+    """A program whose constants nobody else can write to, in its inner programs too.
 
     Args:
         jaxpr: An open jaxpr.
@@ -47,7 +48,7 @@ def own_constants(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[An
 
 
 def _may_change(value: Any) -> bool:
-    """Whether somebody may write to an array of NumPy's, or to what it is a view of."""
+    """Whether a value is a NumPy array that somebody may write to, itself or what it views."""
     if not isinstance(value, np.ndarray):
         return False
     while isinstance(value, np.ndarray):
@@ -56,12 +57,12 @@ def _may_change(value: Any) -> bool:
         value = value.base
     if isinstance(value, memoryview):
         value = value.obj
-    # A file that is mapped read-only may be larger than memory, so it is not copied.
+    # A file mapped read-only may be larger than memory, so it is not copied.
     return not (value is None or isinstance(value, bytes | mmap.mmap | jax.Array))
 
 
 def _own(value: Any) -> Any:
-    """A constant, or a copy of it."""
+    """The constant itself, or a read-only copy if somebody may write to it."""
     if not _may_change(value):
         return value
     key = None
@@ -79,10 +80,14 @@ def _own(value: Any) -> Any:
 
 
 class _Owned:
-    """Walks a program. Every method returns None where there is nothing to copy."""
+    """Walks a program and replaces constants.
+
+    `program` returns None, and the other methods their argument, if there is nothing to copy.
+    """
 
     def __init__(self) -> None:
-        # An inner program that is called twice stays one: it is lowered once.
+        # By identity. An inner program that is called twice stays one object, so that JAX lowers
+        # it once; the pair holds it, so that its id is not reused.
         self._programs: dict[int, tuple[Any, Any]] = {}
 
     def program(

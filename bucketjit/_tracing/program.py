@@ -1,4 +1,7 @@
-"""The traced program: a jaxpr with symbolic sizes, its guards, and how it serves a call."""
+"""The traced program: a jaxpr with symbolic sizes, and the guards that decide what it serves.
+
+`bucketjit._tracing.symbolic` and `bucketjit._tracing.concrete` make programs.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ from bucketjit._sizes.guards import (
     Guard,
 )
 
-_BYTES_OF_TREE = 1 << 14  # the closure of a `jax.vjp` holds a small program
+_BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is known of one argument leaf while tracing.
+    """The name, shape and type of one argument leaf, for tracing.
 
     Attributes:
-        path: How an error names it, such as ``params['w']``.
-        shape: Sizes: ints, or text of an expression (``"2*b + 1"``).
+        path: How errors name it, such as ``params['w']``.
+        shape: Its sizes: ints, or text of an expression (``"2*b + 1"``).
         dtype: Its dtype; None for a Python int that is itself a size.
         weak_type: JAX's weak type.
-        sharding: How it is sharded over explicit axes of a mesh, if it is.
+        sharding: How it is sharded over explicit axes of a mesh; None if it is not.
     """
 
     path: str
@@ -46,19 +49,26 @@ class Leaf:
         return self.dtype is None
 
     def struct(self, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
-        """An abstract array of its type, of sizes that are known or symbolic."""
+        """An abstract array of the leaf's type.
+
+        Args:
+            shape: Its sizes, ints or symbolic ones.
+
+        Returns:
+            The abstract array.
+        """
         given = {"weak_type": self.weak_type, "sharding": self.sharding}
         return jax.ShapeDtypeStruct(shape, self.dtype, **given)
 
 
 @dataclass(frozen=True)
 class SizeConstants:
-    """What a program needs to know of the logical sizes that it cannot compute from them.
+    """What a program needs at certain logical sizes and cannot compute from them.
 
     Attributes:
-        sizes: The program's *unfitted* sizes, see `Program`.
+        sizes: The unfitted sizes, in the order of `Program.unfitted`.
         values: Constants that depend on the sizes: scalars, or arrays of logical shape.
-        out_tree: How the outputs nest, if the data in it depends on the sizes.
+        out_tree: Tree of the outputs if its auxiliary data depends on the sizes, else None.
     """
 
     sizes: tuple[int, ...] = ()
@@ -67,7 +77,7 @@ class SizeConstants:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the constants take, and about what a tree takes."""
+        """Bytes of the constants, plus an estimate for the tree."""
         tree = 0 if self.out_tree is None else _BYTES_OF_TREE
         return sum(v.nbytes for v in self.values) + tree
 
@@ -76,11 +86,14 @@ NO_SIZE_CONSTANTS = SizeConstants()
 
 
 class Pairing(Protocol):
-    """Concrete traces that a program was made from; see `bucketjit._tracing.concrete`."""
+    """The concrete traces that a program was made from.
+
+    `bucketjit._tracing.concrete.Pairing` implements it.
+    """
 
     @property
     def samples(self) -> Sequence[Mapping[str, int]]:
-        """The sizes they were made at."""
+        """The sizes that the traces were made at."""
 
     @property
     def num_size_constants(self) -> int:
@@ -88,36 +101,37 @@ class Pairing(Protocol):
 
     @property
     def nests_by_size(self) -> bool:
-        """Whether data in the tree of the outputs depends on the logical sizes."""
+        """Whether auxiliary data in the tree of the outputs depends on the logical sizes."""
 
     @property
     def why(self) -> str:
         """Why the function is not traced with symbolic sizes."""
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
-        """What to know at these sizes; None if the program does not serve them."""
+        """The size constants at these logical sizes; None if the program does not serve them."""
 
     def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The unfitted sizes at these sizes; None if the program does not serve them."""
+        """The unfitted sizes at these padded sizes; None if the program does not serve them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A function traced with symbolic sizes.
+    """A function as a jaxpr with symbolic sizes, and the sizes at which it may be used.
 
     Attributes:
         jaxpr: The open jaxpr; its shapes hold symbolic dimensions.
-        consts: Arrays it closes over, which nobody else can write to.
-        in_shapes, out_shapes: Shapes of the inputs (sizes left out) and outputs.
+        consts: Values of its constants, which nobody else can write to.
+        in_shapes: Shapes of the input arrays. Leaves that are sizes themselves are left out.
+        out_shapes: Shapes of the outputs.
         out_types: dtype and weak type of each output.
-        out_tree: How outputs nest; a tuple of them if that depends on the logical sizes.
-        guards: What must hold of the sizes of a call.
-        lower: Smallest size of each variable, 1 unless a guard says more.
-        reshapes: Pairs of shapes of one reshape that are equal only at some sizes.
-        unfitted: Variables of its own: sizes that no expression of the others gives.
-        size_constant_shapes: Shape of each such constant, see `SizeConstants`.
+        out_tree: Tree of the outputs; a flat tuple if the tree depends on the logical sizes.
+        guards: Conditions that the logical sizes of a call must meet.
+        lower: Smallest size of each variable, 1 unless a guard demands more.
+        reshapes: The two shapes of each reshape whose element counts are equal at some sizes only.
+        unfitted: Additional variables, for sizes that no expression of the others fits.
+        size_constant_shapes: Shape of each of `SizeConstants.values`.
         pairing: The concrete traces it was made from; None if it was traced symbolically.
-        may_hold_sizes: Whether there is data in ``out_tree`` that cannot be looked into.
+        may_hold_sizes: Whether some data in ``out_tree`` cannot be searched for sizes.
     """
 
     jaxpr: Any
@@ -144,28 +158,51 @@ class Program:
         return all(g.holds(sizes) for g in self.guards)
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
-        """What to know besides the sizes; None if the program does not serve them."""
+        """The size constants of a call.
+
+        Args:
+            sizes: The logical size of each dimension variable.
+
+        Returns:
+            The size constants; None if the program does not serve these sizes.
+
+        Raises:
+            Exception: An error of the machine (`is_of_machine`), if the function is traced here.
+        """
         if not self.admits(sizes):
             return None
         return NO_SIZE_CONSTANTS if self.pairing is None else self.pairing.size_constants(sizes)
 
     def unfitted_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
-        """Padded values of the unfitted sizes; None if they are not known for this bucket."""
+        """The padded values of the unfitted sizes.
+
+        Args:
+            bucket: The padded size of each dimension variable.
+
+        Returns:
+            Size by name; None if the program does not hold at these sizes.
+        """
         return {} if self.pairing is None else self.pairing.unfitted_sizes(bucket)
 
     def fits(self, bucket: Mapping[str, int]) -> bool:
-        """Whether the program may be built at these padded sizes.
+        """Whether the program may be built at the padded sizes of a bucket.
 
-        The constraints its shapes were simplified by must hold of them; what user code only
-        compared (``!=``) speaks of logical sizes.
+        Its shapes were simplified under its guards, so they must hold for padded sizes too. A guard
+        ``!=`` comes from a comparison in user code. It concerns logical sizes only.
         """
         return all(g.op == "!=" or g.holds(bucket) for g in self.guards)
 
     def check_reshapes(self, sizes: Mapping[str, int]) -> None:
-        """Raise what the exact run would raise for a reshape that does not fit.
+        """Raise the error of a reshape that fails at these logical sizes in the exact run.
 
-        JAX does not check a reshape of symbolic sizes, so ``x.reshape(s // 2, 2)`` traces for
-        odd ``s``, where running it raises.
+        JAX does not check a reshape of symbolic sizes: ``x.reshape(s // 2, 2)`` is traced for all
+        ``s``, but the exact run raises if ``s`` is odd.
+
+        Args:
+            sizes: The logical size of each dimension variable.
+
+        Raises:
+            ShapeCheckError: The element counts of the two shapes differ.
         """
         for before, after in self.reshapes:
             a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
@@ -186,8 +223,13 @@ def _product(sizes: Sequence[Any]) -> Any:
 class TraceRefused(MaskingError):
     """The function cannot be traced with symbolic sizes.
 
+    Args:
+        reason: Why, in words.
+        remedy: What the user can change.
+        cause: What JAX or the function raised; None if nothing was raised.
+
     Attributes:
-        cause: What JAX or the function itself raised.
+        cause: What JAX or the function raised; None if nothing was raised.
     """
 
     def __init__(self, reason: str, remedy: str, cause: BaseException | None = None) -> None:
@@ -195,20 +237,27 @@ class TraceRefused(MaskingError):
         self.cause = cause
 
     def placed(self, fn: Callable[..., Any]) -> TraceRefused:
-        """The same; a reason that names no line names that of the function."""
+        """A refusal whose reason names a line: if it names none, the function's first line.
+
+        Args:
+            fn: The function that was traced.
+
+        Returns:
+            A new refusal, with the same remedy and cause.
+        """
         line = "" if self.names_a_line else defining_line(fn)
         reason = f"{self.reason} [{line}]" if line else self.reason
         return TraceRefused(reason, self.remedy, self.cause)
 
     def without_frames(self) -> Self:
-        """The same, without its cause."""
+        """A copy without its traceback and its cause, which would keep frames alive."""
         kept = super().without_frames()
         kept.cause = None
         return kept
 
 
 def size_in_data() -> TraceRefused:
-    """Why a function is not traced with symbolic sizes that returns one beside its arrays."""
+    """The refusal of a function that returns a symbolic size in data that is no array."""
     return TraceRefused(
         "the result holds a size in what is not an array, such as a static field or a closure",
         "return the size as an array, such as jnp.shape(x)[0]",
@@ -216,10 +265,13 @@ def size_in_data() -> TraceRefused:
 
 
 def refuse_tracers(consts: Sequence[Any]) -> None:
-    """A program is kept for later calls; what is being transformed now has no value then.
+    """Refuse a program that closes over tracers: in later calls they have no value.
+
+    Args:
+        consts: Values of the program's constants.
 
     Raises:
-        TraceRefused: The function closes over such a value.
+        TraceRefused: One of them is a tracer, of ``jax.grad`` for example.
     """
     for traced in (c for c in consts if isinstance(c, jax.core.Tracer)):
         raise TraceRefused(
@@ -229,7 +281,14 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
 
 
 def unchecked_reshapes(jaxpr: Jaxpr) -> list[tuple[Shape, Shape]]:
-    """Every reshape whose two shapes are not equal in size for all sizes."""
+    """The reshapes that fail at some sizes.
+
+    Args:
+        jaxpr: An open jaxpr.
+
+    Returns:
+        The two shapes of each reshape whose element counts are not equal as expressions.
+    """
     found: list[tuple[Shape, Shape]] = []
     for eqn in all_equations(jaxpr):
         if name_of(eqn) == "reshape":

@@ -1,16 +1,17 @@
-"""What a program computes of sizes alone, where the unpadded run has numbers of Python.
+"""Refuse symbolic programs that are less exact than the unpadded run in floats made of sizes.
 
-``x.shape[0] * 0.29`` is a float of Python in the unpadded run, of 53 bits. In a program that holds
-at all sizes it is an array of 24 bits. Multiplied with data, that is one rounding more:
+``x.shape[0] * 0.29`` is a Python float in the unpadded run, of 53 bits. In a program with symbolic
+sizes it is an array of 24 bits. Multiplied with data, that is only one more rounding:
 
     a = dim_as_value n
     b = mul a 0.29        a number: `NUMBER_OF_SIZES` marks it
     c = mul x b           data, as exact as in the unpadded run
 
-But ``29.0 > 28.999999999999996``, and so is its whole part, and ``n * 0.1 - 0.5`` nearly cancels at
-5. So a number may only be multiplied with data, divide it, or be divided by it. A program that does
-anything else with a number is traced at concrete sizes. So is one that converts a size to a narrow
-integer, which may wrap.
+Elsewhere the difference can decide: at ``n = 100`` the Python float is 28.999999999999996, and the
+array is 29.0, whose whole part is larger; ``n * 0.1 - 0.5`` nearly cancels at 5. So a number may
+only be multiplied with data, divide it, or be divided by it. A program that does anything else with
+a number is refused here, and is then traced at concrete sizes. So is one that converts a size to a
+narrow integer, which may wrap.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import is_symbolic
 
 _NARROW = frozenset(("int2", "int4", "int8", "int16", "uint2", "uint4", "uint8", "uint16"))
-# The result is the same number.
+# Primitives whose result is the same number.
 _CARRY = frozenset(
     ("broadcast_in_dim", "reshape", "squeeze", "copy", "stop_gradient", "convert_element_type")
 )
-# A number may meet data there, and the result is data.
+# Primitives that may take a number and data; the result is data.
 _MEETS = frozenset(("mul", "div"))
 
 
 class _Kind(enum.IntEnum):
-    """What a value is.
+    """What a value depends on. The order is that of the join: the larger kind wins.
 
     Attributes:
-        CONSTANT: The same at all sizes.
-        SIZE: Whole numbers that depend on sizes, or what JAX computes of them.
+        CONSTANT: It is the same at all sizes.
+        SIZE: It is a size, or is computed by JAX from sizes.
         DATA: It depends on arguments.
-        NUMBER: The unpadded run may have a float of Python in its place.
+        NUMBER: It is computed from sizes. The unpadded run may have a Python float in its place.
     """
 
     CONSTANT = enum.auto()
@@ -57,13 +58,13 @@ class _Kind(enum.IntEnum):
 
 
 def refuse_decisions(jaxpr: Jaxpr) -> None:
-    """Refuse a program that does more with numbers than multiply or divide, or wraps a size.
+    """Refuse a program that does more with numbers than multiply or divide, or may wrap a size.
 
     Args:
-        jaxpr: The program, open.
+        jaxpr: An open jaxpr.
 
     Raises:
-        MaskingError: An equation does.
+        MaskingError: An equation does that; the reason names its line.
     """
     try:
         follow(_Kinds(), jaxpr, [_Kind.DATA] * len(jaxpr.invars))
@@ -78,7 +79,11 @@ def refuse_decisions(jaxpr: Jaxpr) -> None:
 
 
 class _Refusal(Exception):
-    """An equation is refused. The line that is named may be that of an equation around it."""
+    """An equation is refused.
+
+    `refuse_decisions` turns this into a `MaskingError`, as it knows the equations around this one,
+    whose lines are named if this one has none.
+    """
 
     def __init__(self, eqn: JaxprEqn, why: str) -> None:
         super().__init__(why)
@@ -90,7 +95,7 @@ def _refuse(eqn: JaxprEqn, why: str) -> NoReturn:
 
 
 class _Kinds(Analysis[_Kind]):
-    """Which values are numbers that are computed of sizes."""
+    """The kind of each value. Arguments are data."""
 
     def __init__(self) -> None:
         self.table = {
@@ -135,10 +140,10 @@ def _iota(eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
 
 
 def _of_operation(eqn: JaxprEqn, name: str, ins: Sequence[_Kind]) -> _Kind:
-    """The kind of what an equation makes that runs no program.
+    """The kind of the results of an equation.
 
     Raises:
-        _Refusal: It does with a number or a size what it may not.
+        _Refusal: The equation uses a number, or converts a size, in a way that is not allowed.
     """
     if _Kind.NUMBER in ins:
         if _Kind.DATA in ins and name in _MEETS:

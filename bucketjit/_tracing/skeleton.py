@@ -1,9 +1,15 @@
-"""Take a traced program apart: what does not depend on sizes, the sizes in it, and its constants.
+"""Decompose a traced program into its skeleton, its sizes and its constants, and recompose it.
 
-Two concrete traces of one function have equal *skeletons* if they do the same: the same
-primitives on the same operands, with equal parameters but for sizes. Sizes and constants are
-listed in one fixed order, so those of several traces can be compared place by place, and a program
-can be put together again with other sizes (symbolic ones) and other constants in their places.
+    a:f32[4] -> b:f32[8] = pad[(0, 4, 0)] a 1.0
+
+    parts    pad, operand 0, a literal, f32 of rank 1 ...    the skeleton
+    sizes    4, 4, 8 ...
+    values   1.0
+
+Two concrete traces of one function have equal *skeletons* if they do the same: the same primitives
+on the same operands, with equal parameters except for sizes. Sizes and constants are listed in a
+fixed order, that of the walk. So those of several traces can be compared place by place, and
+`recompose` can put symbolic sizes and other constants in their places.
 """
 
 from __future__ import annotations
@@ -35,7 +41,8 @@ from bucketjit._sizes.expressions import Dim, Shape
 from bucketjit._tracing.closures import held_by
 from bucketjit._tracing.host_functions import Hosts, SizedHost
 
-# Functions that only differentiation calls, which is done before a program is traced; and names.
+# Parameters that do not change what an equation computes: names, and functions for derivatives.
+# The programs here are traced after differentiation, so nobody calls these functions any more.
 _IDLE = frozenset(
     (
         "jvp_jaxpr_fun",
@@ -51,7 +58,11 @@ _IDLE = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class HostFunction:
-    """What an equation calls on the host: a constant of its program, which may differ."""
+    """The host function of a callback. It counts as a constant, so it may differ between traces.
+
+    Attributes:
+        function: The function.
+    """
 
     function: Any
 
@@ -62,16 +73,18 @@ def _is_host(eqn: JaxprEqn, param: str) -> bool:
 
 @dataclass
 class Skeleton:
-    """A program taken apart.
+    """A decomposed program.
 
     Attributes:
         parts: What must be equal in two traces that do the same.
         sizes: Every size, in order.
         values: Every constant, literals and host functions included, in order.
-        equations: Each equation, by the place of its primitive among the parts, behind those
-            whose sub-programs it is in.
-        told: What a part is of an equation, such as ``"parameter axes"``, by its place.
-        owners: The equation that has each constant; none for those of the whole program.
+        equations: By the position of a primitive among the parts, its equation, preceded by the
+            equations whose inner programs contain it.
+        told: By position, which piece of an equation the parts from there on describe, such as
+            ``"parameter axes"``.
+        owners: For each constant, its equation and those around it; empty for constants of the
+            whole program.
     """
 
     parts: list[Any] = field(default_factory=list)
@@ -82,7 +95,17 @@ class Skeleton:
     owners: list[tuple[Any, ...]] = field(default_factory=list)
 
     def difference(self, other: Skeleton) -> str | None:
-        """Where two programs first do different things, in words; None if they do the same."""
+        """The first difference between two programs, in words, with its line.
+
+        Args:
+            other: The skeleton of the other program.
+
+        Returns:
+            The difference; None if the skeletons are equal.
+
+        Raises:
+            Exception: An error of the machine (`is_of_machine`) while parameters are compared.
+        """
         for i, (a, b) in enumerate(zip(self.parts, other.parts, strict=False)):
             if not _same(a, b):
                 return self._difference_at(i, a, other, b)
@@ -114,7 +137,14 @@ class Skeleton:
         return f"{_name(of[-1])}: {what}{_both(a, b)}{_where(of)}"
 
     def line_of_constant(self, index: int) -> str:
-        """The line of the user's code that has a constant, in brackets; ``""`` if none is known."""
+        """The line of user code that a constant comes from, in brackets; ``""`` if unknown.
+
+        Args:
+            index: Position of the constant in `values`.
+
+        Returns:
+            The line, for the end of a message.
+        """
         return _where(self.owners[index])
 
 
@@ -123,7 +153,7 @@ def _told(equations: tuple[Any, ...]) -> str:
 
 
 def _name(eqn: JaxprEqn) -> str:
-    """The name of a primitive, and that of the function which it calls."""
+    """The name of a primitive, and of the function that it calls."""
     called = eqn.params.get("name") if name_of(eqn) in CALLS else None
     return f"{eqn.primitive.name} of {called}" if called else str(eqn.primitive.name)
 
@@ -134,7 +164,7 @@ def _where(equations: tuple[Any, ...]) -> str:
 
 
 def _both(a: object, b: object) -> str:
-    """What differs between two parts of programs, in words."""
+    """The difference between two parts, in words."""
     match a, b:
         case _Type(), _Type() if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
             return "an axis of size 1 at one size, of more at another, which broadcast differently"
@@ -144,7 +174,13 @@ def _both(a: object, b: object) -> str:
 
 
 class _Type(NamedTuple):
-    """What of an array's type must be equal; an axis is of no, one or more positions."""
+    """The part of an array's type that must be equal.
+
+    Attributes:
+        dtype: The dtype.
+        weak_type: JAX's weak type.
+        kinds: For each axis 0, 1, or 2 for any larger size: an axis of size 1 may broadcast.
+    """
 
     dtype: Any
     weak_type: bool
@@ -155,6 +191,10 @@ class _Type(NamedTuple):
 
 
 def _same(a: Any, b: Any, depth: int = 8) -> bool:
+    """Whether two parameters are equal; functions are, if their code and parts are.
+
+    Nested functions are compared down to `depth`, below which they count as different.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
@@ -164,7 +204,7 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
     try:
         if a == b:
             return True
-    except Exception as error:  # a comparison that answers with an array, or not at all
+    except Exception as error:  # ``==`` returns an array, or raises
         if is_of_machine(error):
             raise
         return False
@@ -172,9 +212,9 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def _same_parts(a: Any, b: Any, depth: int) -> bool:
-    """Whether two functions, or objects that hold functions, are made of the same parts.
+    """Whether two functions, or objects that hold functions, have equal parts.
 
-    A function does what its code does with its globals, its defaults and what it closes over.
+    What a function does is decided by its code, its globals, its defaults and its closure.
     """
     if isinstance(a, FunctionType) and (
         a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__
@@ -187,12 +227,24 @@ def _same_parts(a: Any, b: Any, depth: int) -> bool:
 
 
 def same_constant(a: Any, b: Any) -> bool:
-    """Whether two constants of programs are equal in every bit."""
+    """Whether two constants of programs are equal bit by bit, in shape and in dtype.
+
+    Args:
+        a: An array, a scalar, a random key or a `HostFunction`.
+        b: Another one.
+
+    Returns:
+        Whether they are equal.
+
+    Raises:
+        Exception: An error of the machine (`is_of_machine`) while host functions are compared.
+    """
     if a is b:
         return True
     if isinstance(a, HostFunction) or isinstance(b, HostFunction):
         return type(a) is type(b) and _same(a.function, b.function)
     dtypes = [getattr(x, "dtype", None) for x in (a, b)]
+    # NumPy cannot read random keys, so their words are compared.
     if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
         return dtypes[0] == dtypes[1] and same_constant(*map(jax.random.key_data, (a, b)))
     x, y = np.asarray(a), np.asarray(b)
@@ -200,11 +252,14 @@ def same_constant(a: Any, b: Any) -> bool:
 
 
 def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
-    """The skeleton of a concrete program, its sizes, and its constants.
+    """Decompose a concrete program.
 
     Args:
         jaxpr: An open jaxpr.
         consts: Values of its constants.
+
+    Returns:
+        Its skeleton, sizes and constants.
     """
     found = Skeleton()
     _Apart(found).program(jaxpr, consts)
@@ -212,21 +267,21 @@ def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
 
 
 class _Apart:
-    """Walks a program in the order that `_Together` does."""
+    """Fills a `Skeleton`. It must walk a program in the same order as `_Together`."""
 
     def __init__(self, found: Skeleton) -> None:
         self._found = found
         self._part = found.parts.append
-        self._within: tuple[Any, ...] = ()  # the equations around
+        self._within: tuple[Any, ...] = ()  # the current equation, preceded by those around it
 
     def program(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
-        number: dict[Any, int] = {}
+        number: dict[Any, int] = {}  # variables are compared by the order in which they are bound
         self._part(("program", len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             number[var] = len(number)
             self._aval(var.aval)
             self._value(value)
-        # A program inside an equation may get its constants as operands.
+        # An inner program may get its constants as operands, and has no values of them then.
         for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
             number[var] = len(number)
             self._aval(var.aval)
@@ -273,7 +328,7 @@ class _Apart:
         if not is_shaped(aval):
             self._part(aval)
             return
-        # An axis of size 1 broadcasts, by the same equation that takes two axes of one size.
+        # An axis of size 1 broadcasts, in the same equation that takes two axes of equal size.
         kinds = tuple(min(n, 2) for n in aval.shape)
         self._part(_Type(aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
         self._found.sizes += aval.shape
@@ -305,19 +360,21 @@ def recompose(
     depends_on: Dim,
     hosts: Hosts,
 ) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
-    """A program with other sizes, some of its constants left to be filled in at run time.
+    """Rebuild a program with other sizes, and with size constants in place of some constants.
+
+    A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
 
     Args:
-        jaxpr: An open jaxpr.
+        jaxpr: An open jaxpr, the one that was decomposed.
         consts: Values of its constants.
-        sizes: What to put in the place of every size.
-        size_constants: For every constant, its number among those filled in at run time, or None to
-            keep it. It becomes the result of an equation of `size_constant_p`.
-        depends_on: A symbolic size, which marks those equations as depending on sizes.
-        hosts: Where host functions that differ are found at run time.
+        sizes: The new value of every size, in the order of `Skeleton.sizes`.
+        size_constants: For every constant, in the order of `Skeleton.values`, its number among the
+            size constants, or None to keep it.
+        depends_on: A symbolic size. It marks the new equations as ones that depend on sizes.
+        hosts: Returns host functions that are size constants, at run time.
 
     Returns:
-        The program, its constants, and the shapes of those that are filled in.
+        The program, its remaining constants, and the shape of each size constant.
     """
     work = _Together(iter(sizes), iter(size_constants), depends_on, hosts)
     together, kept = work.program(jaxpr, jaxpr, consts)
@@ -325,6 +382,12 @@ def recompose(
 
 
 class _Together:
+    """Rebuilds a program. It must walk it in the same order as `_Apart`.
+
+    Attributes:
+        shapes: Shape of each size constant, by its number.
+    """
+
     def __init__(
         self,
         sizes: Iterator[Dim],
@@ -348,7 +411,7 @@ class _Together:
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             aval = self._aval(var.aval)
             index = next(self._size_constants)
-            if index is None:
+            if index is None:  # it is equal in all traces, so it stays a constant
                 env[var] = variable(aval)
                 constvars.append(env[var])
                 kept.append(value)
@@ -399,6 +462,7 @@ class _Together:
     def _aval(self, aval: Any) -> Any:
         if not is_shaped(aval):
             return aval
+        # Sizes come in the order in which `_Apart._aval` has listed them.
         shape = tuple(next(self._sizes) for _ in aval.shape)
         return aval if shape == tuple(aval.shape) else aval.update(shape=shape)
 

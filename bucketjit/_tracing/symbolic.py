@@ -1,8 +1,14 @@
-"""Trace a function once with symbolic sizes: the program, and the guards under which it holds.
+"""Trace a function once with symbolic sizes, and collect the guards under which the trace holds.
 
-User code looks at sizes (``if x.shape[0] > 4``). Each comparison that symbolic sizes cannot
-answer is decided by the sizes at hand, added to the constraints of the scope, and kept as a
-guard: the program serves every call whose sizes agree with it, others get their own program.
+User code may compare sizes (``if x.shape[0] > 4``), and symbolic sizes cannot answer::
+
+    attempt 1   n > 4 raises InconclusiveDimensionOperation; the call has n = 7
+    attempt 2   with the constraint n >= 5, n > 4 is True, and the trace succeeds
+    program     guards (n >= 5,)
+
+So the sizes of the call decide each such comparison. The answer becomes a constraint of the scope,
+the function is traced again, and the constraint is kept as a guard of the program. A call whose
+sizes break a guard gets another program.
 """
 
 from __future__ import annotations
@@ -54,8 +60,9 @@ from bucketjit._tracing.program import (
 )
 from bucketjit._tracing.size_floats import refuse_decisions
 
-MAX_RETRACES = 24
+MAX_RETRACES = 24  # attempts of one trace, each of which adds a guard
 
+# Messages about operations that Python's ints have, and symbolic sizes do not.
 _OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)__")
 
 _ASKED_SYMBOLICALLY = (
@@ -68,7 +75,7 @@ _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a
 
 
 def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
-    """The abstract input of one leaf, or its size expression for a size leaf."""
+    """The abstract array of a leaf, or the expression of one that is a size itself."""
     dims: Sequence[Any] = leaf.shape
     if any(isinstance(d, str) for d in dims):
         dims = export.symbolic_shape(", ".join(map(str, dims)), scope=scope)
@@ -78,17 +85,28 @@ def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
 
 
 class _WrongBranch(Exception):
-    """User code goes where it does not go at the sizes at hand."""
+    """User code takes another branch than at the sizes of the call."""
 
 
 class _Tracing:
-    """One attempt: a scope, its inputs, and what user code assumed of the sizes."""
+    """One attempt to trace.
+
+    Attributes:
+        sizes: The sizes of the call.
+        scope: The symbolic scope with the constraints so far.
+        inputs: The abstract arrays, and expressions for leaves that are sizes.
+        assumed: Guards ``!=`` for comparisons that JAX answered with False, by both sides.
+        keys: Guards ``==`` for sizes that user code hashed, by the size.
+        raised: Errors that sizes raised; user code may have caught them.
+        texts: Lines where user code made a text of a size.
+        out_tree: Tree of the outputs; None before the function has returned.
+    """
 
     def __init__(
         self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: Mapping[str, int]
     ) -> None:
         self.sizes = sizes
-        with lenient_jax():  # constraints are compared with one another
+        with lenient_jax():  # SymbolicScope compares the constraints, which are symbolic
             self.scope = export.SymbolicScope(tuple(constraints))
             self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
         self.assumed: dict[tuple[str, str], Guard] = {}
@@ -98,29 +116,32 @@ class _Tracing:
         self.out_tree: Any = None
 
     def unequal(self, left: Any, right: Any) -> None:
+        """Note that JAX took a size to be different from another value, which may be wrong."""
         if not is_symbolic(right):
             if isinstance(right, float) and right.is_integer():
                 right = int(right)
             try:
                 right = operator.index(right)
                 if left > right or left < right:
-                    return  # never equal, as JAX can tell by itself
+                    return  # never equal, so JAX is right
             except TypeError:
                 right = _whole_number(right)
                 if right is None:
-                    return  # no size is equal to anything but a whole number
+                    return  # a size is equal to whole numbers only
             except InconclusiveDimensionOperation:
                 pass
         guard = Guard(str(left), "!=", str(right))
         self.assumed.setdefault((guard.left, guard.right), guard)
         if not guard.holds(self.sizes):
-            # The trace is lost, and may go on for ever: a recursion that ends at ``n == 1``.
+            # The trace is useless, and may never end: a recursion that stops at ``n == 1``.
             raise _WrongBranch(f"{left} is taken to be different from {right}")
 
     def used_as_key(self, size: object) -> None:
+        """Note that user code hashed a size, so that a dict look-up depends on its value."""
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
     def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> Any:
+        """Trace the function. Returns a closed jaxpr, or raises what the function raises."""
         arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
 
         def flat(*values: object) -> list[Any]:
@@ -149,20 +170,20 @@ def trace(
     Args:
         fn: The function, its static arguments bound.
         in_tree: Tree of ``(args, kwargs)``.
-        leaves: What is known of each argument leaf.
-        sizes: The sizes at hand, which decide comparisons that symbolic sizes cannot.
-        constraints: The user's own constraints on the sizes, as in ``jax.export``.
+        leaves: Shape and type of each argument leaf.
+        sizes: The sizes of the call. They decide comparisons that symbolic sizes cannot.
+        constraints: The user's constraints on the sizes, as in ``jax.export``.
 
     Returns:
-        The program, its guards included.
+        The program with its guards.
 
     Raises:
         TraceRefused: The function cannot be traced this way; the message says why.
-        Exception: An error of the machine (`is_of_machine`), as it is.
+        Exception: An error of the machine (`is_of_machine`), raised unchanged.
     """
     guards: list[Guard] = []
-    decided_at = ""
-    handled = sys.exception()  # by whoever calls
+    decided_at = ""  # the line of the last decision, for messages
+    handled = sys.exception()  # what the caller of this function is handling, if anything
     for _ in range(MAX_RETRACES):
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
@@ -184,23 +205,24 @@ def trace(
             failure = error
         if failure is not None:
             decided_at = _in_brackets(raising_line(failure))
-        # Caught by user code, which goes on, or raises another one that tells nothing of sizes.
+        # User code may catch the error of a size, and return or raise an unrelated one. The error
+        # of the size counts then.
         if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
-        # A wrong branch may have been taken before the failure, so equalities come first.
+        # Equalities come before the failure: a wrong answer to one may have led to it.
         equal = [
             Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
         ]
         if equal := [*equal, *attempt.keys.values()]:
             guards.append(equal[0])
-            if guards.count(guards[-1]) > 1:
+            if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
         if closed is not None:
             return _program(closed, attempt, in_tree, leaves, constraints, guards)
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
-            if attempt.texts:  # the name of a file that does not exist, for one
+            if attempt.texts:  # such as the name of a file, which then does not exist
                 raise _size_in_text(attempt.texts[0]) from failure
             if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
                 failure.add_note(_ASKED_SYMBOLICALLY)
@@ -218,12 +240,12 @@ def trace(
 def _other_guards(
     error: Exception, guards: Sequence[Guard], sizes: Mapping[str, int]
 ) -> list[Guard] | None:
-    """Guards that say as much, where jax.export cannot hold sizes to these; None if there are none.
+    """Guards to try in place of ones that ``jax.export`` does not accept; None if there are none.
 
     Args:
-        error: What it raised.
+        error: What ``jax.export`` raised.
         guards: The guards so far.
-        sizes: The sizes at hand.
+        sizes: The sizes of the call.
     """
     if even := decide_even(str(error), sizes, guards):
         return [*guards, even]
@@ -236,7 +258,7 @@ def _other_guards(
 def _guard_after(
     failure: Exception, sizes: Mapping[str, int], guards: Sequence[Guard]
 ) -> Guard | None:
-    """What the sizes at hand say to a comparison that failed; None if it was another failure."""
+    """The guard that decides a comparison of sizes which raised; None for any other failure."""
     if isinstance(failure, InconclusiveDimensionOperation):
         return decide(failure, sizes)
     return (
@@ -247,11 +269,11 @@ def _guard_after(
 
 
 def _stands_for_another(error: Exception, handled: BaseException | None) -> bool:
-    """Whether user code raised a plain ``RuntimeError`` where it had caught an error of sizes.
+    """Whether user code raised a plain ``RuntimeError`` while it handled an error of a size.
 
     Args:
         error: The error.
-        handled: What was being handled before the function was called.
+        handled: The exception that was being handled before the function was called.
     """
     caught = handled_before(error)
     if type(error) is not RuntimeError or caught is None or caught is handled:
@@ -260,7 +282,11 @@ def _stands_for_another(error: Exception, handled: BaseException | None) -> bool
 
 
 def _size_in_text(line: str) -> TraceRefused:
-    """Why a function that makes a text of a size is not traced with symbolic sizes."""
+    """The refusal of a function that makes a text of a size.
+
+    Args:
+        line: The line that does.
+    """
     return TraceRefused(
         f"a size is made a text{_in_brackets(line)}",
         "leave that axis static; to print it, use jax.debug.print",
@@ -272,7 +298,7 @@ def _notes_of(error: BaseException) -> list[str]:
 
 
 def _whole_number(value: object) -> int | None:
-    """The int that a complex number, a fraction or a decimal is equal to, if there is one."""
+    """The int that a complex number, a fraction or a decimal is equal to; None if there is none."""
     if not isinstance(value, numbers.Number | decimal.Decimal):
         return None
     try:
@@ -283,6 +309,7 @@ def _whole_number(value: object) -> int | None:
 
 
 def _refusal(error: Exception) -> TraceRefused:
+    """A refusal in words, with the line and the remedy that suit an error of tracing."""
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     code = raising_code(error)
     remedy = COMPUTE
@@ -334,6 +361,11 @@ def _program(
     constraints: Sequence[str],
     guards: Sequence[Guard],
 ) -> Program:
+    """The program of an attempt that succeeded.
+
+    Raises:
+        TraceRefused: The trace holds a size or a tracer where a program must not.
+    """
     jaxpr, consts = open_jaxpr(closed)
     refuse_tracers(consts)
     jaxpr, consts = own_constants(jaxpr, consts)
@@ -341,7 +373,7 @@ def _program(
     if attempt.texts:
         raise _size_in_text(attempt.texts[0])
     in_data = tree_holds_a_size(attempt.out_tree, in_tree)
-    if in_data:
+    if in_data:  # None: the tree is compared with that of a concrete trace, see `may_hold_sizes`
         raise size_in_data()
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
@@ -369,7 +401,11 @@ def _program(
 
 
 def _refuse_host_functions(jaxpr: Jaxpr) -> None:
-    """A host function that closes over a size would see an expression: it needs its number."""
+    """Refuse host functions that close over a size: they would see an expression, not a number.
+
+    Raises:
+        TraceRefused: One of the callbacks in the program does.
+    """
     for eqn in all_equations(jaxpr):
         if holds_a_size(eqn.params.get("callback")):
             line = source_line(eqn, equations_around(jaxpr, eqn))

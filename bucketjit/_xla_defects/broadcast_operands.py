@@ -1,17 +1,18 @@
-"""Whether a program multiplies by a matrix that XLA knows to be the same in all its columns.
+"""Find products with a matrix whose columns XLA knows to be equal.
 
-    w = broadcast_in_dim 1.0     w does not vary along any axis
-    v = mul w c                  nor does v along axis 1, if c is one column
-    y = dot_general x v          the product has axis 1 of v as its own, so this pass answers True
+    w = broadcast_in_dim 1.0     w varies along no axis
+    v = mul w c                  v does not vary along axis 1, if c is one column
+    y = dot_general x v          axis 1 of v is a free axis of the product: the answer is True
 
-XLA's CPU backend hands a product to its library YNN together with a reduction that is next to it.
-Where a side of the product is a broadcast (``x @ jnp.ones((256, 256))``), a product of 4,096
-elements or more has numbers that were never computed (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too).
-Padding would take a call of 10 rows to a bucket of 16, where that is so. So such programs are
-compiled without these reductions of the library (`_jax.library_options`).
+XLA's CPU backend fuses a product with the reduction next to it, and hands both to its library YNN.
+If an operand of the product is a broadcast (``x @ jnp.ones((256, 256))``), a product of 4,096
+elements or more then has numbers that were never computed (jaxlib 0.10.2 and 0.12, in ``jax.jit``
+too). Padding can take a call of 10 rows to a bucket of 16, which is large enough for that. So such
+programs are compiled without the library's reductions
+(`bucketjit._xla_defects.options.library_options`).
 
-A matrix that this pass does not see through is found in the compiled program, which is then
-compiled again; see `bucketjit._xla_defects.compiled_reductions`.
+A product that this pass misses is found in the executable, which is then compiled again; see
+`bucketjit._xla_defects.compiled_reductions`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from bucketjit._ir import dataflow
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.jaxprs import Atom, shape_of
 
-_SAMPLE = 64  # elements of a constant that are compared before all of them
+_SAMPLE = 64  # elements of a constant that are compared first, which mostly decides it
 
 #: The axes along which a value may vary; the lattice value of this analysis.
 Axes = frozenset[int]
 
 
 def has_constant_sides(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> bool:
-    """Whether a side of a product does not vary along an axis that the product has of it.
+    """Whether some operand of a product does not vary along one of its free axes.
+
+    A free axis is neither contracted nor a batch axis.
 
     Args:
         jaxpr: An open jaxpr without dead code.
-        consts: Its constants, if they are known.
+        consts: Values of its constants; empty if they are not known.
 
     Returns:
         Whether XLA may compute such a product wrongly.
@@ -51,9 +54,10 @@ def has_constant_sides(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> bool:
 
 
 class _Varying(dataflow.Analysis[Axes]):
-    """Along which axes each value may vary.
+    """The axes along which each value may vary.
 
-    Branches and loops get the default, so nothing is joined: the compiled program tells of those.
+    Branches and loops get the default, so no values are joined. Products in them that this misses
+    are found in the executable.
 
     Attributes:
         found: Whether there is a product of the kind that XLA gets wrong.
@@ -73,6 +77,7 @@ class _Varying(dataflow.Analysis[Axes]):
     def _product(self, eqn: JaxprEqn, ins: Sequence[Axes]) -> Sequence[Axes]:
         contracted, batch = eqn.params["dimension_numbers"]
         for side, axes, gone, shared in zip(eqn.invars, ins, contracted, batch, strict=True):
+            # Sizes are compared as text, since ``==`` of symbolic ones may raise.
             constant = {axis for axis, size in enumerate(shape_of(side)) if str(size) != "1"} - axes
             self.found |= bool(constant - {*gone, *shared})
         return self.default(eqn, ins)
@@ -111,12 +116,12 @@ _TABLE = {name: dataflow.single(axes_of) for name, axes_of in _AXES.items()}
 
 
 def _is_one_number(value: object) -> bool:
-    """Whether an array holds the same number everywhere."""
+    """Whether all elements of an array in host memory are equal; False for other values."""
     if isinstance(value, jax.Array):
         try:
             if any(device.platform != "cpu" for device in value.devices()):
                 return False
-        except RuntimeError:  # it was deleted; whoever runs the program is told
+        except RuntimeError:  # the array was deleted; running the program will raise
             return False
         if not value.is_fully_addressable or jax.dtypes.issubdtype(
             value.dtype, jax.dtypes.extended

@@ -1,19 +1,27 @@
-"""Whether XLA's CPU backend has handed its library YNN something that the library gets wrong.
+"""Find reductions in an executable that XLA's library YNN computes wrongly.
 
-What the library is given is found in the compiled program: fusions, of which those with a fold (a
-``reduce``) are wrong, of 4,096 elements or more and in ``jax.jit`` too (jaxlib 0.10.2 and 0.12),
-where
+XLA's CPU backend hands fusions to the library, which the text of the executable shows::
 
-* a product in them has a side that is broadcast along an axis of its own, as in
-  ``(x @ jnp.ones((256, 256))).sum(1)``: numbers come out that were never computed;
-* they choose between floats (``relu``): NaN is lost;
-* they convert to integers of 8 bits: nothing is cut off.
+    %f (p: f32[64,64]) -> f32[64] {
+      %p = f32[64,64] parameter(0)
+      %m = f32[64,64] maximum(%p, %zeros)       not in `_TRUSTED`: the answer is True
+      ROOT %r = f32[64] reduce(%m, ...)
+    }
+    %y = f32[64] fusion(%x), calls=%f, ... "__ynn_fusion" ...
 
-So in a fusion with a fold nothing is trusted but what is known to be right there. To such sizes
-padding may take calls, so what has such a fusion is compiled again without the folds of the library
-(`_jax.library_options`). `bucketjit._xla_defects.nan_reductions` and
-`bucketjit._xla_defects.broadcast_operands` tell most of them before they are compiled, by the
-program.
+A fusion with a ``reduce`` of 4,096 elements or more is wrong in three cases (jaxlib 0.10.2 and
+0.12, in ``jax.jit`` too):
+
+* A product in it has an operand that is broadcast along a free axis, as in
+  ``(x @ jnp.ones((256, 256))).sum(1)``. It yields numbers that were never computed.
+* It chooses between floats (``relu``). It loses NaN.
+* It converts to integers of 8 bits. It does not saturate.
+
+So a library fusion with a reduction is accepted only if every instruction in it is in `_TRUSTED`.
+Otherwise the bucket is compiled again without library reductions
+(`bucketjit._xla_defects.options.library_options`), whatever its size.
+`bucketjit._xla_defects.nan_reductions` and `bucketjit._xla_defects.broadcast_operands` predict most
+cases from the program, which saves the first compile.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# Text of XLA's optimised HLO: the kind of a library fusion, and what a line of a fusion looks like.
 _LIBRARY = "__ynn_fusion"
 _CALLED = re.compile(rf"calls=%([\w.\-]+)[^\n]*{_LIBRARY}")
 _INSTRUCTION = re.compile(
@@ -40,22 +49,24 @@ _ELEMENTWISE = frozenset(
     )
 )
 _MOVES = frozenset(("bitcast", "reshape", "transpose"))
+# Opcodes and dtypes that the library is known to compute rightly together with a reduction.
 _TRUSTED = frozenset(
     ("parameter", "constant", "iota", "broadcast", "reduce", "dot", *_ELEMENTWISE, *_MOVES)
 )
 _DTYPES = frozenset(("pred", "s32", "u32", "s64", "u64", "f16", "bf16", "f32", "f64"))
 
-Axes = frozenset[int]  # along which a value may vary
+Axes = frozenset[int]  # the axes along which a value may vary
 
 
 class _Instruction(NamedTuple):
     """A line of a computation.
 
     Attributes:
-        dtype, opcode: As XLA writes them.
-        rank: How many axes its result has.
-        operands: Names of those.
-        rest: Its attributes.
+        dtype: The dtype of its result, as XLA writes it.
+        opcode: The operation, as XLA writes it.
+        rank: Number of axes of its result.
+        operands: Names of its operands.
+        rest: The text of its attributes.
     """
 
     dtype: str
@@ -65,21 +76,24 @@ class _Instruction(NamedTuple):
     rest: str
 
     def axes(self, attribute: str) -> list[int]:
-        """The axes that an attribute lists."""
+        """The axes that an attribute such as ``dimensions={0,1}`` lists; empty if it is missing."""
         found = re.search(rf"\b{attribute}={{([\d,]*)}}", self.rest)
         return [int(n) for n in found[1].split(",") if n] if found else []
 
 
 def has_wrong_reductions(text: str) -> bool:
-    """Whether a compiled program has a fold that is not to be trusted.
+    """Whether an executable has a library reduction that may be wrong.
 
     Args:
-        text: The program as XLA writes it, optimised (``compiled.as_text()``).
+        text: The optimised program as XLA writes it (``compiled.as_text()``).
+
+    Returns:
+        Whether some library fusion with a reduction has an instruction that is not trusted.
     """
     called = set(_CALLED.findall(text))
     if not called:
         return False
-    computation: list[str] | None = None
+    computation: list[str] | None = None  # the lines of the library fusion that is being read
     for line in text.splitlines():
         if line.startswith("%"):
             computation = [] if line[1:].split(" ", 1)[0] in called else None
@@ -93,13 +107,14 @@ def has_wrong_reductions(text: str) -> bool:
 
 
 def _is_wrong(lines: Sequence[str]) -> bool:
+    """Whether the computation of a library fusion has a reduction that may be wrong."""
     if not any(" reduce(" in line for line in lines):
         return False
     found: dict[str, _Instruction] = {}
     varies: dict[str, Axes] = {}
     for line in lines:
         match = _INSTRUCTION.match(line)
-        if match is None:
+        if match is None:  # a line that this module cannot read is not trusted
             return True
         shape = [n for n in match["shape"].split(",") if n]
         operands = _OPERAND.findall(match["operands"])
@@ -116,7 +131,7 @@ def _is_wrong(lines: Sequence[str]) -> bool:
 def _has_own_sides(
     dot: _Instruction, found: dict[str, _Instruction], varies: dict[str, Axes]
 ) -> bool:
-    """Whether each side of a product varies along the axes that the product has of it."""
+    """Whether each operand of a product varies along all of its free axes."""
     for side, name in zip(("lhs", "rhs"), dot.operands, strict=True):
         gone = {*dot.axes(f"{side}_contracting_dims"), *dot.axes(f"{side}_batch_dims")}
         if not varies[name] >= set(range(found[name].rank)) - gone:
@@ -125,9 +140,9 @@ def _has_own_sides(
 
 
 def _axes_of(made: _Instruction, found: dict[str, _Instruction], varies: dict[str, Axes]) -> Axes:
-    """The axes along which what an instruction makes is known to vary, in memory at least."""
+    """The axes along which the result of an instruction varies, or has memory for each position."""
     every = Axes(range(made.rank))
-    # XLA writes an array of one number as a broadcast; any other is in memory.
+    # XLA writes an array of equal numbers as a broadcast, so these results are full arrays.
     if made.opcode in ("parameter", "constant", "dot", "reduce"):
         return every
     if made.opcode == "broadcast":

@@ -1,6 +1,10 @@
-"""Keep values in memory, so that XLA's CPU backend computes them once.
+"""Write values to memory, so that XLA's CPU backend computes each of them once.
 
-`bucketjit._xla_defects.recomputed_values` says which values need that, and why.
+    before   b = exp a                     XLA may compute b in every kernel that reads it
+    after    b = exp a
+             c = cond(n >= 0, b, -b)       what reads b reads c, which is never computed twice
+
+`bucketjit._xla_defects.recomputed_values` finds the values that need this, and says why.
 """
 
 from __future__ import annotations
@@ -17,17 +21,21 @@ from bucketjit._sizes.bucket_sizes import BucketSizes
 
 
 def computing_once(once: Mapping[Any, Hashable]) -> Callable[[], Hook]:
-    """A hook of `interpret` that keeps some values in memory.
+    """Make a hook of `interpret` that writes some values to memory.
 
     Args:
-        once: A key for each variable to keep: those of one program with the same key are equal,
-            so one of them is kept for all.
+        once: A key for each variable to write. Variables of one program with the same key are
+            equal, so the first of them is written, and used for all.
+
+    Returns:
+        A factory of hooks. Each program that is walked gets a new one.
     """
 
     def begun() -> Hook:
         kept: dict[Hashable, Any] = {}
 
         def hook(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+            # Any run-time size does: `kept_in_memory` needs a number that XLA does not know.
             size = next(iter(sizes.values.values()), None)
             found = list(outs)
             for i, (var, value) in enumerate(zip(eqn.outvars, outs, strict=True)):

@@ -1,20 +1,20 @@
-"""Whether XLA's CPU backend may drop a NaN that a program would show.
+"""Find programs whose results change if XLA's CPU backend loses a NaN in a reduction.
 
-Its library YNN takes ``max(nan, x)`` for ``x`` in reductions of 4,096 elements or more: in maxima
-and minima, and in elementwise operations fused into a sum (``relu``). ``jax.jit`` is affected too
-(jaxlib 0.10.2 and 0.12). Padding can take a call of 3,000 elements to such a bucket. So a program
-that chooses between floats is compiled without the library's reductions, which takes 1.3 times as
-long for a transformer.
+The library YNN computes ``max(nan, x)`` as ``x`` in reductions of 4,096 elements or more: in maxima
+and minima, and in elementwise operations that are fused into a sum (``relu``). ``jax.jit`` is
+affected too (jaxlib 0.10.2 and 0.12). Padding can take a call of 3,000 elements to such a bucket.
+So a program that chooses between floats is compiled without the library's reductions. For a
+transformer the compile then takes 1.3 times as long.
 
-A softmax is let through, since there the loss cannot show:
+A softmax keeps them, since the loss cannot show in its results:
 
     m = reduce_max x         m may have lost a NaN of its row
     e = exp (x - m)          NaN wherever x is
     s = reduce_sum e         NaN in each row that holds one, whatever m is
     y = e / s                NaN all along that row, as without the loss
 
-The pass knows the operations that JAX makes of softmax, log_softmax and logsumexp. For any other
-operation on such a maximum, that of a gradient for example, it assumes that the loss shows.
+The pass knows the operations that JAX emits for softmax, log_softmax and logsumexp. Any other
+operation on such a maximum, one of a gradient for example, is assumed to show the loss.
 """
 
 from __future__ import annotations
@@ -40,27 +40,31 @@ _CHOICES = frozenset(
     )
 )
 _ELEMENTWISE = frozenset(ELEMENTWISE)
-# Their result is NaN wherever an operand is. Of products see `_is_strict`.
+# Primitives whose result is NaN wherever an operand is. For products see `_is_strict`.
 _STRICT = frozenset(
     (
         *("add", "add_any", "sub", "div", "neg", "abs", "exp", "exp2", "log", "log1p"),
         *("copy", "stop_gradient", "convert_element_type"),
     )
 )
+# Primitives whose result depends on the sign or the bits of a NaN.
 _READ_SIGNS = frozenset(("top_k", "approx_top_k", "bitcast_convert_type"))
 
 
 def may_lose_nan(jaxpr: Jaxpr) -> bool:
-    """Whether results may change where an operation that chooses between floats loses a NaN.
+    """Whether results may change if an operation that chooses between floats loses a NaN.
 
     Args:
         jaxpr: An open jaxpr without dead code.
+
+    Returns:
+        Whether they may.
     """
     return _shows(jaxpr) or _reads_signs(jaxpr)
 
 
 def _reads_signs(jaxpr: Jaxpr) -> bool:
-    """Whether it matters which NaN an extremum makes: of which sign, for example."""
+    """Whether a program has an extremum, and an operation that reads the sign or bits of a NaN."""
     equations = list(all_equations(jaxpr))
     return any(name_of(e) in _EXTREMA and _is_of_floats(e.outvars) for e in equations) and any(
         name_of(e) in _READ_SIGNS and _is_of_floats(e.invars) for e in equations
@@ -72,11 +76,11 @@ def _is_of_floats(atoms: Sequence[Atom]) -> bool:
 
 
 class _Kind(enum.Enum):
-    """How a value differs from what it is without the loss.
+    """How a value differs from what it would be if no NaN were lost.
 
     Attributes:
-        SAME: Not at all.
-        ROW: Not at all, and it is NaN all along each row that holds a NaN.
+        SAME: It does not differ.
+        ROW: It does not differ, and it is NaN all along each row of the operand that holds a NaN.
         OTHER: It may differ along the rows that hold a NaN.
     """
 
@@ -86,22 +90,22 @@ class _Kind(enum.Enum):
 
 
 class _Rows(NamedTuple):
-    """The rows of which extrema are taken.
+    """The rows that extrema reduce.
 
     Attributes:
         operand: The operand of those extrema.
-        axes: The axes that they reduce.
+        axes: The axes that the extrema reduce.
     """
 
     operand: Atom
     axes: frozenset[int]
 
     def has_all_axes(self, atom: Atom) -> bool:
-        """Whether a value that is computed of the rows has the reduced axes too."""
+        """Whether a value that is computed from the rows still has the reduced axes."""
         return len(shape_of(atom)) == len(shape_of(self.operand))
 
     def are_kept_by(self, eqn: JaxprEqn) -> bool:
-        """Whether a broadcast only adds the reduced axes, or repeats along them."""
+        """Whether a broadcast only adds the reduced axes, or only repeats along them."""
         shape, after = shape_of(self.operand), shape_of(eqn.outvars[0])
         every = range(len(shape))
         kept = [a for a in every if a not in self.axes]
@@ -114,9 +118,9 @@ class _Rows(NamedTuple):
 
 
 class _Fact(NamedTuple):
-    """What is known of a value that is computed of an extremum.
+    """What is known of a value that is computed from an extremum.
 
-    The value has the axes of the operand, in order, with or without the reduced ones.
+    The value has the axes of the extremum's operand, in order, with or without the reduced ones.
 
     Attributes:
         rows: The rows of the operand.
@@ -130,11 +134,11 @@ class _Fact(NamedTuple):
 
 
 class _Shown(Exception):
-    """The loss shows."""
+    """The loss of a NaN shows in a result."""
 
 
 def _shows(jaxpr: Jaxpr) -> bool:
-    """Whether the loss shows in the outputs of a program, or in a program inside of it."""
+    """Whether the loss shows in the outputs of a program, or of a program inside it."""
     try:
         results = follow(_Loss(), jaxpr, [None] * len(jaxpr.invars))
     except _Shown:
@@ -143,13 +147,15 @@ def _shows(jaxpr: Jaxpr) -> bool:
 
 
 class _Loss(Analysis[_Fact | None]):
-    """How values differ from what they are without the loss; None for those that do not.
+    """How each value differs from what it would be if no NaN were lost; None if it does not.
 
-    A program inside of another one is looked at by itself: no fact goes into it or comes out.
+    Each inner program is analysed alone: its arguments and its results are taken to be unaffected,
+    or the loss shows.
     """
 
     def __init__(self) -> None:
-        # A program that is called twice has the same variables for two values.
+        # Calls are not followed: the facts name variables, and a program that is called twice has
+        # the same variables for two values.
         self.table = dict.fromkeys((*CALLS, "cond", "scan", "while"), self.default)
 
     def unknown(self, atom: Atom) -> None:
@@ -171,7 +177,10 @@ def _is_other(fact: _Fact | None) -> bool:
 
 
 def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
-    """Whether an equation chooses between floats, and not just of extrema (``max(-inf, m)``)."""
+    """Whether an equation chooses between floats other than extrema and literals.
+
+    ``max(-inf, m)`` of an extremum ``m`` adds no loss.
+    """
     if name_of(eqn) not in _CHOICES or not _is_of_floats(eqn.outvars):
         return False
     pairs = zip(eqn.invars, ins, strict=True)
@@ -179,13 +188,13 @@ def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
 
 
 def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
-    """What is known of the result of an equation; None if nothing is."""
+    """What is known of the result of an equation; None if it is not one that the pass knows."""
     name = name_of(eqn)
     if name in _EXTREMA and _is_of_floats(eqn.outvars) and not any(map(_is_other, ins)):
         rows = _Rows(eqn.invars[0], frozenset(eqn.params["axes"]))
         return None if isinstance(rows.operand, Literal) else _Fact(rows, _Kind.OTHER)
     every = [fact for fact in ins if fact is not None]
-    # What is known of a value that does not differ may be dropped.
+    # A fact may be dropped if its value does not differ. So facts of other rows do not matter then.
     of_rows = {fact.rows for fact in list(filter(_is_other, every)) or every}
     if len(of_rows) != 1 or len(eqn.outvars) != 1:
         return None
@@ -218,10 +227,10 @@ def _elementwise(rows: _Rows, known: Sequence[_Fact], is_strict: bool) -> _Fact 
 
 def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact]) -> bool:
     """Whether the result is NaN wherever an operand is."""
-    if name == "mul":  # XLA makes a choice of a product with truth values
+    if name == "mul":  # XLA turns a product with truth values into a select, which drops NaN
         pairs = zip(eqn.invars, known, strict=True)
         return all(isinstance(v, Literal) or f.marked or f.kind is _Kind.ROW for v, f in pairs)
-    # Neither integers nor floats of 8 bits hold every NaN.
+    # Integers hold no NaN, and not every float of 8 bits does.
     return name in _STRICT and all(
         jnp.issubdtype(dtype, np.floating) and dtype.itemsize > 1
         for dtype in map(dtype_of, (*eqn.invars, *eqn.outvars))

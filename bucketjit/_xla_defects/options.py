@@ -1,4 +1,4 @@
-"""Compiler options that say what XLA's CPU backend leaves to its library."""
+"""The compiler options that select what XLA's CPU backend leaves to its library YNN."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Any
 
 
 def library_options(side_by_side: bool, without_reductions: bool) -> Mapping[str, Any]:
-    """Options of XLA: what its CPU backend leaves to its library.
+    """The options of XLA that select what its CPU backend leaves to its library.
 
-    The library (YNN) gets, as a rule, reductions, matrix products and convolutions, each of them a
-    kernel. The option is experimental: whoever uses it goes on without it where `refused_option`
-    names it.
+    By default the library (YNN) computes reductions, matrix products and convolutions, each in one
+    kernel. The option is experimental: if a compile fails with an error in which `refused_option`
+    finds it, the compile is repeated without it.
 
     Args:
-        side_by_side: Several executables run at the same time. Of the library, matrix products took
-            up to 1.3 times as long for two side by side (transformers, jaxlib 0.10 and 0.12).
-        without_reductions: The library gets reductions of the program wrong.
-            XLA compiles kernels for them then, which takes 1.1 to 1.5 times as long (transformers;
-            of an MLP 20 ms more).
+        side_by_side: Whether several executables run at the same time. The library then gets no
+            matrix products and convolutions: its products took up to 1.3 times as long for two side
+            by side (transformers, jaxlib 0.10 and 0.12).
+        without_reductions: Whether the library would get reductions of the program wrong. XLA then
+            compiles kernels for them, and the compile takes 1.1 to 1.5 times as long (transformers;
+            20 ms more for an MLP).
+
+    Returns:
+        The options; empty for XLA's defaults.
     """
     reductions = () if without_reductions else ("REDUCE",)
     others = () if side_by_side else ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION")

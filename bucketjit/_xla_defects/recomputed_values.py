@@ -1,12 +1,16 @@
-"""Values that a program compares with themselves, or with what it has chosen among them.
+"""Find values that a program compares with themselves, or with what it has chosen among them.
+
+    y = sub x (mul a b)      computed: it may be rounded in two ways
+    m = reduce_max y         chosen among the elements of y
+    c = eq y m               compares y with m, so this pass returns y
 
 A computed ``y`` is equal to its own maximum somewhere: ``y == y.max(0)`` relies on that, and so
-does the derivative of a maximum. XLA's CPU backend may compute ``y`` anew in each kernel that reads
-it, and round it otherwise there: ``x - a * b`` in one step or in two, the last columns without
-vector instructions (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). Then no element is the maximum,
-and the gradient is lost. Which programs meet that hangs on sizes and on what is fused, so masks and
-padding change it. This pass finds the values that must be computed once; the interpreter has them
-kept (`bucketjit._masking.rule_context.computed_once`).
+does the derivative of a maximum. XLA's CPU backend may compute ``y`` in each kernel that reads it,
+and round it differently there: ``x - a * b`` in one step or in two, the last columns without vector
+instructions (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). Then no element equals the maximum, and
+the gradient is lost. Whether a program is affected depends on its sizes and on what XLA fuses, so
+masks and padding can trigger or hide it. This pass finds the values that must be computed once, and
+a hook of the interpreter keeps them in memory (`bucketjit._xla_defects.compute_once`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from bucketjit._jax import jaxprs
 from bucketjit._jax.jaxprs import Atom, all_equations, is_literal, open_jaxpr, scan_arity
 from bucketjit._jax.primitives import CALLBACKS, CALLS, called_jaxpr, name_of
 
+# Sets of primitives. Choices return some of the numbers of an operand.
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))
 _CHOICES = frozenset(
     (
@@ -34,7 +39,7 @@ _CHOICES = frozenset(
         *("max", "min", "clamp"),
     )
 )
-# What they make are the numbers of their first operand, up to the sign.
+# Their results have the numbers of their first operand, up to the sign.
 _MOVES = frozenset(
     (
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "rev", "copy", "stop_gradient"),
@@ -45,8 +50,9 @@ _MOVES = frozenset(
         *("cummax", "cummin", "top_k", "approx_top_k", "reduce_window_max", "reduce_window_min"),
     )
 )
+# Each result has the numbers of the operand in the same place.
 _MOVES_OF_EACH = frozenset(("sort", "optimization_barrier", "device_put"))
-# What they make are numbers of several operands, or for some positions others.
+# Their results have numbers of several operands, and may have others in some positions.
 _MIXTURES = frozenset(
     (
         *("concatenate", "stack", "pad", "dynamic_update_slice", "select_n", "max", "min", "clamp"),
@@ -57,10 +63,10 @@ _MIXTURES = frozenset(
 _MOVES_BITS = _MOVES - {"convert_element_type"}
 _FUNCTIONS = frozenset(ELEMENTWISE) - _MOVES - _MIXTURES
 _COMPUTED = _FUNCTIONS | {"reduce_sum", "reduce_prod"}
-_DIFFERENCES = frozenset(("sub", "add", "add_any", "div"))  # ``y + -m``; ``y / m`` is 1 there
+_DIFFERENCES = frozenset(("sub", "add", "add_any", "div"))  # ``y + -m`` is 0, ``y / m`` is 1
 _DECIDE_BY_TWO = _DIFFERENCES | _COMPARISONS | {"rem"}
 _KEEP_DIFFERENCES = frozenset(ELEMENTWISE) | _MOVES | _MOVES_OF_EACH | _MIXTURES
-# They take a difference of nearly 0 for another than one of 0, or one below 0 for none.
+# At a difference of nearly 0, or just below 0, they return something quite different than at 0.
 _READ_SIGNS = frozenset(
     (
         *("sign", "sqrt", "rsqrt", "cbrt", "log", "log2", "log1p", "pow", "floor", "ceil", "round"),
@@ -68,10 +74,10 @@ _READ_SIGNS = frozenset(
     )
 )
 _READ = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # in some cases; see `_read`
-_STEPS = 4  # so many operations on a value, and on what was chosen among it, are followed
-# The same operands need not make the same result.
+_STEPS = 4  # operations on a value, and on what was chosen among it, that origins record
+# The same operands need not give the same result.
 _ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *CALLBACKS))
-_Values = frozenset[int]  # each by its number
+_Values = frozenset[int]  # values or sources, by number
 _Origins = frozenset[tuple[int, tuple[Hashable, ...]]]
 _NONE: _Values = frozenset()
 
@@ -80,12 +86,15 @@ class _Facts(NamedTuple):
     """What is known of a value.
 
     Attributes:
-        number: Values of one number are computed in the same way, and XLA makes one of them.
-        source: The value whose numbers its own are: one that is computed, or mixed from several.
-        chosen: The sources among which something was chosen on the way to it.
-        nearly: The values that it is the difference of, from what was chosen among them.
-        origins: Sources that it is a function of, each with the operations in between: the same
-            ones make the same of a value and of what was chosen among it.
+        number: Identifies the value. Two values with one number are computed by the same operations
+            on the same operands, so XLA computes one of them.
+        source: The number of the value whose elements it has, which was computed, or mixed from
+            several others; None if it has computed none.
+        chosen: The sources whose elements something was chosen among, on the way to this value.
+        nearly: The sources that this value is a difference of: of the source, and of what was
+            chosen among it. Such a difference should be exactly 0 somewhere.
+        origins: The sources that the value is a function of, each with the operations in between.
+            The same operations on a source, and on what was chosen among it, have equal results.
     """
 
     number: int
@@ -96,13 +105,13 @@ class _Facts(NamedTuple):
 
 
 def recomputed_values(jaxpr: Jaxpr) -> Mapping[Any, Hashable]:
-    """The variables, of all programs inside this one too, that must be computed once.
+    """The variables that must be computed once, those of inner programs included.
 
     Args:
         jaxpr: An open jaxpr.
 
     Returns:
-        A key for each: variables of one program with the same key are always equal.
+        A key for each of them. Variables of one program with the same key are always equal.
     """
     names = {name_of(eqn) for eqn in all_equations(jaxpr)}
     if names.isdisjoint(_READ) or names.isdisjoint(_CHOICES | _COMPARISONS):
@@ -118,10 +127,10 @@ def recomputed_values(jaxpr: Jaxpr) -> Mapping[Any, Hashable]:
 
 
 class _Following:
-    """What was found out so far.
+    """Follows programs, and collects the values that must be computed once.
 
     Attributes:
-        numbers: Of each variable the value in each call of its program.
+        numbers: For each variable, the number of its value in each call of its program.
     """
 
     def __init__(self) -> None:
@@ -129,25 +138,26 @@ class _Following:
         self._found: set[int] = set()
         self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count()
-        # Of each source, itself and what it is mixed from; the other way round; and what it is
-        # mixed from in more than one way.
+        # By source: itself and the sources it is mixed from; the inverse of that; and the sources
+        # that are in it more than once.
         self._made_of: dict[int, _Values] = {}
         self._made_from: dict[int, set[int]] = defaultdict(set)
         self._twice: dict[int, _Values] = {}
-        # Loops make values of their own of what the program around them makes too.
+        # The loop that is followed. An operation in a loop is not shared with one outside, so it
+        # gets another number.
         self._loop = 0
 
     def to_keep(self) -> _Values:
         """The values that must be computed once.
 
-        What is in a mixture twice, in ``concatenate([y, y])`` say, is made by two loops of one
-        kernel.
+        A value that is in a mixture twice, as in ``concatenate([y, y])``, is one of them: two loops
+        of one kernel would compute it.
         """
         parts = _all(self._made_of[n] for n in self._found)
         return _all(self._twice.get(n, _NONE) for n in parts) | self._found
 
     def unknown(self, variables: Sequence[Any]) -> list[_Facts]:
-        """Facts of values of which nothing is known."""
+        """Facts for variables of which nothing is known: a new number for each."""
         return [_Facts(next(self._count)) for _ in variables]
 
     def program(self, jaxpr: Jaxpr, facts: Sequence[_Facts], is_call: bool = False) -> list[_Facts]:
@@ -156,8 +166,9 @@ class _Following:
         Args:
             jaxpr: An open jaxpr.
             facts: What is known of its arguments.
-            is_call: It is part of the program around it. Then what it makes and does not read is
-                for that to keep: `jax.numpy.where` is one and the same program in all its calls.
+            is_call: Whether the program is called by the one around it. Results that it does not
+                read itself are then kept by the caller, not here: `jax.numpy.where` is one program
+                in all its calls, and not every call needs that.
 
         Returns:
             What is known of its results.
@@ -184,12 +195,13 @@ class _Following:
         return _Facts(self._number("literal", str(atom.aval), bits))
 
     def _number(self, *key: Hashable) -> int:
+        """The number of a value that is computed as the key says."""
         if key not in self._numbers:
             self._numbers[key] = next(self._count)
         return self._numbers[key]
 
     def _is_made(self, number: int, parts: _Values = _NONE) -> int:
-        """Note a source; see `_made_of`."""
+        """Note that this value is a source, mixed from ``parts``. Returns its number."""
         if number not in self._made_of:
             self._made_of[number] = parts | {number}
             for part in self._made_of[number]:
@@ -197,7 +209,12 @@ class _Following:
         return number
 
     def _is_mixture(self, number: int, sources: Iterable[int]) -> int:
-        """Note a source that one kernel makes of others."""
+        """Note that this value is a source which one kernel mixes from others. Returns its number.
+
+        Args:
+            number: The value.
+            sources: The sources of its operands.
+        """
         if number in self._made_of:
             return number
         parts, twice = _NONE, _NONE
@@ -209,22 +226,22 @@ class _Following:
         return self._is_made(number, parts)
 
     def _shared(self, one: int | None, other: int | None) -> _Values:
-        """The latest of what two sources are both made of."""
+        """The latest sources that two sources have in common."""
         if one is None or other is None:
             return _NONE
         return self._latest(self._made_of[one] & self._made_of[other])
 
     def _latest(self, parts: _Values) -> _Values:
-        """Those that no other is made of."""
+        """The sources among these that none of the others is mixed from."""
         found = set()
         while parts:
-            latest = max(parts)  # what is mixed is younger than its parts
+            latest = max(parts)  # a mixture has a larger number than its parts
             found.add(latest)
             parts -= self._made_of[latest]
         return frozenset(found)
 
     def _near(self, one: _Facts, other: _Facts) -> _Values:
-        """What is at two operands, by itself and by what was chosen among it."""
+        """The sources in one operand that something in the other one was chosen among."""
         alike = {source for source, _ in one.origins & other.origins}
         return (
             self._among(one, other)
@@ -233,6 +250,7 @@ class _Following:
         )
 
     def _among(self, value: _Facts, other: _Facts) -> _Values:
+        """The sources of a value that something in the other value was chosen among."""
         if value.source is None or not other.chosen:
             return _NONE
         related = _all(self._made_from[n] for n in self._made_of[value.source])
@@ -248,15 +266,16 @@ class _Following:
                 return self.program(inner, ins, is_call=True)
         chosen = _all(f.chosen for f in ins)
         bodies = list(jaxprs.bodies(eqn))
-        if bodies or name in _CHOICES:  # a loop may choose, one element after the other
+        if bodies or name in _CHOICES:  # a loop may choose, element by element
             chosen |= {f.source for f in ins if f.source is not None}
         if name in _LOOPS:
             outs = self._inside(_LOOPS[name], eqn, ins)
             return [f._replace(chosen=f.chosen | chosen) for f in outs]
-        for body in bodies:
+        for body in bodies:  # of a primitive that is neither a call nor a known loop
             self.program(body, self.unknown(body.invars))
         near = self._near(*ins) if name in _DECIDE_BY_TWO else _NONE
         self._read(eqn, name, ins, near)
+        # Elementwise operations and moves carry a difference on.
         nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE
         if name in _DIFFERENCES:
             nearly |= near
@@ -271,7 +290,7 @@ class _Following:
         return facts
 
     def _read(self, eqn: JaxprEqn, name: str, ins: Sequence[_Facts], near: _Values) -> None:
-        """Note the values that decide what an equation makes, if they do by a last bit."""
+        """Note the values whose last bit may decide the result of an equation."""
         cut_off = name == "convert_element_type" and not _is_inexact(eqn.outvars[0])
         if name in _READ_SIGNS or cut_off:
             self._found |= _all(f.nearly for f in ins)
@@ -279,13 +298,13 @@ class _Following:
             self._found |= ins[1].nearly
         if name == "rem":
             self._found |= near
-        if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y``: is it NaN
+        if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y`` asks for NaN
             self._found |= near | self._shared(ins[0].source, ins[1].source)
 
     def _number_of(
         self, eqn: JaxprEqn, name: str, i: int, ins: Sequence[_Facts], has_bodies: bool
     ) -> int:
-        # What has no name is not JAX's, and what it does is not known.
+        # A primitive without a name is not one of JAX's, so nothing is known of its results.
         if not name or name in _ANEW or has_bodies or eqn.effects:
             return next(self._count)
         operands = (f.number for f in ins)
@@ -304,7 +323,7 @@ class _Following:
     def _inside(
         self, follow: Callable[..., list[_Facts]], eqn: JaxprEqn, ins: Sequence[_Facts]
     ) -> list[_Facts]:
-        """What comes out of a loop or branch, as far as it is known around it."""
+        """Follow a loop or branches. Returns facts about the results, without sources inside."""
         before, around = next(self._count), self._loop
         self._loop = before
         try:
@@ -314,11 +333,11 @@ class _Following:
         return [self._mixed([f], before) for f in outs]
 
     def _mixed(self, facts: Sequence[_Facts], before: int | None = None) -> _Facts:
-        """A value that is in memory, and is one of these, whichever.
+        """Facts about a value in memory that is one of several.
 
         Args:
-            facts: What it may be.
-            before: Leaves out what was not yet made at this number.
+            facts: Facts about each of them.
+            before: Sources from this number on are left out; None keeps all.
         """
         number = next(self._count)
         sources = [f.source for f in facts if f.source is not None]
@@ -338,6 +357,7 @@ class _Following:
     def _scan(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> list[_Facts]:
         (body,) = jaxprs.bodies(eqn)
         at, carries = scan_arity(eqn.params)
+        # A row has numbers of its array, but is another value: it gets a new number.
         rows = [f._replace(number=next(self._count)) for f in ins[at + carries :]]
         carried, outs = self._repeated(
             ins[at : at + carries], lambda carried: self.program(body, [*ins[:at], *carried, *rows])
@@ -358,9 +378,17 @@ class _Following:
     def _repeated(
         self, first: Sequence[_Facts], once: Callable[[Sequence[_Facts]], list[_Facts]]
     ) -> tuple[list[_Facts], list[_Facts]]:
-        """What a loop carries, and what its body makes: followed as the first and a later time."""
+        """Follow a loop.
+
+        Args:
+            first: Facts about the initial values of what it carries.
+            once: Follows the body, from facts about what is carried.
+
+        Returns:
+            Facts about what the loop carries at its end, and about the results of its body.
+        """
         carried = [self._mixed([f]) for f in first]
-        for _ in range(2):
+        for _ in range(2):  # the second turn reads what the first one computed
             outs = once(carried)
             carried = [self._mixed(pair) for pair in zip(first, outs, strict=False)]
         return carried, outs
@@ -374,14 +402,14 @@ _LOOPS: Mapping[str, Callable[..., list[_Facts]]] = {
 
 
 def _keeps_bits(eqn: JaxprEqn, name: str) -> bool:
-    """Whether it makes integers that are the bits of numbers, or moves them."""
+    """Whether an equation returns the bits of floats as integers, or moves such integers."""
     if name == "bitcast_convert_type":
         return True
     return name in _MOVES_BITS and not _is_inexact(eqn.invars[0])
 
 
 def _origins(name: str, ins: Sequence[_Facts]) -> _Origins:
-    """What the result of an operation is a function of; see `_Facts`."""
+    """The origins of a result; see `_Facts`."""
     if name in _MOVES:
         return ins[0].origins
     if name not in _FUNCTIONS:
@@ -400,11 +428,11 @@ def _is_inexact(var: Atom) -> bool:
 
 
 def _params(eqn: JaxprEqn) -> Hashable:
-    """Parameters, equal only if they mean the same; text, as 0.0 and -0.0 are the same number."""
+    """A key that is equal only if parameters are. Text is in it, since ``0.0 == -0.0``."""
     params = tuple(sorted(eqn.params.items()))
     try:
         hash(params)
-    except TypeError:  # an array, whose text may leave something out
+    except TypeError:  # an array, whose text may be abridged: equal to nothing
         return object()
     return params, str(params)
 

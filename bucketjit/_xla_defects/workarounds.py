@@ -1,4 +1,7 @@
-"""The door of the package: what a program needs to be computed rightly by XLA's CPU backend."""
+"""The door of the package: options and hooks so that XLA's CPU backend computes a program rightly.
+
+`workarounds` decides before a compile, `must_rebuild` after it.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,15 @@ OPTIONS = frozenset(library_options(True, True))
 
 
 class Workarounds:
-    """What a program needs; see `workarounds`.
+    """The options and hooks that a program needs; `workarounds` makes them.
+
+    Args:
+        once: The variables that must be computed once, see `recomputed_values`.
+        avoids_reductions: Whether XLA's library must not compute the program's reductions.
 
     Attributes:
-        avoids_reductions: Whether XLA's library must not compute its reductions.
-        after: Makes hooks of `interpret`; None if the program needs none.
+        avoids_reductions: See above.
+        after: Makes hooks, for the argument ``after`` of `interpret`; None if none are needed.
     """
 
     def __init__(self, once: Mapping[Any, Hashable], avoids_reductions: bool) -> None:
@@ -34,47 +41,67 @@ class Workarounds:
         self.after: Callable[[], Hook] | None = computing_once(once) if once else None
 
     def options(self, side_by_side: bool) -> Mapping[str, Any]:
-        """Options of XLA.
+        """The options of XLA for the program.
 
         Args:
             side_by_side: Whether several executables run at the same time.
+
+        Returns:
+            The options, by name.
         """
         return library_options(side_by_side, self.avoids_reductions)
 
 
 def workarounds(jaxpr: Jaxpr, consts: Sequence[Any]) -> Workarounds:
-    """What a program needs, as far as the program shows it.
+    """The options and hooks that a program needs, as far as its equations show it.
 
     Args:
         jaxpr: An open jaxpr.
-        consts: Its constants.
+        consts: Values of its constants.
+
+    Returns:
+        The options and hooks.
     """
     avoids = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
     return Workarounds(recomputed_values(jaxpr), avoids)
 
 
 def exact_options(is_reference: bool) -> Mapping[str, Any]:
-    """Options of XLA for the unpadded run, which is what ``jax.jit`` computes.
+    """The options of XLA for the exact run, which computes what ``jax.jit`` computes.
 
     Args:
-        is_reference: Whether masked runs are compared with it. Then it must be right.
+        is_reference: Whether masked runs are compared with it. It must be right then, so the
+            library gets no reductions.
+
+    Returns:
+        The options, by name.
     """
     return library_options(False, is_reference)
 
 
 def must_rebuild(compiled: jax.stages.Compiled) -> bool:
-    """Whether an executable has reductions that XLA's library computes wrongly.
+    """Whether an executable has reductions that XLA's library may compute wrongly.
 
-    It is then compiled again, with `Workarounds.avoids_reductions`.
+    It must then be compiled again, with `Workarounds.avoids_reductions` set.
 
     Args:
         compiled: What ``lower().compile()`` returns.
+
+    Returns:
+        Whether it has.
     """
     return has_wrong_reductions(compiled.as_text() or "")
 
 
 def hooks(*factories: Callable[[], Hook] | None) -> Callable[[], Hook] | None:
-    """Several hooks of `interpret` as one, in this order; None if there are none."""
+    """Chain hooks of `interpret`.
+
+    Args:
+        *factories: Factories of hooks; None is skipped.
+
+    Returns:
+        A factory of hooks that call those of the arguments in order; None if there are none.
+    """
     several = [factory for factory in factories if factory is not None]
     if len(several) < 2:
         return several[0] if several else None
