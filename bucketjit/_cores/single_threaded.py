@@ -132,7 +132,7 @@ class _BorrowedArrays:
         self.last_arguments = WeakKeyDictionary()
 
 
-_books = _BorrowedArrays()
+_borrowed = _BorrowedArrays()
 
 
 class Bound:
@@ -190,7 +190,7 @@ class Bound:
         leaves = self._given.copy()
         for leaf, value in own:
             is_array = isinstance(value, np.generic)  # a NumPy scalar, which is never padded
-            leaves[leaf] = _books.lend(value, self._device) if is_array else value
+            leaves[leaf] = _borrowed.lend(value, self._device) if is_array else value
         args, kwargs = self._tree.unflatten(leaves)
         return self._back(self._function(*args, **kwargs))
 
@@ -296,7 +296,7 @@ class SingleThreaded:
         for i, shape in pads.items():
             values[i] = pad(values[i], shape)
         back = functools.partial(self._given_back, committed=True) if committed else _on_host
-        sizes = jax.tree_util.tree_map(lambda x: _books.lend(x, self._device), sizes)
+        sizes = jax.tree_util.tree_map(lambda x: _borrowed.lend(x, self._device), sizes)
         function = functools.partial(self._function, sizes)
         return Bound(function, leaves, values, tree, self._device, back)
 
@@ -317,7 +317,7 @@ class SingleThreaded:
             return self._elsewhere(sizes, *args, **kwargs), None
         values, committed = given
         args, kwargs = tree.unflatten(values)
-        sizes = jax.tree_util.tree_map(lambda x: _books.lend(x, self._device), sizes)
+        sizes = jax.tree_util.tree_map(lambda x: _borrowed.lend(x, self._device), sizes)
         return self._function(sizes, *args, **kwargs), committed
 
     def _given(self, leaves: Sequence[Any]) -> tuple[list[Any], bool] | None:
@@ -345,7 +345,7 @@ class SingleThreaded:
         """
         # A local reference: `_forget` replaces the dict when an array is gone, and what is made
         # from that array here must not get into the new one.
-        last_arguments = _books.last_arguments
+        last_arguments = _borrowed.last_arguments
         known = last_arguments.get(self)
         if known is not None:
             own = known.closed_of(leaves)
@@ -361,7 +361,7 @@ class SingleThreaded:
                 continue
             if not can_lend(x, self._here):
                 return None
-            given[i] = _books.lend(x, self._device)
+            given[i] = _borrowed.lend(x, self._device)
             committed |= getattr(x, "committed", False)
         closed_of = _picker(closed)
         own = closed_of(leaves)

@@ -69,18 +69,18 @@ class Signer:
         self._parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
-        self._families: dict[Key, Signature] = {}
+        self._signatures: dict[Key, Signature] = {}
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Forget every signature."""
         with self._lock:
-            self._families.clear()
+            self._signatures.clear()
 
     def signatures(self) -> list[Signature]:
         """The signatures so far."""
         with self._lock:
-            return list(self._families.values())
+            return list(self._signatures.values())
 
     def release(self, program: Program) -> None:
         """Drop the reference to a program, see `Signature.release`.
@@ -111,13 +111,13 @@ class Signer:
         types, shapes = self._types(leaves, positions, positional, keywords)
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
-        signature = self._families.get(key)
+        signature = self._signatures.get(key)
         if signature is None:
             with self._lock:
-                signature = self._families.get(key)
+                signature = self._signatures.get(key)
                 if signature is None:
-                    signature = self._new_family(key, positions, positional, keywords)
-                    self._families[key] = signature
+                    signature = self._new_signature(key, positions, positional, keywords)
+                    self._signatures[key] = signature
         shapes = [
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, signature.types, strict=True)
@@ -188,7 +188,7 @@ class Signer:
             for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
         ]
 
-    def _new_family(
+    def _new_signature(
         self,
         key: Key,
         positions: Sequence[int],
@@ -221,7 +221,7 @@ class Signer:
             specs,
             self._config.constraints,
             learns=self._config.dynamic_axes is None,
-            why=why_new(nearest(self._families, key), key, names, self._parameters.name),
+            why=why_new(nearest(self._signatures, key), key, names, self._parameters.name),
         )
 
     def _leaf_specs(

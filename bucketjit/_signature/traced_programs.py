@@ -20,8 +20,9 @@ from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._sizes.guards import Guard
-from bucketjit._tracing.concrete import Tracer, pair
+from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.output_trees import same_tree
+from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._tracing.symbolic import COMPUTE, trace
 

@@ -15,7 +15,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
-from bucketjit._tracing.concrete import Tracer, pair
+from bucketjit._tracing.concrete import Tracer
+from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.skeleton import decompose
 from tests.comparison import assert_like_jit, assert_same, ramp

@@ -158,7 +158,7 @@ def test_parameters_go_when_nobody_holds_them() -> None:
     executor(params, x)
     executor(params, x)
     gone = [weakref.ref(leaf) for leaf in jax.tree.leaves(params)]
-    there = [weakref.ref(single_threaded._books._lent[id(p())].array) for p in gone]
+    there = [weakref.ref(single_threaded._borrowed._lent[id(p())].array) for p in gone]
     del params
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
