@@ -57,7 +57,7 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
 
 
 def default_device() -> Any:
-    """The device where ``jit`` runs uncommitted arguments (``pxla.get_default_device``, since 0.4)."""
+    """Where ``jit`` runs uncommitted arguments (``pxla.get_default_device``, since 0.4)."""
     return jex_backend.get_default_device()
 
 

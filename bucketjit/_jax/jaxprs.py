@@ -260,7 +260,7 @@ def stage(fn: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, list[An
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
     """The numbers of constants and of carried values of a ``scan`` equation.
 
-    Up to 0.11 the parameters hold them as ints. Since 0.12 they are the lengths of the first two
+    In 0.10 the parameters hold them as ints. Since 0.12 they are the lengths of the first two
     groups of ``ft_in``. No public name has them.
     """
     if "num_carry" in params:
