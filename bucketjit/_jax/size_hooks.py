@@ -137,7 +137,7 @@ def _reported_equal(size: object, number: object) -> bool:
 
 
 def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of sizes that reports an inconclusive comparison in user code, then raises it."""
+    """An operation of sizes that reports an inconclusive comparison in user code and raises it."""
 
     @functools.wraps(plain)
     def reporting(*operands: object) -> Any:

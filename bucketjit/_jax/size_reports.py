@@ -38,7 +38,7 @@ def report_raised(error: Exception) -> None:
 
 
 def is_positive(size: Any) -> bool:
-    """Whether a size is at least 1 for all sizes of its variables; False if JAX cannot decide it."""
+    """Whether a size is at least 1 for all values of its variables; False if JAX does not know."""
     try:
         return bool(size >= 1)
     except InconclusiveDimensionOperation:
