@@ -139,9 +139,9 @@ class Combine:
 
     @functools.cached_property
     def pullback(self) -> Any:
-        """The program ``(*consts, *left, *right, *cotangents) -> cotangents of consts, left, right``.
+        """The program ``(*consts, *left, *right, *cotangents) -> cotangents``.
 
-        Only floating-point arrays have cotangents.
+        It returns those of constants, left and right elements. Only floating-point arrays have one.
         """
         in_c, in_e = self.floats
         moved = (in_c, in_e, in_e)
