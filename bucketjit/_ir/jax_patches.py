@@ -117,7 +117,7 @@ forgetful_jax = _Replacing(_FOR_FAILURES)
 
 
 def left_out() -> str:
-    """The features that lack a patch for symbolic sizes in this JAX, as text; ``""`` if none does."""
+    """The features whose patch for symbolic sizes is left out, as text; ``""`` if there is none."""
     return "; ".join(
         f"{lacking(feature)}, without which {feature}"
         for _, feature in _FOR_SYMBOLIC_SIZES
