@@ -38,7 +38,7 @@ PRIMAL, TANGENT, PULLBACK, CURVATURE = "primal", "tangent", "pullback", "curvatu
 associative_scan_p = jex_core.Primitive("associative_scan")
 associative_scan_p.multiple_results = True
 
-_numbers = itertools.count()
+_numbers = itertools.count()  # of dimension variables, so that no two scans share one
 
 
 class Combine:
