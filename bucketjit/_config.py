@@ -117,6 +117,7 @@ class CompileBudget:
             ("seconds", self.seconds, int | float, "0 or more"),
         )
         for name, limit, kinds, what in limits:
+            # A bool is an int to Python. ``not limit >= 0`` refuses NaN, too.
             wrong = isinstance(limit, bool) or not isinstance(limit, kinds | None)
             if wrong or (limit is not None and not limit >= 0):
                 raise SpecError(f"compile budget: {name} must be {what}, or None, got {limit!r}")
@@ -265,7 +266,7 @@ class Config:
     plan: Any = None
     overflow: Overflow = Overflow.ERROR
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
-    persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one
+    persistence: Persistent | None = None  # None: in JAX's own cache directory, if one is in use
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
 

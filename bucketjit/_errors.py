@@ -94,6 +94,7 @@ class SplitError(BucketOverflowError):
         self.reason = reason
         self.remedy = remedy
         advice = f"{remedy}; or " if remedy else ""
+        # Replaces the message of the base class.
         self.args = (
             f"dimension {dim!r} has size {size}, beyond the largest bucket {largest}, and the call "
             f"cannot be split along it: {reason} ({advice}choose Overflow.EXTEND or "
@@ -161,6 +162,7 @@ class MaskingError(BucketJitError):
         Returns:
             The copy.
         """
+        # Without `__init__`, whose parameters differ from class to class.
         kept = type(self).__new__(type(self), *self.args)
         kept.__dict__.update(self.__dict__)
         return kept
@@ -220,7 +222,7 @@ def is_of_machine(error: BaseException) -> bool:
     Returns:
         True if the machine or the moment caused it.
     """
-    seen: set[int] = set()
+    seen: set[int] = set()  # chains of causes may be circular
     told: BaseException | None = error
     while told is not None and id(told) not in seen:
         seen.add(id(told))

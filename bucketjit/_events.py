@@ -112,11 +112,11 @@ def printable(text: str, most: int | None = None) -> str:
     >>> printable("a long text", 9)
     'a l ... t'
     """
-    text = _cut(text, most)
+    text = _cut(text, most)  # before the loop over characters, which may be many
     if text.isprintable():
         return text
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    return _cut(shown, most)
+    return _cut(shown, most)  # escapes are longer than what they stand for
 
 
 def one_line(text: str, most: int | None = None) -> str:

@@ -116,6 +116,7 @@ class Combine:
         moved = (in_c, [*in_e], [*in_e])
 
         def fn(*args: object) -> list[Any]:
+            # consts, their tangents, left, its tangents, right, its tangents
             sizes = [len(consts), len(in_c)] + 2 * [len(elems), len(in_e)]
             parts = _cut(args, sizes)
             primals, dots = parts[0::2], list(itertools.chain(*parts[1::2]))
@@ -216,6 +217,7 @@ def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def associative_scan(fn: object, elems: object, reverse: bool = False, axis: int = 0) -> Any:
         flat, tree = jax.tree_util.tree_flatten(elems)
+        # JAX refuses a negative axis together with `reverse`: leave the error to it.
         where = axis + flat[0].ndim if flat and axis < 0 and not reverse else axis
         if not flat or not 0 <= where < flat[0].ndim or not _is_open(flat[0], where):
             return original(fn, elems, reverse=reverse, axis=axis)
@@ -348,6 +350,7 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[Any]]:
     outs = _bind(combine, mode, *primals)
+    # Only floats have tangents: operands of the primitive hold none for other dtypes.
     floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
     dots = [ad.instantiate_zeros(t) if f else None for t, f in zip(tangents, floats, strict=True)]
     if mode == CURVATURE:
@@ -365,6 +368,7 @@ def _jvp(
         return outs, [next(given) if i in at else _zero(x) for i, x in enumerate(outs)]
     if mode == PULLBACK:
         return outs, _bind(combine, CURVATURE, *consts, *elems, *float_dots, *linear, *linear_dots)
+    # TANGENT: the tangent of S's tangent is the second half of the tangent of the scan of pairs.
     c_linear, e_linear = combine.split(linear, floats=True)
     c_linear_dots, e_linear_dots = combine.split(linear_dots, floats=True)
     c_dots, e_dots = combine.split(float_dots, floats=True)
@@ -395,7 +399,7 @@ def _transpose(
         raise NotImplementedError("associative_scan is not linear in its elements")
     if mode == CURVATURE:
         found = _transpose_curvature(given, known, linear, combine)
-    else:
+    else:  # tangent and pullback are each other's transpose
         found = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *known, *given)
     wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(found, linear, strict=True)]
     return [None] * len(known) + wanted
@@ -412,10 +416,11 @@ def _transpose_curvature(
     c, e = map(len, combine.floats)
     dots, cotangents, _ = _cut(linear, [c + e, e, e])
     to_cotangent_dots = _bind(combine, TANGENT, *known, *given)
-    if not any(map(ad.is_undefined_primal, cotangents)):
+    if not any(map(ad.is_undefined_primal, cotangents)):  # linear in the tangents
         none = [jnp.zeros_like(t) for t in cotangents]
         to_dots = _bind(combine, CURVATURE, *known, *given, *cotangents, *none)
         return [*to_dots, *cotangents, *to_cotangent_dots]
+    # Linear in the cotangents and their tangents.
     consts, elems, _ = operands_of(combine, known)
     (const_dots, elem_dots), (given_c, given_e) = (
         combine.split(some, floats=True) for some in (dots, given)
@@ -430,6 +435,7 @@ def _transpose_curvature(
     return [*dots, *to_cotangents, *to_cotangent_dots]
 
 
+# A batch axis is moved to the front of every element. Constants stay unbatched where they can.
 def _batch(
     operands: Sequence[Any], dims: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[int]]:

@@ -181,6 +181,7 @@ def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[
     name = name_of(eqn)
     if name in CALLS:
         called = open_jaxpr(called_jaxpr(eqn.params))[0]
+        # A call whose program takes other operands gets the default.
         if len(called.invars) == len(ins) and len(called.outvars) == len(eqn.outvars):
             return follow(analysis, called, ins)
     step = _THROUGH.get(name)
@@ -260,6 +261,7 @@ def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | 
     start = of_condition + eqn.params["body_nconsts"]
 
     def turn(carry: Sequence[V]) -> list[V]:
+        # The condition has no result to pass on, but an analysis may collect facts in it.
         follow(analysis, condition, [*ins[:of_condition], *carry])
         return follow(analysis, body, [*ins[of_condition:start], *carry])
 

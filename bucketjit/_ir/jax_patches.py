@@ -26,7 +26,7 @@ from bucketjit._jax.patches.shapes import inferred_sizes, lengths
 from bucketjit._jax.patches.shuffles import open_shuffles
 from bucketjit._jax.patches.size_decisions import brief_decisions
 
-_ABSENT = object()
+_ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
 _Find = Callable[[], Sequence[Patch]]
 _Entry = tuple[_Find, Without | None]
 

@@ -88,6 +88,7 @@ def host_placer(
             raise NotPlaced(f"shape {shape} cannot be cut as {like.sharding} tells")
         if not weak_type:
             return lambda host: jax.device_put(host, placed)
+        # `device_put` makes strong types only: wrap its buffers in a weakly typed array.
         weak = array_type(shape, dtype, True)
         return lambda host: _array.ArrayImpl(
             weak, placed, jax.device_put(host, placed)._arrays, committed=True
@@ -139,6 +140,7 @@ def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
             mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
             return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         kept = []
+        # Drop the last mesh axes of each array axis until its size is a multiple of the parts.
         for n, entry in zip(shape, sharding.spec, strict=False):
             names = (
                 entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()

@@ -82,6 +82,7 @@ def compile_here(lowered: jax.stages.Lowered) -> Any:
     client = arguments.get("backend")
     if compilation_cache() is None or not _is_cpu_of_one_host(client):
         return lowered.compile()
+    # The compiled program keeps this client, and with it the bytes; `lowered` gets its own back.
     arguments["backend"] = _Remembering(client)
     try:
         return lowered.compile()
@@ -128,9 +129,10 @@ def compile_elsewhere(
         raise NotElsewhere("it is not for a CPU of one host")
     arguments["backend"] = _Elsewhere(client, compile)
     try:
+        # No compile takes that long, so JAX writes nothing to its cache, but still reads from it.
         with _config.persistent_cache_min_compile_time_secs(math.inf):
             return lowered.compile()
-    except NotElsewhere:
+    except NotElsewhere:  # so that the caller can compile `lowered` here
         arguments["backend"] = client
         raise
 
@@ -224,7 +226,7 @@ class _Elsewhere(_Remembering):
         devices, known = list(executable_devices), self._client.local_devices()
         if len(devices) != 1 or devices[0] not in known:
             raise NotElsewhere("it is not for one device of this host")
-        if others:
+        if others:  # host callbacks
             raise NotElsewhere("it calls back into Python")
         written = io.BytesIO()
         module.operation.write_bytecode(written)

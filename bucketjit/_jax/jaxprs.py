@@ -99,6 +99,7 @@ def dtype_of(atom: Atom) -> Any:
 
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs among the parameters of an equation, as open jaxprs."""
+    # Some parameters are tuples of jaxprs, such as the branches of a ``cond``.
     for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
         if is_jaxpr(value):
             yield open_jaxpr(value)[0]
@@ -176,7 +177,7 @@ def rebuilt_jaxpr(
         "outvars": list(outvars),
         "eqns": list(eqns),
     }
-    if len(set(_JAXPR_TYPES)) == 1:
+    if len(set(_JAXPR_TYPES)) == 1:  # since 0.11 every jaxpr holds its constants
         return jaxpr.replace(**lists, consts=list(consts))
     rebuilt = jaxpr.replace(**lists)
     return (
@@ -208,7 +209,7 @@ class EquationScopes:
         names = jex_source_info.user_context(
             source.traceback, name_stack=self._names + source.name_stack
         )
-        if eqn.ctx is self._context:
+        if eqn.ctx is self._context:  # interned: equal ones are identical
             return names
         both = ExitStack()
         both.enter_context(names)

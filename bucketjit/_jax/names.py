@@ -185,6 +185,7 @@ def _looked_up(uses: Sequence[Use]) -> dict[str, list[Without | None]]:
     missing: dict[str, list[Without | None]] = {}
     for places, names, without in uses:
         for name in names.split():
+            # Of "a|b" the error names the module of the newer JAX, which is the last one.
             if not any(_is_there(place, name) for place in places.split("|")):
                 full = _full(places.split("|")[-1])
                 missing.setdefault(f"{full}.{name}", []).append(without)
@@ -197,7 +198,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def is_tested(version: str) -> bool:
     """Whether a release of JAX is tested: from `OLDEST` to the last patch release of `NEWEST`."""
-    newest = _numbers(NEWEST)
+    newest = _numbers(NEWEST)  # (0, 12): any patch release of it is compared as 0.12
     return _numbers(OLDEST) <= _numbers(version) and _numbers(version)[: len(newest)] <= newest
 
 
@@ -240,6 +241,7 @@ def _look_up() -> dict[Without, list[str]]:
     return left_out
 
 
+# At import, so that a missing name is reported before the first call.
 LEFT_OUT = _look_up()
 
 

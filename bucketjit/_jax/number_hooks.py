@@ -81,6 +81,7 @@ def operation_with_number(name: str) -> Callable[..., Any]:
             _report_zero(other if divides else self)
         elif is_whole:
             return plain(self, other)
+        # JAX's own arithmetic on sizes is the same in both runs.
         if not caller_is_user() or jax.dtypes.canonicalize_dtype(float) == np.float64:
             return plain(self, other)
         is_good = is_whole or not other or _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT
@@ -187,8 +188,9 @@ def is_number_of_sizes(value: Any) -> bool:
             has_size |= tracer.parent.primitive.name == "dim_as_value"
             pending += tracer.parent.in_tracers
         elif not isinstance(tracer.val, jex_core.Literal):
+            # A constant of this trace: a number, or a tracer of the trace around it.
             const = tracer._trace.frame.constvar_to_val.get(tracer.val)
-            if const is None:  # an argument
+            if const is None:  # an argument of the function
                 return False
             pending.append(const)
     return has_size

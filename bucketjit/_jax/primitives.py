@@ -42,7 +42,7 @@ def modules_of_jax() -> dict[str, Any]:
     return {name: m for name, m in sys.modules.copy().items() if m is not None}
 
 
-_primitives: dict[str, Any] = {}
+_primitives: dict[str, Any] = {}  # searched again for a name that a later import may have added
 
 
 def primitive(name: str) -> Any | None:
@@ -128,7 +128,7 @@ def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | No
     rule: Any = getattr(_mlir._lowerings.get(primitive), "rule", None)
     if getattr(rule, "__code__", None) is not _LOWERED_BY_FUNCTION:
         return None
-    held = inspect.getclosurevars(rule).nonlocals
+    held = inspect.getclosurevars(rule).nonlocals  # the arguments of `mlir.lower_fun`
     return held["fun"], held["multiple_results"]
 
 

@@ -100,6 +100,7 @@ def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Ra
             if isinstance(op, ast.Mult):
                 return corners(lambda a, b: a * b, x, y)
             if isinstance(op, ast.Pow):
+                # An even power of an interval around 0 is 0 inside, not in a corner.
                 low, high = corners(lambda a, b: a**b, x, y)
                 return (min(low, 0) if x[0] < 0 else low), high
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
@@ -108,10 +109,10 @@ def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Ra
                 return max(x[0], y[0]), max(x[1], y[1])
             if name == "min":
                 return min(x[0], y[0]), min(x[1], y[1])
-            if name == "floordiv":
+            if name == "floordiv":  # a divisor other than 0 never makes a number larger
                 largest = max(map(abs, x))
                 return corners(lambda a, b: a // b, x, y) if y[0] > 0 else (-largest, largest)
-            if name == "mod":
+            if name == "mod":  # the result has the sign of the divisor, and is nearer to 0
                 most = max(0, y[1] - 1)
                 return min(0, y[0] + 1), min(most, x[1]) if x[0] >= 0 < y[0] else most
     raise ValueError(f"cannot bound {ast.unparse(node)}")

@@ -53,7 +53,7 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
     values = [sizes[v] for v in names]
     if not is_wide:
         return function(*values)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True):  # without it int64 becomes int32
         wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
         return lax.convert_element_type(wide, np.int32)
 
@@ -93,6 +93,7 @@ class _Decided(ast.NodeTransformer):
         self.generic_visit(node)
         assert isinstance(node.func, ast.Name)
         left, right = node.args
+        # ``left`` is in a..b, ``right`` in c..d for all sizes of the bucket.
         (a, b), (c, d) = (interval(x, self._lo, self._hi) for x in node.args)
         match node.func.id:
             case "min" if b <= c:
@@ -220,7 +221,7 @@ class BucketSizes:
         """
         if isinstance(dim, int):
             return dim
-        self.padded(dim)
+        self.padded(dim)  # raises if the size is too large
         text = self._text(dim)
         box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
         if lower_bound(text, box) < -MOST:
@@ -254,6 +255,7 @@ class BucketSizes:
         parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
         if not parts:
             return None
+        # With the trace, as its arrays cannot be used in another one.
         key = (current_trace(), rank, parts, broadcast_to)
         mask = self._made.get(key)
         if mask is None:

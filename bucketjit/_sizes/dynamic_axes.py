@@ -248,6 +248,8 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
 
 @dataclass(frozen=True)
 class _NegativeAxes:
+    """Names by axis, some counted from the end: the leaf's rank decides which axes they are."""
+
     items: tuple[tuple[int, str], ...]
 
 
@@ -305,7 +307,7 @@ def _split(text: str) -> list[str]:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
-    parts, depth = [""], 0
+    parts, depth = [""], 0  # commas inside of ``max(b, 4)`` do not separate axes
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == "," and depth == 0:

@@ -76,7 +76,7 @@ def _sums(one: str, two: str, values: Sequence[int], samples: Samples) -> Iterat
     for i, j, k in itertools.combinations(range(len(rows)), 3):
         (p, q), (r, t) = ([rows[m][x] - rows[i][x] for x in (0, 1)] for m in (j, k))
         u, v = values[j] - values[i], values[k] - values[i]
-        determinant = p * t - q * r
+        determinant = p * t - q * r  # Cramer's rule, in whole numbers
         if determinant:
             a, rest_a = divmod(u * t - q * v, determinant)
             b, rest_b = divmod(p * v - u * r, determinant)

@@ -28,6 +28,7 @@ def open_debug_callbacks() -> list[Patch]:
             if not (mapped and is_symbolic_dim(axis.size)):
                 return original(axis, args, dims, **params)
 
+            # A scan runs the rows in order, as JAX's equations do.
             def step(carry: Any, rows: Any) -> Any:
                 every = list(args)
                 for i, row in zip(mapped, rows, strict=True):

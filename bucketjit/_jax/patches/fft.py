@@ -52,6 +52,8 @@ def real_fft_transposes() -> list[Patch]:
         single = (k == 0) | (2 * k == _core.dimension_as_value(lengths[-1]))
         return jax.numpy.where(single, 1.0, 2.0).astype(half.dtype)
 
+    # The inverse transform of ``h`` is the real part of the sum of ``weight * h * exp(...)``,
+    # divided by the number of elements. The forward one has neither the weight nor the divisor.
     def rfft_transpose(t: Any, lengths: Any) -> Any:
         if not is_symbolic_dim(lengths[-1]):
             return to_half(t, lengths)

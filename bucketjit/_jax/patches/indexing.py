@@ -99,7 +99,9 @@ def clamped_indices() -> list[Patch]:
             and any(map(is_symbolic_dim, arr.shape))
         ):
             indexer = _indexing.NDIndexer.from_raw_indices(idx, arr.shape)
+            # Only where JAX makes a dynamic_slice for plain sizes.
             if all(map(_slices_one, indexer.indices)):
+                # The original checks static indices only in the modes that "clip" replaces here.
                 if _flags.jax_check_static_indices:
                     by_end = options.get("normalize_indices", True)
                     indexer.validate_static_indices(normalize_indices=by_end)

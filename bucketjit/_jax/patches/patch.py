@@ -14,7 +14,7 @@ class Patch:
         owner: The module, class or table (a dict) that holds the original.
         name: The name, or key, of the original there.
         replacement: The value that takes its place.
-        why: Why the original does not do.
+        why: Why the original is not enough.
         since: The original's place in JAX, and since which version it is there.
         delete_when: The change of JAX after which this patch can be deleted.
     """

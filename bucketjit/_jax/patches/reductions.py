@@ -41,6 +41,7 @@ def open_reductions() -> list[Patch]:
             x = jax.lax.transpose(x, (*axes, *kept))
             return jax.lax.reshape(x, (math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :]))
 
+        # The reducer takes scalars: map it over the halved axis and each kept one.
         rows = reducer
         for _ in range(len(kept) + 1):
             rows = jax.vmap(rows)

@@ -25,9 +25,10 @@ def open_scans() -> list[Patch]:
     def scan(f: Any, init: Any, xs: Any = None, length: Any = None, *more: Any, **kw: Any) -> Any:
         if not is_symbolic_dim(length):
             return original(f, init, xs, length, *more, **kw)
-        if jax.tree_util.tree_leaves(xs):
+        if jax.tree_util.tree_leaves(xs):  # their leading axis has the length
             return original(f, init, xs, None, *more, **kw)
         steps = jax.lax.broadcasted_iota(np.int32, (length,), 0)
+        # ``xs`` has no leaves, but `f` expects its tree, such as None or ().
         return original(lambda carry, _: f(carry, xs), init, steps, *more, **kw)
 
     return [

@@ -62,5 +62,6 @@ def _search(array: Any, query: Any, side: str, dtype: np.dtype[Any]) -> Any:
         left = compare(query, array.at[middle].get(mode="clip"))
         return jax.numpy.where(left, low, middle), jax.numpy.where(left, middle, high)
 
+    # As many steps as the size has bits, as JAX unrolls.
     ends = (jax.numpy.zeros(query.shape, np.int32), jax.numpy.full(query.shape, size))
     return jax.lax.fori_loop(0, 32 - jax.lax.clz(size), halve, ends)[1].astype(dtype)

@@ -57,6 +57,7 @@ def inferred_sizes() -> list[Patch]:
         closed = [d for d in sizes if not is_symbolic_dim(d)]
         if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
             return plain(before, after)
+        # The caller negates the result, as the product of ``after`` has the factor -1.
         return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
 
     return [
@@ -105,6 +106,7 @@ def repeats_by_size(error: BaseException) -> bool:
         return False
     step = raised_by_user(error)
     if step is not None:
+        # The instruction of the user that raised: a loop is one of these two.
         operation = dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]]
         if operation in ("GET_ITER", "FOR_ITER"):
             return True

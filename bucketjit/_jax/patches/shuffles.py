@@ -30,6 +30,7 @@ def open_shuffles() -> list[Patch]:
         if not is_symbolic_dim(x.size):
             return shuffle(key, x, axis)
         rounds = 0
+        # Each comparison is decided by the sizes of the call, and kept as a guard.
         while x.size > _largest_shuffled_in(rounds):
             rounds += 1
         for _ in range(rounds):

@@ -50,7 +50,7 @@ def brief_decisions() -> list[Patch]:
         self: object, scope: object, terms: object, i: int, precision: object
     ) -> tuple[Any, Any]:
         left = getattr(_deciding, "left", None)
-        if left is None:
+        if left is None:  # the outermost call of a comparison; the function calls itself
             is_late = given_up.get(scope, 0) >= _PATIENCE
             _deciding.left = _FEWER_STEPS if is_late else _MOST_STEPS
             try:
