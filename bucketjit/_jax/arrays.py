@@ -62,7 +62,7 @@ def host_placer(
     """A function from host arrays of one type to ``jax.Array``s on the devices of ``like``.
 
     ``jnp.asarray`` copies (21 us for 16 KiB) and ``device_put`` takes 32 us. Both end in
-    ``xla_client.batched_device_put`` (since 0.4.9), which takes 3 us, and no copy of an aligned
+    ``xla_client.batched_device_put`` (since 0.4.9), which takes 3 us and does not copy an aligned
     view. The ``jax.Array`` keeps the base of the view alive.
 
     On several devices the arrays get the sharding of ``like``, without the axes of the mesh that

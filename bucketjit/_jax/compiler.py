@@ -151,6 +151,7 @@ def has_bytes(compiled: object) -> bool:
 
 
 def _client_of(compiled: Any) -> Any:
+    """The client that compiled an executable (``pxla.UnloadedMeshExecutable``, since 0.4.30)."""
     around = getattr(compiled._executable, "_unloaded_executable", None)
     return getattr(around, "backend", None)
 

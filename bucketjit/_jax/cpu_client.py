@@ -1,7 +1,6 @@
 """A CPU client whose programs run in the calling thread, and arrays shared with it without copies.
 
-The chunks of a split call run side by side on such clients, one for each core
-(`bucketjit._cores`).
+The chunks of a split call run on it side by side, each in a thread of `bucketjit._cores`.
 """
 
 from __future__ import annotations

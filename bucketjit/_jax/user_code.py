@@ -148,8 +148,8 @@ _HOOKS = frozenset(
 def calling_frame() -> FrameType:
     """The frame of the code that called a hook: the first outside of the modules of hooks.
 
-    The frames are searched by the names of their modules, so a decorator around a hook does not
-    shift them.
+    Frames are skipped by the name of their module, not counted, so a new helper function in these
+    modules does not change which frame is found.
     """
     frame: Any = sys._getframe(1)
     while frame.f_globals.get("__name__") in _HOOKS:
