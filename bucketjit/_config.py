@@ -1,4 +1,7 @@
-"""Policies and the configuration of an executor."""
+"""The configuration of an executor: one frozen record, `Config`, and the enums of its options.
+
+`bucketjit._api` makes it from what the user chose, and all other packages read it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from bucketjit._errors import SpecError
 from bucketjit._events import Listener
 from bucketjit.strategies.base import Strategy
 
-DEFAULT_MAXSIZE = 128
+DEFAULT_MAXSIZE = 128  # executables in the cache of an executor
 
 
 class Check(enum.Enum):
@@ -23,14 +26,14 @@ class Check(enum.Enum):
 
     Attributes:
         OFF: Nothing.
-        POISON: Every masked call runs twice, with two poisons in all padding; the results must
-            be the same.
-        EXACT: The first call of each bucket also runs unpadded; the results must agree, within
-            the rounding of their dtype: 4e-4 of a value and of the largest of its output in
-            float32, 0.5 % in float16, 4 % in bfloat16. Where they do not, and those of one
-            operation at a time agree with the bucket, ``jax.jit`` is the one that is wrong: that
+        POISON: Every masked call runs twice, with two different poisons in all padding. The results
+            must be equal to the bit.
+        EXACT: The first call of each bucket also runs unpadded. The results must agree within the
+            rounding of their dtype: 4e-4 of a value and of the largest of its output in float32,
+            0.5 % in float16, 4 % in bfloat16. If they do not, the function runs once more, one
+            operation at a time. If these results agree with the bucket, ``jax.jit`` is wrong: that
             is logged, and not raised.
-        EXACT_ALWAYS: Every masked call also runs unpadded.
+        EXACT_ALWAYS: As EXACT, for every masked call.
     """
 
     OFF = "off"
@@ -40,14 +43,15 @@ class Check(enum.Enum):
 
 
 class Out(enum.Enum):
-    """In which form an executor returns its results.
+    """The form in which an executor returns its results.
 
     Attributes:
-        JAX: ``jax.Array`` of logical shape. One with open axes has to be waited for before it
-            can be cut, in host memory.
-        NUMPY: ``numpy.ndarray`` of logical shape, read-only views where that saves a copy. Waits
-            for every result. (Typed random keys remain ``jax.Array``.)
-        PADDED: `Padded` for results with open axes, ``jax.Array`` for others; waits for nothing.
+        JAX: ``jax.Array`` of logical shape. A result with open axes is cut in host memory, so the
+            call waits for it.
+        NUMPY: ``numpy.ndarray`` of logical shape, a read-only view where that saves a copy. The
+            call waits for every result. (Typed random keys remain ``jax.Array``.)
+        PADDED: `Padded` for a result with open axes, ``jax.Array`` for any other. The call waits
+            for nothing.
     """
 
     JAX = "jax"
@@ -72,12 +76,12 @@ class Overflow(enum.Enum):
 
     Attributes:
         ERROR: Raise `BucketOverflowError`.
-        EXTEND: Go on by the strategy's rule, where it has one, and else with twice the largest
-            bucket, four times and so on; see `strategies.Extended`.
-        EXACT: Give that variable its exact size in this call, which costs a compile of its own;
-            the call is counted in ``stats().fallback_calls``, without a warning.
-        SPLIT: Cut the call into chunks of the largest bucket along that variable, and put their
-            results together. Raises `SplitError` unless the program shows that its outputs are
+        EXTEND: Continue the strategy's rule beyond its largest bucket, if it has one. Otherwise use
+            twice the largest bucket, four times, and so on; see `strategies.Extended`.
+        EXACT: Give that variable its exact size in this call, which costs a compile for each such
+            size. The call is counted in ``stats().fallback_calls``, without a warning.
+        SPLIT: Cut the call into chunks of the largest bucket along that variable, and concatenate
+            their results. Raise `SplitError` unless the program shows that its outputs are
             independent along it.
     """
 
@@ -89,17 +93,18 @@ class Overflow(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CompileBudget:
-    """How much compiling an executor may do; what is stored already does not count.
+    """How much compiling an executor may do; executables loaded from files do not count.
 
     Attributes:
         compiles: The most compiles; None for no limit.
-        seconds: The most seconds spent compiling; a compile that is under way is not cut short.
-        action: ``"error"`` raises `CompileBudgetError` for a call that needs one more, ``"warn"``
-            compiles and warns. In the background, and of a plan that is compiled ahead of calls,
-            nothing is compiled beyond a limit, for no call needs it.
+        seconds: The most seconds spent compiling; None for no limit. A compile that has begun is
+            not cut short.
+        action: What happens beyond a limit to a call that waits for a compile: ``"error"`` raises
+            `CompileBudgetError`, ``"warn"`` compiles and warns. A compile that no call waits for,
+            in the background or ahead of calls, is skipped beyond a limit.
 
     Raises:
-        SpecError: A limit is negative or no such number, or the action is another.
+        SpecError: A limit is negative or of another type, or the action is none of the two.
     """
 
     compiles: int | None = None
@@ -112,6 +117,7 @@ class CompileBudget:
             ("seconds", self.seconds, int | float, "0 or more"),
         )
         for name, limit, kinds, what in limits:
+            # A bool is an int to Python. ``not limit >= 0`` refuses NaN, too.
             wrong = isinstance(limit, bool) or not isinstance(limit, kinds | None)
             if wrong or (limit is not None and not limit >= 0):
                 raise SpecError(f"compile budget: {name} must be {what}, or None, got {limit!r}")
@@ -126,9 +132,10 @@ class Background:
     """How to compile in the background.
 
     Attributes:
-        workers: Threads that compile.
-        queue: How many executables may wait for one; beyond that, calls ask again later.
-        process: Whether another process compiles for CPU, where there can be one.
+        workers: Number of threads that compile.
+        queue: The most compiles that wait for a thread. If it is full, a later call of the bucket
+            asks again.
+        process: Whether another process compiles for CPU, on systems where there can be one.
     """
 
     workers: int = 1
@@ -138,10 +145,10 @@ class Background:
 
 @dataclasses.dataclass(frozen=True)
 class AheadOfCalls:
-    """Compile every bucket that the strategies list when the first call of a signature comes.
+    """Compile every bucket that the strategies list with the first call of a program.
 
     Attributes:
-        workers: Threads that compile; None for as many as there are cores, up to four.
+        workers: Number of threads that compile; None for as many as there are cores, up to four.
     """
 
     workers: int | None = None
@@ -161,10 +168,17 @@ class Persistent:
 
 
 def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Options of XLA as ``jit`` takes them.
+    """Check options of XLA, and copy them to a dict as ``jit`` takes it.
+
+    Args:
+        options: The options by name; None for none.
+
+    Returns:
+        The options.
 
     Raises:
-        SpecError: They are no dict of names to values. (What XLA knows it says when it compiles.)
+        SpecError: They are no dict from names to plain values. (XLA itself rejects names that it
+            does not know, when it compiles.)
     """
     options = {} if options is None else options
     if not isinstance(options, Mapping):
@@ -182,19 +196,51 @@ def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def is_int_from(value: Any, least: int) -> bool:
-    """Whether it is an int of at least that, of Python or NumPy."""
+    """Whether ``value`` is an int of Python or NumPy, no bool, of at least ``least``."""
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return is_int and bool(value >= least)
 
 
 def is_positive_int(value: object) -> bool:
-    """Whether it is an int of at least 1, of Python or NumPy."""
+    """Whether ``value`` is an int of Python or NumPy, no bool, of at least 1."""
     return is_int_from(value, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything an executor is configured with; see `BucketedExec`."""
+    """Everything an executor is configured with; `BucketedExec` and its methods describe it.
+
+    Attributes:
+        fn: The user's function.
+        dynamic_axes: Its open axes, as the user wrote them.
+        constraints: Comparisons of sizes that hold in every call.
+        static_argnums: Positions of static arguments, as for ``jax.jit``.
+        static_argnames: Names of static arguments.
+        donate_argnums: Positions of donated arguments.
+        fallback: What to do with a call that cannot be masked.
+        check: How much of each call to check.
+        out: The form of the results.
+        copy_inputs: Whether NumPy arguments are copied before the call.
+        default: The strategy of variables that are not in ``per_dim``.
+        per_dim: Strategies by variable.
+        rules: The user's masking rules by primitive.
+        maxsize: The most executables in the cache; None for no bound.
+        max_bytes: The most bytes of executables in the cache; None for no bound.
+        policy: Which executable is evicted first, ``"lru"`` or ``"lfu"``.
+        hysteresis: How often an evicted executable must be asked for to be compiled again while
+            a larger bucket can serve its calls.
+        budget: How much may be compiled.
+        background: How to compile in the background; None not to.
+        ahead: How to compile all listed buckets with the first call; None not to.
+        listeners: Functions that get each event.
+        plan: The joint plan of several variables; None if there is none.
+        overflow: What to do with sizes beyond the largest bucket.
+        overflow_per_dim: The same by variable, where it differs.
+        persistence: Where executables are kept in files.
+        compiler_options: Options of XLA.
+        chunked: Variables whose buckets are planned for chunks that run at the same time, each with
+            their number.
+    """
 
     fn: Callable[..., Any]
     dynamic_axes: Any = None
@@ -220,24 +266,33 @@ class Config:
     plan: Any = None
     overflow: Overflow = Overflow.ERROR
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
-    persistence: Persistent | None = None  # None: in JAX's own cache directory, if it has one
+    persistence: Persistent | None = None  # None: in JAX's own cache directory, if one is in use
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Variables along which a plan is for chunks that run together, and how many there are.
     chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def strategy_of(self, dim: str) -> Strategy:
-        """The strategy of a dimension variable."""
+        """The strategy of a dimension variable.
+
+        Args:
+            dim: Name of the variable.
+
+        Returns:
+            Its own strategy, or the default one.
+        """
         return self.per_dim.get(dim, self.default)
 
     @property
     def always_exact(self) -> bool:
-        """Whether no variable has a strategy."""
+        """Whether every call runs at its exact shape: no variable has a strategy that pads."""
         every = (self.default, *self.per_dim.values())
         return self.plan is None and all(isinstance(s, strategies.Exact) for s in every)
 
     @property
     def chunks(self) -> float:
-        """How many chunks of a call run at the same time, as a rule; 0 if it is for whole calls."""
+        """How many chunks of a call run at the same time, if the buckets are planned for chunks.
+
+        0 if they are planned for whole calls.
+        """
         counts = [
             count
             for dim, count in self.chunked.items()
@@ -247,5 +302,5 @@ class Config:
 
     @property
     def planned(self) -> tuple[str, ...]:
-        """The dimension variables of the joint plan."""
+        """The dimension variables of the joint plan; ``()`` without one."""
         return () if self.plan is None else tuple(self.plan.dims)

@@ -11,16 +11,16 @@
         │   ├── BucketOverflowError       a size is beyond the largest bucket
         │   │   └── SplitError            and the call cannot be split into chunks
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
-        ├── CompileBudgetError (RuntimeError)  a compile that is not allowed any more
+        ├── CompileBudgetError (RuntimeError)  a call needs a compile beyond the budget
         ├── MissingExtraError (ImportError)  an optional package is not installed
-        ├── VersionError (ImportError)    this JAX lacks names that bucketjit cannot do without
+        ├── VersionError (ImportError)    this JAX lacks names that bucketjit needs
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
         └── MaskingError                  the program cannot be masked (or was masked wrongly)
             └── FallbackError             masking was refused and ``Fallback.ERROR`` is set
 
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
-    ├── CompileBudgetWarning              a compile beyond what was allowed
+    ├── CompileBudgetWarning              a compile beyond the budget
     ├── PersistenceWarning                a file of executables is damaged, or cannot be used
     └── VersionWarning                    this JAX lacks names, and features are left out
 
@@ -44,7 +44,7 @@ class SpecError(BucketJitError, ValueError):
 
 
 class ArgumentError(BucketJitError, TypeError):
-    """The arguments of a call do not fit what was declared for them."""
+    """The arguments of a call do not fit their declaration, such as ``dynamic_axes``."""
 
 
 class SizeMismatchError(ArgumentError):
@@ -59,9 +59,9 @@ class BucketOverflowError(StrategyError):
     """A size is larger than the largest bucket.
 
     Attributes:
-        size: The logical size that was asked for.
-        largest: The largest bucket there is.
-        dim: Name of the dimension variable, where it is known.
+        size: The logical size.
+        largest: The largest bucket.
+        dim: Name of the dimension variable; None if it is not known.
     """
 
     def __init__(self, size: int, largest: int, dim: str | None = None) -> None:
@@ -83,7 +83,7 @@ class SplitError(BucketOverflowError):
     """A size is larger than the largest bucket, and the call cannot be split along it.
 
     Attributes:
-        reason: One line: which equation does not keep the chunks apart, and why.
+        reason: One line: which equation mixes the chunks, and why.
         remedy: What the user can do about it, or an empty string.
     """
 
@@ -94,6 +94,7 @@ class SplitError(BucketOverflowError):
         self.reason = reason
         self.remedy = remedy
         advice = f"{remedy}; or " if remedy else ""
+        # Replaces the message of the base class.
         self.args = (
             f"dimension {dim!r} has size {size}, beyond the largest bucket {largest}, and the call "
             f"cannot be split along it: {reason} ({advice}choose Overflow.EXTEND or "
@@ -109,19 +110,19 @@ class StrategyContractError(StrategyError):
 
 
 class CompileBudgetError(BucketJitError, RuntimeError):
-    """A call needs an executable to be compiled, which is not allowed any more."""
+    """A call needs a compile, and the compile budget of the executor is spent."""
 
 
 class MissingExtraError(BucketJitError, ImportError):
-    """Something needs an optional package that is not installed; the message says which."""
+    """A feature needs an optional package that is not installed; the message names it."""
 
 
 class VersionError(BucketJitError, ImportError):
-    """This version of JAX lacks names that bucketjit cannot do without; the message says which."""
+    """This version of JAX lacks names that bucketjit needs; the message lists them."""
 
 
 class ShapeCheckError(BucketJitError, TypeError):
-    """The call's sizes break a shape rule that the unpadded function would enforce too."""
+    """The sizes of a call break a shape rule that the unpadded function enforces, too."""
 
 
 _PLACE = re.compile(r"\[[^\[\]]+:\d+(:\d+)? \(")  # [file.py:12:5 (function)]
@@ -133,8 +134,9 @@ class MaskingError(BucketJitError):
     Attributes:
         reason: One line: which primitive, which axis, why.
         remedy: What the user can do about it, or an empty string.
-        is_defect: Whether a rule failed, where others refuse.
-        in_bucket: Whether that is so in one bucket, and another one may do.
+        is_defect: Whether a masking rule failed or made a wrong result, instead of refusing.
+        in_bucket: Whether this is about one bucket, so that other buckets may be masked. True for
+            every defect.
     """
 
     def __init__(
@@ -148,14 +150,19 @@ class MaskingError(BucketJitError):
 
     @property
     def names_a_line(self) -> bool:
-        """Whether the reason says which line of code it is about."""
+        """Whether the reason names a line of code."""
         return _PLACE.search(self.reason) is not None
 
     def without_frames(self) -> Self:
-        """The same, to be kept: an error that was raised holds the arguments of its call.
+        """A copy of the error without its traceback, to be stored.
 
-        Each raise adds to what it holds, so what is kept is not raised itself.
+        The frames of a traceback hold the arguments of the call, and each ``raise`` adds frames.
+        So a stored error is not raised: a copy of it is.
+
+        Returns:
+            The copy.
         """
+        # Without `__init__`, whose parameters differ from class to class.
         kept = type(self).__new__(type(self), *self.args)
         kept.__dict__.update(self.__dict__)
         return kept
@@ -168,7 +175,8 @@ class FallbackError(MaskingError):
 class FallbackWarning(UserWarning):
     """A call ran at its exact shape; the message says why.
 
-    Shown once per reason; of all reasons beyond the first 64 of an executor, once.
+    It is shown once per reason. After 64 reasons of an executor, it is shown once more for all
+    further ones.
     """
 
 
@@ -179,7 +187,7 @@ class CompileBudgetWarning(UserWarning):
 class PersistenceWarning(UserWarning):
     """A file of executables, or its directory, is damaged or cannot be used.
 
-    Shown once for each kind of problem; the executable is compiled in its place.
+    It is shown once for each kind of problem. The executable is compiled instead.
     """
 
 
@@ -187,7 +195,7 @@ class VersionWarning(UserWarning):
     """This version of JAX lacks names that bucketjit uses; the message says what is left out."""
 
 
-#: Status codes of XLA that tell of the device or the moment, and not of the program.
+#: Status codes of XLA for errors that the device or the moment causes, not the program.
 _STATUSES_OF_MACHINE = (
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
@@ -198,18 +206,23 @@ _STATUSES_OF_MACHINE = (
 
 
 def is_of_machine(error: BaseException) -> bool:
-    """Whether an error tells of the machine and the moment, and nothing of the function.
+    """Whether the machine or the moment caused an error, not the user's function.
 
-    Such errors are want of memory, recursion that is too deep for the stack at hand, files and
-    connections, interrupts, and a plain ``RuntimeError``, of which nothing is known. They are
-    raised to the caller unchanged, and nothing is learnt from them: the same call may succeed a
-    moment later.
+    Such errors are missing memory, recursion too deep for the stack, errors of files and
+    connections, interrupts, and a plain ``RuntimeError``, which may be anything. They are raised to
+    the caller unchanged, and the call is not refused in future: it may succeed a moment later.
 
-    A ``RuntimeError`` of a class of its own says what it is about, and is of the function:
-    ``NotImplementedError``, einops' errors, JAX's unless its status is one of the device. An error
-    with an explicit cause is what its cause is.
+    A subclass of ``RuntimeError`` is about the function: ``NotImplementedError``, einops' errors,
+    and JAX's unless its status is one of the device. An error with an explicit cause is judged by
+    its cause, too.
+
+    Args:
+        error: The error.
+
+    Returns:
+        True if the machine or the moment caused it.
     """
-    seen: set[int] = set()
+    seen: set[int] = set()  # chains of causes may be circular
     told: BaseException | None = error
     while told is not None and id(told) not in seen:
         seen.add(id(told))
@@ -227,11 +240,12 @@ def is_of_machine(error: BaseException) -> bool:
 
 
 def handled_before(error: BaseException) -> BaseException | None:
-    """The error that was being handled when another one was raised."""
+    """The error that was being handled when ``error`` was raised; None if there was none."""
     return _cause_and_context(error)[1]
 
 
-# What JAX sets as the cause of an error to show a traceback. The real cause and context move there.
+# Errors that JAX sets as the cause of another one to show a traceback. The real cause and context
+# of that one are moved to them.
 _TRACEBACKS = ("JaxStackTraceBeforeTransformation", "UnfilteredStackTrace")
 
 
@@ -252,8 +266,12 @@ def in_one_line(error: BaseException) -> str:
 
 
 def frames_inside() -> int:
-    """The ``stacklevel`` at which a warning of the caller's points to the code of the user."""
-    depth = 1
+    """The ``stacklevel`` with which a warning by the caller points to the user's code.
+
+    Returns:
+        The number of frames of bucketjit and JAX from the caller outwards, plus 1.
+    """
+    depth = 1  # frame 1 is the caller, which ``stacklevel=1`` points to
     while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
         depth += 1
     return depth

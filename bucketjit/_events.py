@@ -1,12 +1,12 @@
-"""What happens to an executor, told as it happens: to log lines and to whoever asked.
+"""Events of an executor: log lines of the logger ``bucketjit``, and calls of the user's listeners.
 
-One line a compile, eviction, fallback and new signature, by the logger ``bucketjit``. Calls are
-not events: they are counted, see `bucketjit.Stats`.
+Compiles, evictions, fallbacks and new signatures are events. Calls are not: they are counted, see
+`bucketjit.Stats`.
 
-Text that others wrote is made safe where it leaves the process: in log lines, warnings, metrics,
-tables and HTML. Messages of exceptions, and names of functions, arguments and files, may hold lone
-surrogates, which UTF-8 cannot encode, control characters, which a terminal obeys, and any number of
-characters.
+`printable` makes text safe where it leaves the process: in log lines, warnings, metrics, tables and
+HTML. Others write the messages of exceptions and the names of functions, arguments and files. These
+may contain lone surrogates, which UTF-8 cannot encode, and control characters, which a terminal
+obeys, and they may have any length.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Event:
 
     Attributes:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
-            for a new signature, or with other axes open), ``"stand-in"`` (a call is served by a
-            larger bucket while its own compiles), ``"budget"`` (a compile beyond what is allowed),
-            ``"plan"`` (an adaptive strategy has changed its buckets), ``"ahead"`` (a plan, or some
-            of it, was not compiled with its first call, and why), ``"process"`` (what compiles
-            in the background is not compiled by another process, and why), ``"error"`` (a compile
-            in the background failed), ``"load"`` (an executable was read from a file), ``"stale"``
-            (a file was made for another version, program or machine), ``"damaged"``,
-            ``"distrusted"``, ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and
-            why), or ``"unstored"`` (an executable is not kept in a file).
+            for a new signature, or with other axes open), ``"stand-in"`` (a larger bucket serves a
+            call while its own compiles), ``"budget"`` (a compile beyond the compile budget),
+            ``"plan"`` (an adaptive strategy changed its buckets), ``"ahead"`` (listed buckets were
+            not compiled with the first call, and why), ``"process"`` (no other process compiles
+            an executable in the background, and why), ``"error"`` (a compile in the background
+            failed), ``"load"`` (an executable was read from a file), ``"stale"`` (a file was made
+            for another version, program or machine), ``"damaged"``, ``"distrusted"``,
+            ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and why), or
+            ``"unstored"`` (an executable is not kept in a file, and why).
         name: Name of the function.
         sizes: Size of each dimension variable: of the bucket, or of the call.
-        seconds: What it took; 0 where that is not measured.
-        detail: The reason, in words, of at most 2,000 characters; may be empty.
+        seconds: The time it took, in seconds; 0 if it is not measured.
+        detail: The reason, a text of at most 2,000 characters; may be empty.
 
     Examples:
         >>> print(Event("compile", "train_step", {"b": 64}, 0.25))
@@ -64,7 +64,7 @@ class Event:
 
 
 def shown(sizes: Mapping[str, int]) -> str:
-    """Sizes by dimension variable, as messages write them: ``"b=8, s=64"``."""
+    """The text of sizes by dimension variable in messages: ``"b=8, s=64"``."""
     return ", ".join(f"{v}={n}" for v, n in sizes.items())
 
 
@@ -78,10 +78,13 @@ _LEVELS = {
 
 
 def emit(event: Event, listeners: Sequence[Listener]) -> None:
-    """Log an event, and hand it to the listeners.
+    """Log an event, and call the listeners with it.
 
-    A listener that raises is logged and the call goes on: who watches must not break what it
-    watches.
+    An exception of a listener is logged, and the call continues: a listener must not break it.
+
+    Args:
+        event: The event; its texts are made printable.
+        listeners: The functions to call.
     """
     event = replace(
         event,
@@ -98,34 +101,39 @@ def emit(event: Event, listeners: Sequence[Listener]) -> None:
 
 
 def printable(text: str, most: int | None = None) -> str:
-    r"""Text in which each character that cannot be shown is written as its escape.
-
-    Line ends stay.
+    r"""The text with each character that cannot be shown written as its escape; line ends stay.
 
     Args:
         text: Any text.
-        most: The most characters of the result, which lacks the middle of a longer text; None
-            for no bound.
+        most: The most characters of the result, None for no bound. A longer text loses its middle.
 
     >>> print(printable("red \x1b[31m, half \ud800"))
     red \x1b[31m, half \ud800
     >>> printable("a long text", 9)
     'a l ... t'
     """
-    text = _cut(text, most)
+    text = _cut(text, most)  # before the loop over characters, which may be many
     if text.isprintable():
         return text
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    return _cut(shown, most)
+    return _cut(shown, most)  # escapes are longer than what they stand for
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """The same, with a single space for each run of spaces and line ends."""
+    """`printable` text with a single space for each run of spaces and line ends.
+
+    Args:
+        text: Any text.
+        most: The most characters of the result; None for no bound.
+
+    Returns:
+        The text, in one line.
+    """
     return printable(" ".join(_cut(text, most).split()), most)
 
 
 def _cut(text: str, most: int | None) -> str:
-    """A text without its middle: it begins with what it is about, and often ends with a line."""
+    """A text without its middle: its start says what it is about, its end often names a line."""
     if most is None or len(text) <= most:
         return text
     kept = most - len(_CUT)

@@ -1,5 +1,5 @@
-"""Read and describe jaxprs: facts about primitives, and equations that stand for larger things.
+"""Read jaxprs: facts about primitives, one walk for all analyses, and primitives of bucketjit.
 
-Nothing here traces or masks a function. The package may import `bucketjit._jax` and
-`bucketjit._sizes`, and is used by every pass over a program.
+Every pass over a program uses the package. It masks nothing. It may import `bucketjit._jax`,
+`bucketjit._sizes` and what these may import.
 """

@@ -1,18 +1,18 @@
-"""``lax.associative_scan`` over an axis of symbolic size, while a program is traced.
+"""A primitive for ``lax.associative_scan`` over an axis of symbolic size.
 
 JAX unrolls the scan into slices of halved sizes, which symbolic sizes cannot follow. Here it
 becomes one equation, which its masking rule unrolls at padded sizes. Derivatives of every order
-are equations of the same primitive, in one of four modes, ``C`` being the combining function,
-``S`` the scan and ``J`` its Jacobian:
+are equations of the same primitive, in one of four modes. ``C`` is the combining function, ``S``
+the scan and ``J`` its Jacobian:
 
     primal     S(x)
-    tangent    J(x) t, read off the scan of the pairs (x, t) with the tangent function of C
-    pullback   J(x)^T u, by the recursion of the scan backwards
-    curvature  the tangent of the pullback, read off the pullback of the pairs: second
-               derivatives are symmetric, so it is its own transpose
+    tangent    J(x) t: the second half of the scan of the pairs (x, t) with the dual of C
+    pullback   J(x)^T u: the recursion of the scan, backwards
+    curvature  the tangent of the pullback: the first half of the pullback of the pairs. Second
+               derivatives are symmetric, so its transpose is a curvature, too
 
-Tangents of the tangent and of the curvature are those of the scan of pairs, so no other mode is
-ever needed.
+Tangents of the tangent and of the curvature are those of a scan of pairs, so no other mode is
+needed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ PRIMAL, TANGENT, PULLBACK, CURVATURE = "primal", "tangent", "pullback", "curvatu
 associative_scan_p = jex_core.Primitive("associative_scan")
 associative_scan_p.multiple_results = True
 
-_numbers = itertools.count()
+_numbers = itertools.count()  # of dimension variables, so that no two scans share one
 
 
 class Combine:
-    """The combining function as a program, with a dimension variable of its own.
+    """The combining function as a program over any number of elements.
 
     Attributes:
         jaxpr: ``(*consts, *left, *right) -> out``, closed. Left, right and out have
             the size ``length`` along ``axis``.
-        length: The dimension variable; its size changes from step to step of the scan.
+        length: The name of the dimension variable of that size, which no other part of the program
+            has; its value changes from step to step of the scan.
         axis: The scanned axis of each element.
         num_consts: How many arrays the function closes over.
+        floats: Positions of the floating-point arrays, among constants and among elements.
+
+    Raises:
+        NotImplementedError: The function depends on the number of elements.
     """
 
     def __init__(
@@ -84,7 +89,15 @@ class Combine:
         return jex_core.jaxpr_as_fun(self.jaxpr)(*args)
 
     def split(self, args: Sequence[Any], *, floats: bool = False) -> tuple[list[Any], list[Any]]:
-        """Cut a list into what belongs to constants and the rest."""
+        """Cut a list after the entries of the constants.
+
+        Args:
+            args: Entries for constants, then others.
+            floats: Whether only floating-point constants have an entry, as tangents do.
+
+        Returns:
+            The entries of the constants, and the rest.
+        """
         n = len(self.floats[0]) if floats else self.num_consts
         return list(args[:n]), list(args[n:])
 
@@ -94,12 +107,16 @@ class Combine:
 
     @functools.cached_property
     def dual(self) -> Combine:
-        """The function on pairs: constants and elements, each followed by its tangents."""
+        """The function on pairs: ``consts, their tangents, elems, their tangents``.
+
+        The result has the same order as elements and their tangents.
+        """
         consts, elems = self._consts, self._elems
         in_c, in_e = self.floats
         moved = (in_c, [*in_e], [*in_e])
 
         def fn(*args: object) -> list[Any]:
+            # consts, their tangents, left, its tangents, right, its tangents
             sizes = [len(consts), len(in_c)] + 2 * [len(elems), len(in_e)]
             parts = _cut(args, sizes)
             primals, dots = parts[0::2], list(itertools.chain(*parts[1::2]))
@@ -123,7 +140,10 @@ class Combine:
 
     @functools.cached_property
     def pullback(self) -> Any:
-        """``(*consts, *left, *right, *cotangents) -> cotangents of the floats of all three``."""
+        """The program ``(*consts, *left, *right, *cotangents) -> cotangents``.
+
+        It returns those of constants, left and right elements. Only floating-point arrays have one.
+        """
         in_c, in_e = self.floats
         moved = (in_c, in_e, in_e)
         sizes = [self.num_consts, len(self._elems), len(self._elems)]
@@ -148,7 +168,15 @@ class Combine:
         return self._trace(fn, self._consts + 2 * self._elems + cotangents)
 
     def batched(self, const_batched: Sequence[bool], size: object) -> Combine:
-        """The function with a leading batch axis on all elements and on these constants."""
+        """The function with a leading batch axis on all elements and on some constants.
+
+        Args:
+            const_batched: Whether each constant has the batch axis.
+            size: Size of the axis.
+
+        Returns:
+            The function; its scanned axis is one further back.
+        """
         axes = [0 if b else None for b in const_batched] + 2 * len(self._elems) * [0]
         fn = jax.vmap(lambda *args: self._apply(*args), in_axes=axes)
         consts = [
@@ -175,11 +203,21 @@ def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
 
 
 def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``lax.associative_scan``, extended to axes of symbolic size."""
+    """``lax.associative_scan``, extended to axes of symbolic size.
+
+    Args:
+        original: The function of JAX, which serves all other calls.
+
+    Returns:
+        The function. It raises what the original raises; ``TypeError`` if the combining function
+        changes shapes or dtypes; and ``NotImplementedError`` if it depends on the number of
+        elements.
+    """
 
     @functools.wraps(original)
     def associative_scan(fn: object, elems: object, reverse: bool = False, axis: int = 0) -> Any:
         flat, tree = jax.tree_util.tree_flatten(elems)
+        # JAX refuses a negative axis together with `reverse`: leave the error to it.
         where = axis + flat[0].ndim if flat and axis < 0 and not reverse else axis
         if not flat or not 0 <= where < flat[0].ndim or not _is_open(flat[0], where):
             return original(fn, elems, reverse=reverse, axis=axis)
@@ -205,7 +243,10 @@ def _is_open(x: Any, axis: int) -> bool:
 
 
 def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[list[Any], Combine]:
-    """Trace the user's function once, on one element, and map it over any number of them."""
+    """Trace the user's function on one pair of elements, and map it over any number of pairs.
+
+    Returns the arrays that it closes over, and the mapped function.
+    """
 
     def of_flat(*args: Any) -> list[Any]:
         left, right = (
@@ -260,12 +301,31 @@ def _num_elems(combine: Combine) -> int:
 
 
 def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:
-    """The operands of an equation: constants, elements, and what the mode adds to them."""
+    """The operands of an equation in three lists: constants, elements, and those of the mode.
+
+    Operands of the mode are none for primal, tangents for tangent, cotangents for pullback, and
+    tangents, cotangents and tangents of the cotangents for curvature.
+
+    Args:
+        combine: The combining function.
+        operands: All operands.
+
+    Returns:
+        The three lists.
+    """
     return _cut(operands, [combine.num_consts, _num_elems(combine), len(operands)])
 
 
 def pullback_of_pairs(combine: Combine, operands: Sequence[Any]) -> list[Any]:
-    """The operands of the pullback over pairs of which a curvature is the `first_half`."""
+    """The operands of a pullback over pairs; its `first_half` is the curvature.
+
+    Args:
+        combine: The combining function of the curvature.
+        operands: The operands of the curvature, or other values for them.
+
+    Returns:
+        Operands for ``combine.dual``.
+    """
     consts, elems, linear = operands_of(combine, operands)
     c, e = map(len, combine.floats)
     const_dots, elem_dots, cotangents, cotangent_dots = _cut(linear, [c, e, e, e])
@@ -273,7 +333,15 @@ def pullback_of_pairs(combine: Combine, operands: Sequence[Any]) -> list[Any]:
 
 
 def first_half(combine: Combine, outs: Sequence[Any]) -> list[Any]:
-    """Of the outputs of a pullback over pairs, those for the first of each pair."""
+    """The outputs of a pullback over pairs that belong to the first of each pair.
+
+    Args:
+        combine: The combining function without pairs.
+        outs: All outputs.
+
+    Returns:
+        Those of constants, then those of elements.
+    """
     c, e = map(len, combine.floats)
     return [*outs[:c], *outs[2 * c : 2 * c + e]]
 
@@ -282,6 +350,7 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[Any]]:
     outs = _bind(combine, mode, *primals)
+    # Only floats have tangents: operands of the primitive hold none for other dtypes.
     floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
     dots = [ad.instantiate_zeros(t) if f else None for t, f in zip(tangents, floats, strict=True)]
     if mode == CURVATURE:
@@ -299,6 +368,7 @@ def _jvp(
         return outs, [next(given) if i in at else _zero(x) for i, x in enumerate(outs)]
     if mode == PULLBACK:
         return outs, _bind(combine, CURVATURE, *consts, *elems, *float_dots, *linear, *linear_dots)
+    # TANGENT: the tangent of S's tangent is the second half of the tangent of the scan of pairs.
     c_linear, e_linear = combine.split(linear, floats=True)
     c_linear_dots, e_linear_dots = combine.split(linear_dots, floats=True)
     c_dots, e_dots = combine.split(float_dots, floats=True)
@@ -329,7 +399,7 @@ def _transpose(
         raise NotImplementedError("associative_scan is not linear in its elements")
     if mode == CURVATURE:
         found = _transpose_curvature(given, known, linear, combine)
-    else:
+    else:  # tangent and pullback are each other's transpose
         found = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *known, *given)
     wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(found, linear, strict=True)]
     return [None] * len(known) + wanted
@@ -338,14 +408,19 @@ def _transpose(
 def _transpose_curvature(
     given: list[Any], known: list[Any], linear: list[Any], combine: Combine
 ) -> list[Any]:
-    """A curvature is linear in the tangents of all its other operands, or in its cotangents."""
+    """The transpose of a curvature, in the operands that the mode adds.
+
+    A curvature is linear in all tangents together (those of constants and elements, and those of
+    the cotangents), and linear in cotangents and their tangents together.
+    """
     c, e = map(len, combine.floats)
     dots, cotangents, _ = _cut(linear, [c + e, e, e])
     to_cotangent_dots = _bind(combine, TANGENT, *known, *given)
-    if not any(map(ad.is_undefined_primal, cotangents)):
+    if not any(map(ad.is_undefined_primal, cotangents)):  # linear in the tangents
         none = [jnp.zeros_like(t) for t in cotangents]
         to_dots = _bind(combine, CURVATURE, *known, *given, *cotangents, *none)
         return [*to_dots, *cotangents, *to_cotangent_dots]
+    # Linear in the cotangents and their tangents.
     consts, elems, _ = operands_of(combine, known)
     (const_dots, elem_dots), (given_c, given_e) = (
         combine.split(some, floats=True) for some in (dots, given)
@@ -360,6 +435,7 @@ def _transpose_curvature(
     return [*dots, *to_cotangents, *to_cotangent_dots]
 
 
+# A batch axis is moved to the front of every element. Constants stay unbatched where they can.
 def _batch(
     operands: Sequence[Any], dims: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[int]]:
@@ -375,7 +451,8 @@ def _batch(
     if mode == TANGENT:
         linear_consts, linear = combine.split(linear, floats=True)
         linear_const_dims, linear_dims = combine.split(linear_dims, floats=True)
-    # A constant and its tangent go together; a cotangent of a constant has a batch axis always.
+    # A constant and its tangent are batched alike. In a pullback each row has its own cotangent of
+    # a constant, so constants with cotangents are batched.
     batched = [d is not None for d in const_dims]
     for k, i in enumerate(combine.floats[0]):
         batched[i] |= mode == PULLBACK or (mode == TANGENT and linear_const_dims[k] is not None)

@@ -1,6 +1,6 @@
-"""Follow what is known of each value through a program: the one walk of every analysis.
+"""The one walk of all analyses: follow facts about values through a program.
 
-An analysis that asks which values are never negative knows a ``bool`` of each:
+An analysis that asks which values are never negative has a ``bool`` for each value:
 
     b:f32[3] = exp a               table: no result of exp is negative      b: True
     c:f32[3] = mul b b             table: both factors are known            c: True
@@ -9,15 +9,14 @@ An analysis that asks which values are never negative knows a ``bool`` of each:
 
 So an analysis is a lattice value, a `join`, and a `table` from the names of primitives to transfer
 functions. This module does the rest: it keeps the environment, reads literals and constants, enters
-calls, joins branches, and carries loops to a fixed point. Values only flow forwards, from arguments
-to results. No pass of this package needs the other direction.
+calls, joins branches, and carries loops to a fixed point. Facts flow forwards only, from arguments
+to results. No pass of bucketjit needs the other direction.
 
-What a newcomer has to know to write one:
+To write an analysis:
 
-* a value is immutable and has ``==``, which is how a loop notices that it has settled;
-* joining may change a value a few times only, so that a loop settles; what does not is unknown;
-* an entry of the table is asked before anything else, so an analysis may treat a call or a loop in
-  its own way.
+* its values are immutable and have ``==``, by which a loop finds that it has settled;
+* joining changes a value only a few times, or the loop does not settle and gets the default;
+* the table comes before anything else, so an analysis may treat a call or a loop in its own way.
 """
 
 from __future__ import annotations
@@ -34,14 +33,16 @@ from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
 V = TypeVar("V")
 T = TypeVar("T")
 
-#: From an equation and what is known of its operands to what is known of each of its results.
+#: From an equation and the values of its operands to the values of its results.
 Transfer = Callable[[JaxprEqn, Sequence[V]], Sequence[V]]
 
-_STEPS = 8  # of a lattice, one a turn and a carried value; a loop that climbs more gets the default
+# Turns of a loop that are followed for each carried value (and once more): the steps that a value
+# can take up its lattice. A loop that has not settled then gets the default.
+_STEPS = 8
 
 
 class Analysis(ABC, Generic[V]):
-    """What an analysis knows of one value, and how an equation passes it on.
+    """An analysis: the type ``V`` of its values, and how equations make new ones.
 
     Attributes:
         table: The transfer function of each primitive that the analysis knows, by name.
@@ -51,29 +52,80 @@ class Analysis(ABC, Generic[V]):
 
     @abstractmethod
     def unknown(self, atom: Atom) -> V:
-        """What is known of a value of which nothing is known but its type."""
+        """The value of an atom of which only the type is known.
+
+        Args:
+            atom: A variable or literal.
+
+        Returns:
+            The value that assumes nothing.
+        """
 
     def literal(self, atom: Literal) -> V:
-        """What is known of a number that is written into an equation."""
+        """The value of a literal, a number written into an equation.
+
+        Args:
+            atom: The literal.
+
+        Returns:
+            The value; without an override, that of an unknown atom.
+        """
         return self.unknown(atom)
 
     def join(self, one: V, other: V) -> V:
-        """What is known of a value that is one of two, whichever."""
+        """The value of an array that is one of two arrays, it is not known which.
+
+        Args:
+            one: The value of one.
+            other: The value of the other.
+
+        Returns:
+            The least value of the lattice that holds for both.
+
+        Raises:
+            NotImplementedError: The analysis does not override it.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} neither joins nor has a table of branches"
         )
 
     def default(self, eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[V]:
-        """What an equation makes that the table does not know; its programs are followed too."""
+        """The values of the results of an equation that is not in the table: unknown ones.
+
+        Programs among its parameters are followed too, for analyses that collect what they meet.
+
+        Args:
+            eqn: The equation.
+            ins: Values of its operands.
+
+        Returns:
+            A value for each result.
+        """
         follow_inside(self, eqn)
         return [self.unknown(var) for var in eqn.outvars]
 
     def row(self, value: V, var: Var) -> V:
-        """What a turn of a ``scan`` gets of an array, of whose rows it gets one."""
+        """The value of the row of an array that one turn of a ``scan`` gets.
+
+        Args:
+            value: The value of the array.
+            var: The variable of the row.
+
+        Returns:
+            The value; without an override, an unknown one.
+        """
         return self.unknown(var)
 
     def stacked(self, value: V, var: Var) -> V:
-        """What is known of the array of the rows that the turns of a ``scan`` make."""
+        """The value of the array that a ``scan`` stacks from the rows of its turns.
+
+        Args:
+            value: The value of each row.
+            var: The variable of the array.
+
+        Returns:
+            The value; without an override, an unknown one.
+        """
         return self.unknown(var)
 
 
@@ -83,16 +135,16 @@ def follow(
     arguments: Sequence[V],
     constants: Mapping[Atom, V] | None = None,
 ) -> list[V]:
-    """Follow what is known of a program's arguments to its results.
+    """Follow an analysis through a program.
 
     Args:
-        analysis: What is followed.
+        analysis: The analysis.
         jaxpr: An open jaxpr.
-        arguments: What is known of each of its arguments.
-        constants: What is known of its constants; of one that is left out, nothing is.
+        arguments: A value for each argument.
+        constants: Values of its constants; one that is left out is unknown.
 
     Returns:
-        What is known of each of its results.
+        A value for each result.
     """
     env: dict[Atom, V] = dict(zip(jaxpr.invars, arguments, strict=True))
     env.update(constants or {})
@@ -100,7 +152,8 @@ def follow(
     def read(atom: Atom) -> V:
         if isinstance(atom, Literal):
             return analysis.literal(atom)
-        if atom not in env:  # a constant, which stays the same value however often it is read
+        # A constant. It gets one value for all reads: `unknown` may return a new one each time.
+        if atom not in env:
             env[atom] = analysis.unknown(atom)
         return env[atom]
 
@@ -113,19 +166,22 @@ def follow(
 
 
 def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[V]:
-    """Follow an equation through the programs that it runs, whatever the table has for it.
+    """Follow an analysis through the programs that an equation runs, ignoring its table entry.
+
+    A transfer function may call this for the standard treatment.
 
     Args:
-        analysis: What is followed.
-        eqn: A call, branch or loop; any other equation gets the analysis' default.
-        ins: What is known of its operands.
+        analysis: The analysis.
+        eqn: A call, branch or loop; any other equation gets the default of the analysis.
+        ins: Values of its operands.
 
     Returns:
-        What is known of each of its results.
+        A value for each result.
     """
     name = name_of(eqn)
     if name in CALLS:
         called = open_jaxpr(called_jaxpr(eqn.params))[0]
+        # A call whose program takes other operands gets the default.
         if len(called.invars) == len(ins) and len(called.outvars) == len(eqn.outvars):
             return follow(analysis, called, ins)
     step = _THROUGH.get(name)
@@ -134,14 +190,14 @@ def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[
 
 
 def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
-    """Follow the programs among an equation's parameters, knowing nothing of their arguments.
+    """Follow an analysis through the programs among an equation's parameters, at unknown arguments.
 
     Args:
-        analysis: What is followed.
+        analysis: The analysis.
         eqn: An equation that may run them in any way, or not at all.
 
     Returns:
-        What is known of all their results.
+        The values of all their results, one program after the other.
     """
     results: list[V] = []
     for body in bodies(eqn):
@@ -150,12 +206,26 @@ def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
 
 
 def table(rows: Mapping[str, T]) -> dict[str, T]:
-    """A table of which a row may name several primitives, with spaces in between."""
+    """Make a table from rows that may each name several primitives.
+
+    Args:
+        rows: Entries by names, which spaces separate.
+
+    Returns:
+        Entries by single names.
+    """
     return {name: entry for names, entry in rows.items() for name in names.split()}
 
 
 def single(transfer: Callable[[JaxprEqn, Sequence[V]], V]) -> Transfer[V]:
-    """The transfer function of primitives that make one result, from what is known of that."""
+    """Make the transfer function of primitives with one result.
+
+    Args:
+        transfer: Returns the value of the result.
+
+    Returns:
+        A function that returns it in a list.
+    """
     return lambda eqn, ins: [transfer(eqn, ins)]
 
 
@@ -191,6 +261,7 @@ def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | 
     start = of_condition + eqn.params["body_nconsts"]
 
     def turn(carry: Sequence[V]) -> list[V]:
+        # The condition has no result to pass on, but an analysis may collect facts in it.
         follow(analysis, condition, [*ins[:of_condition], *carry])
         return follow(analysis, body, [*ins[of_condition:start], *carry])
 
@@ -200,12 +271,16 @@ def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | 
 def _settled(
     analysis: Analysis[V], turn: Callable[[Sequence[V]], list[V]], first: Sequence[V]
 ) -> list[V] | None:
-    """What a loop carries in whichever turn, and what a turn makes beside; None if it climbs on.
+    """The values of a loop's results at a fixed point; None if it does not settle.
 
     Args:
-        analysis: What is followed.
-        turn: Follows the body once, from what is carried to what it makes.
-        first: What the loop is started with, which is its result if it takes no turn.
+        analysis: The analysis.
+        turn: Follows the body once, from values of what it carries to values of its results.
+        first: Values of what the loop starts with. They are joined in, as a loop without turns
+            returns them.
+
+    Returns:
+        Values of what is carried, valid in every turn, then those of the other results of a turn.
     """
     carry = list(first)
     for _ in range(_STEPS * (len(carry) + 1)):

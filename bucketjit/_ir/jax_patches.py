@@ -1,7 +1,7 @@
-"""Functions of JAX that refuse symbolic sizes without need, replaced while a program is traced.
+"""Install the patches of `bucketjit._jax.patches` while a function is traced.
 
-A replacement does for plain sizes what the original does, so it does not matter to other
-threads that it is there while some thread traces.
+They replace functions of JAX that refuse symbolic sizes without need. The replacements are global,
+so other threads call them, too. For plain sizes they do what the originals do.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from bucketjit._jax.patches.shapes import inferred_sizes, lengths
 from bucketjit._jax.patches.shuffles import open_shuffles
 from bucketjit._jax.patches.size_decisions import brief_decisions
 
-_ABSENT = object()
+_ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
 _Find = Callable[[], Sequence[Patch]]
 _Entry = tuple[_Find, Without | None]
 
 
 class _Replacing:
-    """Replaces functions while it is active. Nests, in any threads.
+    """A context manager that installs patches while any thread is inside it. It nests.
 
     Args:
-        patches: Functions that return patches, each with the feature that it is for. Patches of
-            features that are left out with this JAX are left out.
+        patches: Functions that return patches, each with its feature (None: always there). The
+            patches of a feature that this JAX lacks are not installed.
     """
 
     def __init__(self, patches: Sequence[_Entry]) -> None:
         self._patches = patches
         self._lock = threading.Lock()
-        self._active = 0
-        self._originals: list[tuple[Any, Any, Any]] = []
+        self._active = 0  # how many contexts are open, in all threads
+        self._originals: list[tuple[Any, Any, Any]] = []  # in order of installation
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -60,11 +60,14 @@ class _Replacing:
             with self._lock:
                 self._active -= 1
                 if self._active == 0:
-                    while self._originals:
+                    while self._originals:  # the last first: two patches may share a name
                         _set(*self._originals.pop())
 
     def found(self) -> list[Patch]:
-        """The patches that this JAX has a place for."""
+        """The patches whose features this JAX has.
+
+        They are made anew each time: a patch reads the original when it is made.
+        """
         there = [f for f, feature in self._patches if feature is None or not lacking(feature)]
         return [patch for find in there for patch in find()]
 
@@ -86,7 +89,7 @@ def _associative_scans() -> list[Patch]:
     return associative_scans(associative_scan_of)
 
 
-# Each patch, with the feature that is left out where this JAX lacks what it replaces.
+# Each patch, with the feature that is left out if this JAX lacks the name that the patch replaces.
 _FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (_associative_scans, None),
     (open_scans, None),
@@ -110,11 +113,11 @@ lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
 """While active, JAX traces more programs with symbolic sizes."""
 
 forgetful_jax = _Replacing(_FOR_FAILURES)
-"""While active, JAX lets go of traces that fail."""
+"""While active, traces that fail can be freed."""
 
 
 def left_out() -> str:
-    """What this JAX lacks of the patches for symbolic sizes, in words; ``""`` if nothing."""
+    """The features whose patch for symbolic sizes is left out, as text; ``""`` if there is none."""
     return "; ".join(
         f"{lacking(feature)}, without which {feature}"
         for _, feature in _FOR_SYMBOLIC_SIZES

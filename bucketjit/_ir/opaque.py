@@ -1,9 +1,12 @@
-"""Primitives of other libraries, which have no masking rule: look inside.
+"""Replace primitives of other libraries, which have no masking rule, by the programs behind them.
 
-Equinox, Lineax, ``jax.experimental.sparse`` and others wrap functions into primitives of their own,
-whose parameters hide shapes. Such a primitive's ``impl``, or what its lowering is made from, is the
-function it stands for, written in JAX; traced with the sizes of the equation it is a program that
-can be masked.
+    before   y:f32[n] = linear_solve[operators=... hidden shapes] a b      no rule
+    after    the equations of its implementation, traced at f32[n]         a rule for each
+
+Equinox, Lineax, ``jax.experimental.sparse`` and others wrap functions into their own primitives,
+whose parameters hide shapes. The ``impl`` of such a primitive, or the function that its lowering is
+made from, is written in JAX. Traced with the sizes of the equation it is a program that can be
+masked.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from bucketjit._jax.size_hooks import watch_equalities
 
 
 def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
-    """The program that an equation stands for, by the implementation of its primitive.
+    """The program that computes what an equation computes, from the code of its primitive.
 
     Args:
         eqn: An equation whose primitive has no rule.
@@ -32,8 +35,9 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
         An open jaxpr with symbolic shapes, and its constants.
 
     Raises:
-        MaskingError: The implementation is none that JAX can trace with these sizes, or decides by
-            them.
+        MaskingError: The primitive has no implementation in JAX, or JAX cannot trace it with
+            symbolic sizes, or it decides by a size, or it only calls the primitive again.
+        Exception: An error of the machine, such as missing memory, while it was traced.
     """
     prim = eqn.primitive
     found = implementation(prim)
@@ -41,7 +45,7 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
         lack = lacking(Without.INSIDE)
         raise _without_rule(prim.name, f", and {lack} to find its implementation" if lack else "")
     function, several = found
-    decided: list[str] = []
+    decided: list[str] = []  # uses of sizes that may decide: there is no guard to hold them here
 
     def note(*what: object) -> None:
         decided.append(" == ".join(map(str, what)))
@@ -62,7 +66,7 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
     if decided:
         raise _without_rule(prim.name, f", and its implementation decides by sizes: {decided[0]}")
     jaxpr, consts = open_jaxpr(closed)
-    if any(inner.primitive is prim for inner in jaxpr.eqns):
+    if any(inner.primitive is prim for inner in jaxpr.eqns):  # it would be expanded for ever
         raise _without_rule(prim.name)
     return jaxpr, consts
 

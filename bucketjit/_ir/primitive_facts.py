@@ -1,4 +1,7 @@
-"""Which primitives are elementwise: each position of the result depends on that position alone."""
+"""Facts about JAX's primitives: which ones are elementwise.
+
+Each position of an elementwise result depends on that position of the operands alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The primitive that stands for a constant that differs from one logical size to another."""
+"""The primitive of size constants: constants whose value depends on the logical sizes.
+
+    before   a = f32[3]{0.5 1 1.5} at n = 3, f32[4]{...} at n = 4         two programs
+    after    a:f32[n] = size_constant[index=0 aval=f32[n] depends_on=n]   one program
+
+The values are arguments of the executable (`SizeConstants`); ``index`` says which one.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which parameters of JAX's primitives hold sizes, so that a padded size may stand in for them.
+"""The parameters of JAX's primitives in which a symbolic size may be replaced by a padded size.
 
-A size may get anywhere: ``lax.integer_pow(x, x.shape[0])`` is an exponent that is a size. Padding
-must not change that one. So the parameters that the masking rules know as sizes, positions or
-counts along axes are listed, and a symbolic size in any other one is refused.
+User code can put a size into any parameter. In ``lax.integer_pow(x, x.shape[0])`` it is an
+exponent, which padding must not change. So this module lists the parameters that masking rules know
+as sizes, positions or counts along axes. A symbolic size in any other parameter is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIZE_PARAMS: Mapping[str, frozenset[str]] = {
     }.items()
 }
 
-#: Those that rules take the logical value of, or refuse themselves.
+#: Parameters with symbolic sizes whose logical value the rule computes, or which it refuses.
 VALUE_PARAMS: Mapping[str, frozenset[str]] = {
     "conv_general_dilated": frozenset({"window_strides", "lhs_dilation", "rhs_dilation"}),
     **dict.fromkeys(("pure_callback", "io_callback", "debug_callback"), frozenset({"callback"})),

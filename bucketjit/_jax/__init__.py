@@ -1,5 +1,5 @@
-"""The only door to non-public JAX.
+"""The only door to non-public JAX: no other package of bucketjit imports ``jax._src``.
 
-Every function here says why the public API does not do, and since which version of JAX the
-name behind it exists. Nothing else in the package imports ``jax._src``.
+Each function says why the public API is not enough, and since which version of JAX the private
+name behind it exists. `names` lists all private names; a topic has a file.
 """

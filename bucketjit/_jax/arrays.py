@@ -1,4 +1,8 @@
-"""Make and describe arrays: from host memory, placed like another one, with a given type."""
+"""Make ``jax.Array``s from host memory, place them like others, and read their types and shardings.
+
+`bucketjit._arrays` pads and cuts with these functions; arrays for private CPU clients are made in
+`cpu_client`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,11 @@ _xla_client = names.module("lib").xla_client
 
 
 def with_type(x: object, dtype: np.dtype[Any], weak_type: bool) -> Any:
-    """Give ``x`` this dtype and weak type (``lax._convert_element_type``, since 0.2).
+    """Convert ``x`` to this dtype and weak type (``lax._convert_element_type``, since 0.2).
 
     ``lax.convert_element_type`` always returns a strong type, so it cannot reproduce the weak
-    outputs of a traced program.
+    outputs of a traced program. Values of extended dtypes, such as typed keys, are returned
+    unchanged: they have no weak type.
     """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return x
@@ -33,13 +38,17 @@ def with_type(x: object, dtype: np.dtype[Any], weak_type: bool) -> Any:
 
 
 class NotPlaced(ValueError):
-    """An array of another size cannot be cut over several devices as this one is."""
+    """An array of this shape cannot have the sharding it should have: its parts are unequal."""
 
 
 def array_from_host(
     host: np.ndarray, weak_type: bool, like: jax.Array, exactly: bool = False
 ) -> jax.Array:
-    """A ``jax.Array`` with the contents of ``host`` on the device of ``like``: `host_placer`."""
+    """A ``jax.Array`` with the contents of ``host`` on the devices of ``like``; see `host_placer`.
+
+    Raises:
+        NotPlaced: ``exactly`` is set, and the shape cannot have the sharding of ``like``.
+    """
     return host_placer(host.shape, host.dtype, weak_type, like, exactly)(host)
 
 
@@ -50,17 +59,27 @@ def host_placer(
     like: jax.Array,
     exactly: bool = False,
 ) -> Callable[[np.ndarray], jax.Array]:
-    """A function from host arrays of one type to ``jax.Array``s on the device of ``like``.
+    """A function from host arrays of one type to ``jax.Array``s on the devices of ``like``.
 
-    ``jnp.asarray`` copies (21 us for 16 KiB) and ``device_put`` takes 32 us; this is the call
-    they end in (3 us), and it takes an aligned view without a copy
-    (``xla_client.batched_device_put``, since 0.4.9). The view keeps its base alive.
+    ``jnp.asarray`` copies (21 us for 16 KiB) and ``device_put`` takes 32 us. Both end in
+    ``xla_client.batched_device_put`` (since 0.4.9), which takes 3 us and does not copy an aligned
+    view. The ``jax.Array`` keeps the base of the view alive.
 
-    On several devices, what ``like`` is cut along is cut likewise as far as that gives equal parts,
-    which JAX demands of its arrays.
+    On several devices the arrays get the sharding of ``like``, without the axes of the mesh that
+    would cut unequal parts: JAX demands equal ones.
+
+    Args:
+        shape: Shape of the host arrays.
+        dtype: Their dtype.
+        weak_type: Whether the results are weakly typed.
+        like: The array whose sharding, and whose commitment to it, the results get.
+        exactly: Whether the sharding must be that of ``like`` with all its axes.
+
+    Returns:
+        The function.
 
     Raises:
-        NotPlaced: It does not, and ``exactly`` asks for nothing else.
+        NotPlaced: ``exactly`` is set, and the sharding of ``like`` would cut unequal parts.
     """
     single = _single_device(like.sharding)
     if single is None:
@@ -69,6 +88,7 @@ def host_placer(
             raise NotPlaced(f"shape {shape} cannot be cut as {like.sharding} tells")
         if not weak_type:
             return lambda host: jax.device_put(host, placed)
+        # `device_put` makes strong types only: wrap its buffers in a weakly typed array.
         weak = array_type(shape, dtype, True)
         return lambda host: _array.ArrayImpl(
             weak, placed, jax.device_put(host, placed)._arrays, committed=True
@@ -80,9 +100,10 @@ def host_placer(
 
 
 def on_default_device(host: object, weak_type: bool = False) -> Any:
-    """``jax.device_put(host)``; of one array, which nobody writes to again, in less time.
+    """``jax.device_put(host)``, for one NumPy array in 3 us instead of 21.
 
-    3 us in place of 21 (``config.default_device`` is not typed among the public flags).
+    The array may be shared with the result, so nobody may write to it afterwards.
+    ``config.default_device`` is read because the public flag ``jax_default_device`` is untyped.
     """
     if not isinstance(host, np.ndarray):
         return jax.device_put(host)
@@ -101,13 +122,16 @@ def _default_placer(
 
 @functools.lru_cache(maxsize=256)
 def _on_default_device(device: jax.Device, dtype: np.dtype[Any]) -> jax.Array:
-    """An array that JAX has put on ``device``, the default one: it takes 100 us and more."""
+    """An array that JAX has put on ``device``, the default one; cached, as that takes 100 us."""
     with jax.ensure_compile_time_eval():
         return jax.device_put(np.zeros((), dtype))
 
 
 def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
-    """A sharding over several devices, less the axes of its mesh that would cut unequal parts."""
+    """A sharding over several devices, without the axes of its mesh that would cut unequal parts.
+
+    A sharding that is not a ``NamedSharding`` and does not fit is replaced by one that replicates.
+    """
     try:
         sharding.shard_shape(shape)
     except ValueError:
@@ -116,6 +140,7 @@ def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
             mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
             return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         kept = []
+        # Drop the last mesh axes of each array axis until its size is a multiple of the parts.
         for n, entry in zip(shape, sharding.spec, strict=False):
             names = (
                 entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
@@ -128,9 +153,10 @@ def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
 
 
 def placed_like(array: jax.Array, like: jax.Array, weak_type: bool) -> jax.Array:
-    """``array``, committed to its device or not as ``like`` is, and weakly typed or not.
+    """The buffer of ``array`` as a new array, with the sharding and commitment of ``like``.
 
-    Neither can be asked of ``jax.dlpack.from_dlpack`` (``ArrayImpl``, since 0.4).
+    ``jax.dlpack.from_dlpack`` lets the caller choose neither the commitment nor the weak type
+    (``ArrayImpl``, since 0.4).
     """
     aval = array_type(array.shape, array.dtype, weak_type)
     return _array.ArrayImpl(aval, like.sharding, [cast(Any, array)], like.committed)
@@ -147,29 +173,28 @@ def _single_device(sharding: jax.sharding.Sharding) -> tuple[Any, list[Any]] | N
     devices = list(sharding.device_set)
     if len(devices) != 1:
         return None
-    if isinstance(sharding, jax.sharding.NamedSharding):  # over a mesh of one
+    if isinstance(sharding, jax.sharding.NamedSharding):  # over a mesh of one device
         return sharding, devices
     return jax.sharding.SingleDeviceSharding(devices[0]), devices
 
 
 SINGLE_DEVICE_SHARDING = jax.sharding.SingleDeviceSharding
 
-CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays: `type(x) is` takes no call
+CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays; `type(x) is` needs no call
 
-KEY_ARRAY = _random.prng.PRNGKeyArray  # that of typed random keys, which wrap one
+KEY_ARRAY = _random.prng.PRNGKeyArray  # the class of typed random keys, which wrap an array
 
 
 def is_concrete_array(x: object) -> bool:
-    """True for a concrete ``jax.Array`` (typed keys are not one: they wrap one)."""
+    """True for a concrete ``jax.Array`` (``ArrayImpl``, since 0.4); typed keys only wrap one."""
     return isinstance(x, _array.ArrayImpl)
 
 
 def key_impl(dtype: Any) -> Any:
-    """The generator behind a typed key dtype, as ``wrap_key_data`` takes it.
+    """The generator of a typed key dtype, in the form that ``jax.random.wrap_key_data`` takes.
 
     That is its name (``"threefry2x32"``), or a ``PRNGSpec`` (since 0.4.26) for a generator that
-    the user defined. ``jax.random.key_impl`` wants an array; inside a rule there may be only
-    the dtype.
+    the user defined. ``jax.random.key_impl`` takes an array; a rule may have only the dtype.
     """
     generator = dtype._impl
     known = generator.name in _random.prng.prngs
@@ -177,23 +202,26 @@ def key_impl(dtype: Any) -> Any:
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:
-    """Shape of the raw words of one typed key (``(2,)`` for threefry)."""
+    """Shape of the raw words of one typed key: ``(2,)`` for threefry.
+
+    ``jax.random.key_data`` takes an array; a rule may have only the dtype (``prng.KeyTy``).
+    """
     return dtype._impl.key_shape
 
 
 def key_generator(dtype: Any) -> Any:
-    """The generator behind a typed key dtype: functions ``random_bits``, ``split``, ...
+    """The generator of a typed key dtype, with its functions ``random_bits``, ``split``, ...
 
-    They work on raw words (``prng.PRNGImpl``, since 0.4.16) and are what ``random_bits`` and
-    ``random_split`` run; no public name gives them for a dtype.
+    They work on raw words (``prng.PRNGImpl``, since 0.4.16). The primitives ``random_bits`` and
+    ``random_split`` run them; no public name returns them for a dtype.
     """
     return dtype._impl
 
 
 def explicit_sharding(array: object) -> Any | None:
-    """How an array, or a type, is sharded over explicit axes of a mesh; None if it is not.
+    """The sharding of an array or a type over a mesh with explicit axes; None for any other.
 
-    Such axes are part of types, and what is put together must be sharded alike (since 0.7).
+    Explicit axes (since 0.7) are part of types: arrays that are combined must have equal ones.
     """
     is_type = isinstance(array, jax.core.ShapedArray | jax.ShapeDtypeStruct)
     sharding = getattr(array if is_type else jax.typeof(array), "sharding", None)
@@ -202,17 +230,18 @@ def explicit_sharding(array: object) -> Any | None:
 
 
 def is_on_several_devices(sharding: Any) -> bool:
-    """Whether a sharding names devices, more than one."""
+    """Whether a sharding names more than one device; False for None and for an abstract mesh."""
     try:
         return sharding is not None and len(sharding.device_set) > 1
-    except ValueError:  # that of an abstract mesh
+    except ValueError:  # an abstract mesh has no devices
         return False
 
 
 def on_one_device(value: Any) -> Any | None:
-    """The type of a concrete array that is cut along no axis, nor of a mesh's type; else None.
+    """The type of a concrete array on one device, whose type names no mesh; None for any other.
 
-    What `explicit_sharding` and `partitions` tell of nearly all arrays, in a tenth of the time.
+    For such an array `explicit_sharding` and `partitions` return None. Nearly all arrays are such,
+    and this function takes a tenth of the time of those two.
     """
     if type(value) is not CONCRETE_ARRAY or type(value.sharding) is not SINGLE_DEVICE_SHARDING:
         return None
@@ -221,9 +250,11 @@ def on_one_device(value: Any) -> Any | None:
 
 
 def partitions(array: object) -> tuple[int, ...] | None:
-    """Into how many parts of one size each axis is cut over several devices; None if none is.
+    """The number of equal parts into which devices cut each axis; None if no axis is cut.
 
-    Of an array that is differentiated, outside of ``jit``, that is what its value tells.
+    For an array that is being differentiated outside of ``jit``, the sharding of its value counts
+    (``ad.LinearizeTracer``, since 0.5): such a tracer has no sharding itself. All other tracers
+    give None.
     """
     while isinstance(array, ad.JVPTracer | _ad.LinearizeTracer):
         array = array.primal

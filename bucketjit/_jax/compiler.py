@@ -1,4 +1,8 @@
-"""Compile a lowered module: here, in another process, and to bytes."""
+"""Compile lowered programs, in this process or another one, and keep the bytes that were read.
+
+`serialization` turns executables into bytes and back. `bucketjit._compile` decides who compiles
+what.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,11 @@ _xla_client = names.module("lib").xla_client
 
 
 def signature_counter(function: Any) -> Callable[[], int]:
-    """Counts the argument signatures that a jitted function knows, placement included.
+    """A function that counts the argument signatures a jitted function knows, placement included.
 
-    Not the method itself: through one of nanobind's, as jaxlib 0.10 has them, the garbage collector
-    does not see the function, so an executor that its own function knows would never be freed.
+    The count (``_cache_size`` of jaxlib's ``PjitFunction``) has no public name. The bound method is
+    wrapped in a lambda: the garbage collector does not look through methods of nanobind (jaxlib
+    0.10), so an executor that its own function references would never be freed.
     """
     return lambda: function._cache_size()
 
@@ -35,11 +40,11 @@ _STATUS = re.compile(r"[A-Z_]+: ")
 
 
 def failed_running(error: Exception) -> bool:
-    """Whether a call of an executable came as far as running it, and failed there.
+    """Whether a call of an executable failed while it ran, not while its arguments were checked.
 
-    In a callback, for want of memory, at a NaN where ``jax_debug_nans`` looks for them. Jit's fast
-    path raises what the runtime reports as a ``ValueError`` that starts with its status code; what
-    has another text is about the arguments.
+    Examples are a callback that raises, missing memory, and a NaN under ``jax_debug_nans``. The
+    fast path of ``jit`` raises an error of the runtime as a ``ValueError`` whose text starts with a
+    status code. A ``ValueError`` with any other text is about the arguments.
     """
     if isinstance(error, ValueError):
         return _STATUS.match(str(error)) is not None
@@ -47,25 +52,37 @@ def failed_running(error: Exception) -> bool:
 
 
 def jaxlib_version() -> str:
-    """The version of jaxlib, which no module of ``jax`` tells (``jaxlib.__version__``)."""
+    """The version of jaxlib (``jaxlib.__version__``), which no module of ``jax`` has."""
     return str(jaxlib.__version__)
 
 
 class NotElsewhere(Exception):
-    """A program cannot be compiled elsewhere, and can be here; the message says why."""
+    """A program must be compiled in this process, not elsewhere; the message says why."""
 
 
 def compile_here(lowered: jax.stages.Lowered) -> Any:
-    """Compile a lowered program, as `compile_elsewhere` does elsewhere.
+    """Compile a lowered program in this process; `compile_elsewhere` is its counterpart.
 
-    What JAX has in its own persistent cache is read from there. XLA does not write an executable
-    again as a whole that it has read, at least on CPU, so the bytes that were read are kept for
-    `serialized`, until `forget_bytes`.
+    JAX may read the executable from its own persistent cache. XLA cannot serialize an executable
+    that it has read from bytes, at least on CPU: the result is incomplete. So for the compile a
+    client that keeps the bytes replaces that of the program (``MeshComputation.compile_args``,
+    since 0.4; no public argument does this). `serialized` uses the bytes, `forget_bytes` drops
+    them.
+
+    Args:
+        lowered: The program.
+
+    Returns:
+        The compiled program.
+
+    Raises:
+        Exception: Whatever ``lowered.compile()`` raises.
     """
     arguments = lowered._lowering.compile_args
     client = arguments.get("backend")
     if compilation_cache() is None or not _is_cpu_of_one_host(client):
         return lowered.compile()
+    # The compiled program keeps this client, and with it the bytes; `lowered` gets its own back.
     arguments["backend"] = _Remembering(client)
     try:
         return lowered.compile()
@@ -80,24 +97,28 @@ def _is_cpu_of_one_host(client: Any) -> bool:
 def compile_elsewhere(
     compile: Callable[[bytes, bytes, int, int], bytes], lowered: jax.stages.Lowered
 ) -> Any:
-    """What ``lowered.compile()`` returns, from an executable that is compiled somewhere else.
+    """What ``lowered.compile()`` returns, around an executable that ``compile`` compiles elsewhere.
 
-    That takes part in all that JAX does around a compile, its events and its persistent cache,
-    with another client in the place of the one that the program was lowered for
-    (``MeshComputation.compile_args``, since 0.4). Only the bytes that come back hold all of an
-    executable: XLA does not write one again as a whole that it has read. So JAX's own cache is not
-    written to, and `serialized` finds those bytes, until `forget_bytes`.
+    JAX still does all it does around a compile: its events, and a look into its persistent cache.
+    Only the client that the program was lowered for is replaced, by one that calls ``compile``
+    (``MeshComputation.compile_args``, since 0.4; no public argument does this).
+
+    XLA cannot serialize an executable that it has read from bytes: the result is incomplete. So
+    JAX's own cache is not written to (its least compile time is set to infinity). The bytes that
+    ``compile`` returned are kept for `serialized`, and `forget_bytes` drops them.
 
     Args:
-        compile: Is given the program as MLIR bytecode, XLA's options as a protocol buffer, how
-            many devices the host has and which of them it is for; returns the executable's bytes.
+        compile: Called with the program as MLIR bytecode, XLA's options as a protocol buffer, the
+            number of devices of the host, and the position of the device the program is for.
+            Returns the executable's bytes.
         lowered: The program.
 
     Returns:
         The compiled program.
 
     Raises:
-        NotElsewhere: Said by ``compile``, or the program is not for one CPU, or calls back.
+        NotElsewhere: ``compile`` raised it; or the program is not for one CPU of one host, calls
+            back into Python, or came back as bytes that this process cannot load.
         Exception: Whatever ``lowered.compile()`` raises before it asks XLA.
     """
     if lack := lacking(Without.ELSEWHERE):
@@ -108,38 +129,51 @@ def compile_elsewhere(
         raise NotElsewhere("it is not for a CPU of one host")
     arguments["backend"] = _Elsewhere(client, compile)
     try:
+        # No compile takes that long, so JAX writes nothing to its cache, but still reads from it.
         with _config.persistent_cache_min_compile_time_secs(math.inf):
             return lowered.compile()
-    except NotElsewhere:
+    except NotElsewhere:  # so that the caller can compile `lowered` here
         arguments["backend"] = client
         raise
 
 
 def forget_bytes(compiled: object) -> None:
-    """Drop the bytes that `compile_here` and `compile_elsewhere` have kept."""
+    """Drop the bytes that `compile_here` or `compile_elsewhere` keep for this executable."""
     client = _client_of(compiled)
     if isinstance(client, _Remembering):
         client.raw = None
 
 
 def has_bytes(compiled: object) -> bool:
-    """Whether the bytes of an executable are kept."""
+    """Whether `compile_here` or `compile_elsewhere` keep the bytes of this executable."""
     client = _client_of(compiled)
     return isinstance(client, _Remembering) and client.raw is not None
 
 
 def _client_of(compiled: Any) -> Any:
+    """The client that compiled an executable (``pxla.UnloadedMeshExecutable``, since 0.4.30)."""
     around = getattr(compiled._executable, "_unloaded_executable", None)
     return getattr(around, "backend", None)
 
 
 def compile_to_bytes(module: bytes, options: bytes, devices: int, device: int) -> bytes:
-    """Compile a program for a device of a host like this one; see `compile_elsewhere`.
+    """Compile a program for one CPU of a host like this one: the other side of `compile_elsewhere`.
+
+    No public function compiles MLIR bytecode (``xla_client.make_cpu_client``, since 0.4).
+
+    Args:
+        module: The program as MLIR bytecode.
+        options: XLA's options as a protocol buffer.
+        devices: Number of CPU devices of the host.
+        device: Position of the device that the program is for.
+
+    Returns:
+        The bytes of the executable.
 
     Raises:
-        Exception: Whatever XLA says of the program.
+        Exception: Whatever XLA raises for the program.
     """
-    if b"lapack_" in module:
+    if b"lapack_" in module:  # lowering would register these calls, and it ran elsewhere
         _linalg.initialize_lapack()
     client = _cpu_client(devices)
     executable = client.compile_and_load(
@@ -156,7 +190,10 @@ def _cpu_client(devices: int) -> Any:
 
 
 class _Remembering:
-    """A client that knows the bytes of the executable that it has read."""
+    """A client of XLA that keeps the bytes of the executable it deserialized last.
+
+    It forwards everything else to the client it wraps.
+    """
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -178,7 +215,7 @@ class _Remembering:
 
 
 class _Elsewhere(_Remembering):
-    """A client whose executables are compiled elsewhere, and are its own from then on."""
+    """A client of XLA that has programs compiled by a function, and loads the bytes it returns."""
 
     def __init__(self, client: Any, compile: Callable[[bytes, bytes, int, int], bytes]) -> None:
         super().__init__(client)
@@ -190,7 +227,7 @@ class _Elsewhere(_Remembering):
         devices, known = list(executable_devices), self._client.local_devices()
         if len(devices) != 1 or devices[0] not in known:
             raise NotElsewhere("it is not for one device of this host")
-        if others:
+        if others:  # host callbacks
             raise NotElsewhere("it calls back into Python")
         written = io.BytesIO()
         module.operation.write_bytecode(written)
@@ -205,22 +242,23 @@ class _Elsewhere(_Remembering):
 
 
 def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
-    """Run an executable, wait until it is done, and drop what it returns.
+    """Run an executable, wait until it is done, and drop its results.
 
-    A jitted function must be given arguments of the placement that it will have later, or it
-    compiles twice. What is behind it (``MeshExecutable.unsafe_call``, since 0.4) takes any.
+    A jitted function compiles again for arguments of another placement. The executable behind it
+    (``MeshExecutable.unsafe_call``, since 0.4) takes arguments of any placement.
 
     Args:
-        compiled: What ``lower().compile()`` returns, or what is behind it.
-        argument: Makes an argument, of its position among all and its type.
+        compiled: The result of ``lower().compile()``, or the executable that it wraps.
+        argument: Makes an argument from its position among all arguments and its type.
 
     Raises:
-        NotPlain: It holds arguments of its own.
-        Exception: Whatever running it raises.
+        NotPlain: The executable has constants of this process as arguments.
+        Exception: Whatever ``argument`` or the run raises.
     """
     if getattr(getattr(compiled, "_params", None), "const_args", None):
         raise NotPlain("it holds objects of this process")
     executable = getattr(compiled, "_executable", compiled)
+    # Arguments that the program does not read are not passed to XLA: None stands for them.
     args: list[Any] = [None] * (1 + max(executable._kept_var_idx, default=-1))
     for i, aval in zip(sorted(executable._kept_var_idx), executable.in_avals, strict=True):
         args[i] = argument(i, aval)
@@ -231,9 +269,10 @@ _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option 
 
 
 def is_defect_of_xla(error: Exception) -> bool:
-    """Whether a program failed to lower or compile by no fault of its arguments.
+    """Whether lowering or compiling failed by a defect of XLA or JAX, not of the user's program.
 
-    That is an error that XLA calls internal, or a program that MLIR does not take.
+    That is an error with the status ``INTERNAL`` or ``UNIMPLEMENTED``, or a program that JAX's
+    lowering to MLIR rejects.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         return str(error).startswith(("INTERNAL", "UNIMPLEMENTED"))
@@ -241,6 +280,9 @@ def is_defect_of_xla(error: Exception) -> bool:
 
 
 def refused_option(error: Exception) -> str | None:
-    """The option that XLA did not take, if that is the error (as texts of jaxlib 0.10 to 0.12)."""
+    """The compiler option that XLA refused, if ``error`` is about one; None otherwise.
+
+    No attribute of the error has it: its text is searched (as jaxlib 0.10 to 0.12 write it).
+    """
     found = _REFUSED_OPTION.search(str(error))
     return None if found is None else found[found.lastindex or 0]

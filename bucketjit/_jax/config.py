@@ -1,6 +1,6 @@
-"""The configuration of JAX that changes what is traced or compiled.
+"""Read the configuration of JAX that changes what is traced or compiled.
 
-It is read here, and handed to other threads.
+`ThreadConfig` carries it to other threads.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bucketjit._jax.devices import device_name
 _config = names.module("config")
 _core = names.module("core")
 _mesh = names.module("mesh")
-_flags: Any = jax.config  # whose flags are public, and not typed
+_flags: Any = jax.config  # its flags are public, but have no types
 _T = TypeVar("_T")
 
 
 def trace_context() -> Hashable:
     """Every configuration state that changes what is traced (x64, matmul precision, ...).
 
-    Non-public because JAX offers no key of its configuration; it is the very key that ``jit``
-    caches traces by (``config.trace_context``, since 0.4.36).
+    No public function returns a key of the configuration. ``jit`` caches traces by this one
+    (``config.trace_context``, since 0.4.36).
     """
     return _config.trace_context()
 
@@ -34,8 +34,8 @@ def trace_context() -> Hashable:
 def thread_config() -> Hashable:
     """Every configuration state of this thread that changes what a compiled call does.
 
-    Non-public because a context such as ``jax.debug_nans(True)`` holds for the thread that entered
-    it, and JAX has no way to ask for all of them (states of ``config``, since 0.4.36).
+    A context such as ``jax.debug_nans(True)`` holds for the thread that entered it. No public
+    function returns all of these states (``config``, since 0.4.36).
     """
     return (
         _config.trace_context(),
@@ -48,10 +48,10 @@ def thread_config() -> Hashable:
 
 
 class ThreadConfig:
-    """What contexts such as ``jax.enable_x64`` and ``jax.set_mesh`` have set for this thread.
+    """The states that contexts such as ``jax.enable_x64`` and ``jax.set_mesh`` set in this thread.
 
-    Another thread has none of it, and would trace and compile something else there. JAX has no
-    way to hand it over (the local values of ``config`` and ``mesh``, since 0.4.36).
+    Another thread does not see them, so it would trace and compile another program. No public
+    function hands them over (the local values of ``config`` and ``mesh``, since 0.4.36).
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,17 @@ class ThreadConfig:
         self._local = [(config, config.get_local()) for config in _configs()]
 
     def run(self, work: Callable[..., _T], *args: object) -> _T:
-        """Call ``work`` in this thread as it would be in the one that made this.
+        """Call ``work`` in this thread, under the configuration of the thread that made this.
+
+        Args:
+            work: The function.
+            *args: Its arguments.
+
+        Returns:
+            The result of ``work``.
 
         Raises:
-            RuntimeError: Something was set that cannot be handed over.
+            RuntimeError: A state was set that cannot be handed over.
             Exception: Whatever ``work`` raises.
         """
         with ExitStack() as before:
@@ -70,6 +77,7 @@ class ThreadConfig:
                 if (now := config.get_local()) is not value:
                     before.callback(set_local, config, now)
                     set_local(config, value)
+            # Contexts of users have no local value that could be set here.
             if _config.trace_context() != self._context:
                 raise RuntimeError(
                     "a context of jax.make_user_context holds for the thread that entered it; "
@@ -78,12 +86,12 @@ class ThreadConfig:
             return work(*args)
 
 
-UNSET = _config.config_ext.unset
+UNSET = _config.config_ext.unset  # the local value of a state that this thread has not set
 
 
 @functools.cache
 def _configs() -> tuple[Any, ...]:
-    """Everything that a context can set, transformations aside."""
+    """Every state that a context can set, except for transformations; each once."""
     contexts = [
         value
         for module in (_config, _mesh)
@@ -94,7 +102,10 @@ def _configs() -> tuple[Any, ...]:
 
 
 def set_local(config: Any, value: Any) -> None:
-    """Set the value that a state of the configuration has in this thread."""
+    """Set the value of a state of the configuration in this thread.
+
+    The public contexts only set it for a ``with`` block (``set_local``, since 0.4.36).
+    """
     config.set_local(value)
     hook = getattr(config, "_update_thread_local_hook", None)
     if hook is not None:
@@ -102,15 +113,16 @@ def set_local(config: Any, value: Any) -> None:
 
 
 def jit_disabled() -> bool:
-    """Whether ``jax.disable_jit`` is in force (the public flag is not typed)."""
+    """Whether ``jax.disable_jit`` is active (``config.disable_jit``; the flag is untyped)."""
     return bool(_config.disable_jit.value)
 
 
 def context_of_keys() -> Sequence[Any]:
-    """`trace_context`, in values that are equal in another process.
+    """`trace_context` in values that are equal in another process, for the keys of files.
 
-    The environment of named axes is an object of its own (``core.AxisEnv``, since 0.4.36); outside
-    of every mapping it is the empty one. A device (``jax.default_device``) is told by its number.
+    Two values are replaced. The empty environment of named axes (``core.AxisEnv``, since 0.4.36),
+    which holds outside of every mapping, becomes a text. A device (``jax.default_device``) becomes
+    its platform and number.
     """
 
     def told(value: object) -> Any:
@@ -122,5 +134,5 @@ def context_of_keys() -> Sequence[Any]:
 
 
 def looks_for_nans() -> bool:
-    """Whether JAX looks for NaNs or infinities in results (the flags are not typed)."""
+    """Whether JAX looks for NaNs or infinities in results (the public flags have no types)."""
     return bool(_flags.jax_debug_nans or _flags.jax_debug_infs)

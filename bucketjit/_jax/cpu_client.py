@@ -1,4 +1,7 @@
-"""A CPU client without threads of its own, and arrays that are lent to it."""
+"""A CPU client whose programs run in the calling thread, and arrays shared with it without copies.
+
+The chunks of a split call run on it side by side, each in a thread of `bucketjit._cores`.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,25 @@ _xla_client = names.module("lib").xla_client
 
 
 def single_threaded_device() -> Any | None:
-    """A CPU whose programs run in the thread that calls them; None if this system has none.
+    """A CPU device whose programs run in the thread that calls them; None if there can be none.
 
-    It is that of a client of its own (``xla_client.make_cpu_client``, since 0.4), whose arrays no
-    program of another one takes. XLA has no option for how many threads share an operation: a
-    client has as many as the thread that makes it has cores. So a thread of one core makes this
-    one. (``NPROC`` would tell XLA too, but to write to the environment is not safe beside threads
-    that read it.)
+    The device belongs to a separate client of XLA (``xla_client.make_cpu_client``, since 0.4; JAX
+    has no public function for a second CPU client). Programs of one client do not take arrays of
+    another: see `borrowed` and `returned`.
+
+    XLA has no option for the number of threads that share an operation. A client has as many as
+    the thread that makes it has cores, so a thread with an affinity of one core makes this client.
+    (XLA also reads ``NPROC``, but writing to the environment is not safe while other threads read
+    it.)
+
+    Returns:
+        The device, the same in each call. None if this jaxlib lacks the names, if the system lets
+        no thread choose its cores, if there is one core, or if there are several processes.
     """
     if lacking(Without.SINGLE_THREADED):
         return None
-    with _one_client:  # a cache lets two threads that come at the same time both make one
+    # `functools.cache` alone would let two threads that call at the same time both make a client.
+    with _one_client:
         return _make_single_threaded_device()
 
 
@@ -50,36 +61,39 @@ def _make_single_threaded_device() -> Any | None:
         before = set(os.listdir(tasks))
         os.sched_setaffinity(0, cores[:1])
         made.append(_xla_client.make_cpu_client(asynchronous=False, num_devices=1))
-        # Its threads begin with the cores of the one that makes them. Some of them compile.
+        # Threads of the client inherit the affinity of one core. Some of them compile: give these
+        # all cores back.
         for task in map(int, set(os.listdir(tasks)) - before):
-            with contextlib.suppress(OSError):  # another one's, which has ended meanwhile
+            with contextlib.suppress(OSError):  # a thread of somebody else that has ended meanwhile
                 if os.sched_getaffinity(task) == set(cores[:1]):
                     os.sched_setaffinity(task, cores)
 
     def try_to() -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # no such rights, no such files
+        with contextlib.suppress(OSError, RuntimeError):  # no right to set it, or no /proc
             make()
 
-    with contextlib.suppress(RuntimeError):  # no more threads
+    with contextlib.suppress(RuntimeError):  # the system starts no more threads
         maker = threading.Thread(target=try_to, name="bucketjit-client")
         maker.start()
         maker.join()
     if not made:
         return None
-    # A fork has none of its threads, for which it would wait when it is destroyed.
+    # A forked child has none of the client's threads, and destroying the client would wait for
+    # them. So the child keeps a reference for ever.
     keep = functools.partial(ctypes.pythonapi.Py_IncRef, ctypes.py_object(made[0]))
     os.register_at_fork(after_in_child=keep)
     return made[0].local_devices()[0]
 
 
 def can_lend(value: Any, device: jax.Device) -> bool:
-    """Whether JAX would run a program that takes an array on a device, or anywhere it likes.
-
-    Not so for a tracer, and for what is committed to another device or several.
+    """Whether JAX may run a program with this argument on ``device``.
 
     Args:
-        value: An array, or the type of one with the place that it is committed to.
+        value: An array, or a ``ShapeDtypeStruct`` whose sharding says where it is committed.
         device: The device.
+
+    Returns:
+        False for a tracer, and for an array that is committed to another device or to several.
     """
     if isinstance(value, jax.core.Tracer):
         return False
@@ -91,27 +105,42 @@ def can_lend(value: Any, device: jax.Device) -> bool:
 
 
 def borrowed(value: object, device: jax.Device) -> jax.Array:
-    """The contents of an array for programs of `single_threaded_device`, without a copy.
+    """An array for programs of `single_threaded_device` that shares the memory of ``value``.
+
+    ``jax.device_put`` to a device of another client copies (``xla_client.batched_device_put``,
+    since 0.4.9).
 
     Args:
-        value: A ``jax.Array`` in host memory, or an array of NumPy's, which may be copied.
+        value: A ``jax.Array`` in host memory, or a NumPy array. The latter may be copied.
         device: The device.
 
     Returns:
-        The array on the device, to which it is committed.
+        The array, committed to the device.
 
     Raises:
-        RuntimeError: It has been deleted.
+        RuntimeError: ``value`` has been deleted.
     """
     kind = jax.typeof(value)
     if isinstance(value, jax.Array) and not value.is_deleted():
-        # NumPy's view holds the object whose memory it shows; this one goes with the view.
+        # The NumPy view references the array object whose memory it shows. With a new object in
+        # between, the view does not keep the user's one alive.
         value = placed_like(value, value, kind.weak_type)
     return _placed(np.asarray(value, kind.dtype), kind.weak_type, device, True)
 
 
 def returned(array: jax.Array, device: jax.Device, committed: bool) -> jax.Array:
-    """A result of `single_threaded_device` on a CPU of JAX's own, without a copy."""
+    """A result of `single_threaded_device` as an array on a CPU of JAX, without a copy.
+
+    ``jax.device_put`` copies, as for `borrowed`.
+
+    Args:
+        array: The result.
+        device: A CPU device of JAX.
+        committed: Whether the new array is committed to it.
+
+    Returns:
+        The new array, which shares the memory of ``array``.
+    """
     return _placed(np.asarray(array), array.weak_type, device, committed)
 
 
@@ -126,7 +155,7 @@ def _sharding_of(device: jax.Device) -> Any:
 
 
 def placed_on(struct: object, device: Any | None) -> jax.ShapeDtypeStruct:
-    """The type of an array, committed to a device or to none."""
+    """The type of ``struct``, committed to ``device``, or to no device where that is None."""
     kind, placed = jax.typeof(struct), None if device is None else _sharding_of(device)
     weak = bool(getattr(kind, "weak_type", False))
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=placed, weak_type=weak)

@@ -1,4 +1,4 @@
-"""Devices: their names, platforms and defaults."""
+"""Devices: their names, the platforms of this process, and where JAX runs programs by default."""
 
 from __future__ import annotations
 
@@ -16,46 +16,62 @@ _xla_bridge = names.module("xla_bridge")
 
 
 def device_name(device: jax.Device) -> str:
-    """The platform and number of a device, by which another process knows it."""
+    """The platform and number of a device, such as ``"cpu:0"``: the same in another process."""
     return f"{device.platform}:{device.id}"
 
 
 @functools.cache
 def only_on_cpu() -> bool:
-    """Whether this process can run programs on CPU only, so that none is lowered for another.
+    """Whether the CPU is the only platform of this process.
 
-    Tracing a program for each platform takes time (``xla_bridge.backends``, since 0.2).
+    Then a program need not be traced for other platforms, which takes time. ``jax.devices`` lists
+    the devices of one platform only (``xla_bridge.backends``, since 0.2).
     """
     return set(jex_backend.backends()) == {"cpu"}
 
 
 def is_started() -> bool:
-    """Whether XLA runs in this process; a fork has none of its threads, and compiles nothing.
+    """Whether XLA has started in this process.
 
-    Its lock is not taken, which a fork may find locked (``xla_bridge._backends``, since 0.2).
+    A child that is forked afterwards has none of XLA's threads and cannot compile. The public
+    ``backends`` takes a lock, which a child may find locked for ever, so its table is read directly
+    (``xla_bridge._backends``, since 0.2).
     """
     return bool(_xla_bridge._backends)
 
 
 def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
-    """``lax.platform_dependent``; only one of both is traced where there is nothing but the CPU."""
+    """``lax.platform_dependent``, which traces ``cpu`` alone where the CPU is the only platform.
+
+    Args:
+        *operands: Operands of both functions.
+        cpu: The function for the CPU.
+        default: The function for other platforms.
+
+    Returns:
+        The results of the function of the platform that the program runs on.
+    """
     if only_on_cpu():
         return cpu(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
 
 
 def default_device() -> Any:
-    """Where ``jit`` runs what nobody has placed (``pxla.get_default_device``, since 0.4)."""
+    """Where ``jit`` runs uncommitted arguments (``pxla.get_default_device``, since 0.4)."""
     return jex_backend.get_default_device()
 
 
 def sole_device() -> Any | None:
-    """`default_device`; None where a mesh is in its place (``jax.set_mesh``)."""
+    """`default_device`; None under ``jax.set_mesh``, where a mesh takes its place.
+
+    The public ``jax.sharding.get_mesh`` raises while a function is traced
+    (``mesh.get_concrete_mesh``).
+    """
     return default_device() if _mesh.get_concrete_mesh().empty else None
 
 
 def is_place(value: object) -> bool:
-    """Whether a parameter of an equation says where something is to be: not so an empty mesh."""
+    """Whether a parameter of an equation names a device, a sharding or a mesh that is not empty."""
     if isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return not value.empty
     return isinstance(value, jax.Device | jax.sharding.Sharding)

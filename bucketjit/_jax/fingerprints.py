@@ -1,4 +1,8 @@
-"""Texts that identify values of user code: functions, parameters, types."""
+"""Texts that identify parameters and types of equations, equal in every process.
+
+`bucketjit._persistence.fingerprint` makes the digest of a program from them. A value without a
+sound text gives None, and the program is then not kept in a file.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from bucketjit._jax import names
 _core = names.module("core")
 _random = names.module("random.core")
 
+# Types whose ``repr`` holds all that a program depends on.
 _TELLING = frozenset(
     {
         "jax._src.export.shape_poly._DimExpr",
@@ -31,10 +36,17 @@ _TELLING = frozenset(
 
 
 def parts_of(value: Any) -> Sequence[Any] | None:
-    """What a value of JAX's is made of, or None where `text_of` may know it.
+    """The parts of a value of JAX that is compared by its parts.
 
-    Literals know their dtype (``literals.TypedInt``, since 0.7), and some parameters are
-    dataclasses, trees (``flattree``, since 0.9) or hijax primitives (``numpy.hijax``, since 0.10).
+    Non-public: no public name has these types. They are literals with a dtype
+    (``literals.TypedInt``, since 0.7), trees (``flattree``, since 0.9), hijax primitives
+    (``numpy.hijax``, since 0.10) and dataclasses of JAX.
+
+    Args:
+        value: A parameter of an equation, or a part of one.
+
+    Returns:
+        The parts; None for any other value, which `text_of` may know.
     """
     kind = type(value)
     if kind.__module__ == "jax._src.literals" and kind.__mro__[1] in (int, float, complex):
@@ -54,13 +66,16 @@ def parts_of(value: Any) -> Sequence[Any] | None:
 
 
 def text_of(value: Any) -> str | None:
-    """All that an object of JAX's says of a program, as text that is equal in every process.
+    """The text of an object of JAX, which holds all that a program depends on in it.
 
-    Non-public: these are the types of what equations hold, and no public name has them (``core``,
-    ``sharding_impls`` and ``shape_poly``, since 0.4.36).
+    The text is equal in every process. Non-public: no public name has these types of parameters
+    (``core``, ``sharding_impls`` and ``shape_poly``, since 0.4.36).
+
+    Args:
+        value: A parameter of an equation, or a part of one.
 
     Returns:
-        The text; None for an object that is not known to tell all by it.
+        The text; None for an object of which no such text is known.
     """
     kind = type(value)
     if kind is jax.core.ShapedArray:
@@ -86,7 +101,7 @@ def text_of(value: Any) -> str | None:
         if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
             return None
     elif isinstance(value, jax.sharding.Mesh):
-        if not value.empty:  # its text does not tell which devices it is made of
+        if not value.empty:  # the text of a mesh does not name its devices
             return None
         text = "empty mesh"
     elif isinstance(value, jax.sharding.NamedSharding):
@@ -101,21 +116,21 @@ def text_of(value: Any) -> str | None:
         text = f"{kind.__qualname__} {value!r}"
     else:
         return None
-    return None if " at 0x" in text else text
+    return None if " at 0x" in text else text  # an address differs from process to process
 
 
 _SHAPED_FIELDS = [
     n for n in jax.core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"
 ]
 
-# Interned dicts of configuration ("configs") follow from the other fields.
+# "configs" is left out: these interned dicts of configuration follow from the other fields.
 _CONTEXT_FIELDS = [
     n for n in _core.JaxprEqnContext.__slots__ if not n.startswith("_") and n != "configs"
 ]
 
 
 def _is_known(generator: Any) -> bool:
-    """Whether a generator of random bits is one of JAX's own."""
+    """Whether a generator of random bits is defined by JAX, not by the user."""
     known: Any = _random.prng.prngs.get(generator.name)
     return known is generator and _is_of_jax(known.random_bits.__module__)
 

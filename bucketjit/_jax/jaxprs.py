@@ -1,4 +1,8 @@
-"""Jaxprs: read, walk, rebuild and evaluate them, in the forms that each version of JAX has."""
+"""Jaxprs: read, walk, rebuild and evaluate them, in each version of JAX.
+
+`primitives` has the facts about single primitives, and `bucketjit._ir.dataflow` the walk of all
+analyses.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,21 @@ _partial_eval = names.module("interpreters.partial_eval")
 
 Atom = Var | Literal
 
-# Since 0.11 one class; before, a closed one holds the other and its constants.
+# JAX 0.11 merged the two classes. Before, a `ClosedJaxpr` holds a `Jaxpr` and its constants.
 AnyJaxpr = Jaxpr | ClosedJaxpr
 
 
 def struct_of(aval: Any, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
-    """An argument to trace with, of this abstract value, or of another shape."""
+    """A ``ShapeDtypeStruct`` to trace with, like ``aval``.
+
+    Args:
+        aval: The abstract value.
+        shape: Its shape in the place of that of ``aval``; None to keep that.
+
+    Returns:
+        The struct, weakly typed if ``aval`` is. A value without a shape, such as a token, gets
+        ``()``.
+    """
     weak = bool(getattr(aval, "weak_type", False))
     shape = getattr(aval, "shape", ()) if shape is None else shape
     return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=weak)
@@ -43,13 +56,16 @@ _JAXPR_TYPES = (jex_core.Jaxpr, jex_core.ClosedJaxpr)  # one since 0.11
 
 
 def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """``(jaxpr, consts)`` of a closed jaxpr; 0.11 merged the two classes into one."""
+    """``(jaxpr, consts)`` of a jaxpr, closed or open.
+
+    The public classes differ by version: 0.11 merged them into one.
+    """
     inner: Any = getattr(jaxpr, "jaxpr", jaxpr)
     return inner, getattr(jaxpr, "consts", ())
 
 
 def evaluate_jaxpr(jaxpr: Jaxpr, *args: object) -> list[Any]:
-    """Evaluate an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
+    """The results of an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
     return jax.core.eval_jaxpr(jaxpr, (), *args)
 
 
@@ -59,7 +75,7 @@ def is_jaxpr(value: object) -> bool:
 
 
 def all_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The equations of an open jaxpr, and of the programs among their parameters."""
+    """The equations of an open jaxpr and, each after its equation, those of its sub-programs."""
     for eqn in jaxpr.eqns:
         yield eqn
         for body in bodies(eqn):
@@ -67,46 +83,48 @@ def all_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def is_literal(atom: object) -> TypeGuard[Literal]:
-    """Whether an operand is a number that is written into its equation."""
+    """Whether an operand is a literal: a number written into its equation."""
     return isinstance(atom, Literal)
 
 
 def shape_of(atom: Atom) -> tuple[Any, ...]:
-    """The shape of an operand or result; what is no array, such as a token, has no axes."""
+    """The shape of an operand or result; ``()`` for one that is no array, such as a token."""
     return tuple(getattr(atom.aval, "shape", ()))
 
 
 def dtype_of(atom: Atom) -> Any:
-    """The dtype of an operand or result; what is no array passes for a truth value."""
+    """The dtype of an operand or result; ``bool`` for one that is no array, such as a token."""
     return getattr(atom.aval, "dtype", np.dtype(bool))
 
 
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs among the parameters of an equation, as open jaxprs."""
+    # Some parameters are tuples of jaxprs, such as the branches of a ``cond``.
     for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
         if is_jaxpr(value):
             yield open_jaxpr(value)[0]
 
 
 def variables_read(jaxpr: Jaxpr) -> Set[Atom]:
-    """The variables of an open jaxpr that an equation of it, or its outputs, read."""
+    """The variables of an open jaxpr that its equations read or that it returns."""
     atoms = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
     return {atom for atom in atoms if not is_literal(atom)}
 
 
 def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
-    """An open jaxpr without equations whose outputs nothing reads, inside its calls too.
+    """An open jaxpr without equations whose results are not read, inside its calls too.
 
-    ``jit`` does the same to what it compiles (``partial_eval.dce_jaxpr``, since 0.2.9): an
-    equation that cannot be masked matters only if its result does. All inputs stay.
+    So an equation that cannot be masked matters only if its result does. All inputs stay. ``jit``
+    removes the same equations (``partial_eval.dce_jaxpr``, since 0.2.9; no public name does).
     """
     return partial_eval.dce_jaxpr(jaxpr, True, instantiate=True)[0]
 
 
 def without_hi_primitives(closed: Any) -> Any:
-    """A program whose equations name themselves: a hijax one hides its function in an object.
+    """A program with its hijax equations expanded, each of which hides its function in an object.
 
-    ``jit`` lowers a program in the same way (``partial_eval.lower_jaxpr2``, since 0.7).
+    ``jit`` expands a program in the same way (``partial_eval.lower_jaxpr2``, since 0.7; no public
+    name does).
     """
     return _partial_eval.lower_jaxpr2(closed) if closed.is_high else closed
 
@@ -137,9 +155,20 @@ def rebuilt_jaxpr(
     outvars: Sequence[Any],
     eqns: Sequence[Any],
 ) -> Jaxpr:
-    """A jaxpr with other variables and equations; closed over its constants if the original was.
+    """A copy of a jaxpr with other variables and equations.
 
-    ``jax.extend`` can make no jaxpr from another one (``Jaxpr.replace``, since 0.4).
+    ``jax.extend`` cannot make a jaxpr from another one (``Jaxpr.replace``, since 0.4).
+
+    Args:
+        original: The jaxpr, closed or open.
+        constvars: Variables of the constants.
+        consts: Values of the constants, for a closed jaxpr.
+        invars: Variables of the arguments.
+        outvars: Variables, or literals, of the results.
+        eqns: The equations.
+
+    Returns:
+        The copy, closed over ``consts`` if the original is closed.
     """
     jaxpr = open_jaxpr(original)[0]
     lists = {
@@ -148,7 +177,7 @@ def rebuilt_jaxpr(
         "outvars": list(outvars),
         "eqns": list(eqns),
     }
-    if len(set(_JAXPR_TYPES)) == 1:
+    if len(set(_JAXPR_TYPES)) == 1:  # since 0.11 every jaxpr holds its constants
         return jaxpr.replace(**lists, consts=list(consts))
     rebuilt = jaxpr.replace(**lists)
     return (
@@ -157,16 +186,17 @@ def rebuilt_jaxpr(
 
 
 def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Run one equation as it stands, sub-programs included (as ``core.eval_jaxpr`` does)."""
+    """The results of one equation at these operands, evaluated as ``core.eval_jaxpr`` does."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
 class EquationScopes:
-    """Enters the names and configuration that an equation was traced under.
+    """Scopes of equations: the names and the configuration that an equation was traced under.
 
-    ``core.eval_jaxpr`` does it for every equation. Configurations are interned (since 0.10), and
-    nearly all equations have the current one, which need not be entered again.
+    ``core.eval_jaxpr`` enters both for every equation, but evaluates whole programs only
+    (``core.current_jaxpr_eqn_context``). Configurations are interned (since 0.10). Nearly all
+    equations have the current one, which is not entered again.
     """
 
     def __init__(self) -> None:
@@ -174,12 +204,12 @@ class EquationScopes:
         self._context = _core.current_jaxpr_eqn_context()
 
     def __call__(self, eqn: JaxprEqn) -> AbstractContextManager[Any]:
-        """The scope of one equation."""
+        """A context manager that enters the names and configuration of ``eqn``."""
         source = eqn.source_info
         names = jex_source_info.user_context(
             source.traceback, name_stack=self._names + source.name_stack
         )
-        if eqn.ctx is self._context:
+        if eqn.ctx is self._context:  # interned: equal ones are identical
             return names
         both = ExitStack()
         both.enter_context(names)
@@ -188,7 +218,10 @@ class EquationScopes:
 
 
 def first_effect(jaxpr: Jaxpr) -> str:
-    """The first equation of an open jaxpr that has an effect, with its line; ``""`` if none has."""
+    """The name and line of the first equation of an open jaxpr with an effect; ``""`` if none has.
+
+    Equations that hold programs are passed over: their effects are those of the equations inside.
+    """
     found = next((eqn for eqn in all_equations(jaxpr) if eqn.effects and not [*bodies(eqn)]), None)
     if found is None:
         return ""
@@ -197,7 +230,7 @@ def first_effect(jaxpr: Jaxpr) -> str:
 
 
 def equations_around(jaxpr: Jaxpr, eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The equations of an open jaxpr, outermost first, whose sub-programs hold this equation."""
+    """The equations of an open jaxpr whose sub-programs contain ``eqn``, outermost first."""
     for other in jaxpr.eqns:
         if other is eqn:
             return ()
@@ -208,20 +241,28 @@ def equations_around(jaxpr: Jaxpr, eqn: JaxprEqn) -> tuple[Any, ...]:
 
 
 def stage(fn: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Trace ``fn`` at these operands: an open jaxpr, and the values of its leading inputs.
+    """Trace ``fn`` to an open jaxpr whose leading inputs are the values that ``fn`` closes over.
 
-    What ``fn`` closes over (run-time sizes, say) becomes those inputs, as primitives such as
-    ``remat`` want it. ``jax.make_jaxpr`` leaves it in constvars, and only
-    ``partial_eval.convert_constvars_jaxpr`` (since 0.2) moves it in every version.
+    Primitives such as ``remat`` take closed-over values (run-time sizes, say) as operands.
+    ``jax.make_jaxpr`` leaves them in constvars, and only ``partial_eval.convert_constvars_jaxpr``
+    (since 0.2) moves them in every version.
+
+    Args:
+        fn: The function.
+        operands: Arrays or structs to trace it at.
+
+    Returns:
+        The open jaxpr, and the values of its leading inputs.
     """
     closed = jax.make_jaxpr(fn)(*operands)
     return _partial_eval.convert_constvars_jaxpr(open_jaxpr(closed)[0]), list(closed.consts)
 
 
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of constants and of carried values of a ``scan`` equation.
+    """The numbers of constants and of carried values of a ``scan`` equation.
 
-    0.10 keeps two ints; since 0.12 they are the lengths of the groups of ``ft_in``.
+    In 0.10 the parameters hold them as ints. Since 0.12 they are the lengths of the first two
+    groups of ``ft_in``. No public name has them.
     """
     if "num_carry" in params:
         return params["num_consts"], params["num_carry"]
@@ -230,10 +271,17 @@ def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
-    """The jaxpr of what a ``call_hi_primitive`` (since 0.12) expands to at these avals.
+    """The jaxpr that the primitive of a ``call_hi_primitive`` (since 0.12) expands to.
 
-    The expansion is the primitive's own definition; it takes and returns trees that only its
-    ``in_tree`` and ``out_tree`` describe.
+    The primitive's method ``expand`` is its definition, and no public name reaches it. The method
+    takes and returns trees, which only ``in_tree`` and ``out_tree`` of the primitive describe.
+
+    Args:
+        prim: The primitive.
+        avals: Types of the operands.
+
+    Returns:
+        A closed jaxpr from the leaves of the operands to the leaves of the results.
     """
 
     def flat(*values: Any) -> list[Any]:

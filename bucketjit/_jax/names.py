@@ -1,9 +1,9 @@
-"""The names that JAX makes no promise about, looked up in one place when the package is imported.
+"""The table of names that JAX may move, and their look-up when the package is imported.
 
-JAX moves the names of ``jax._src``, ``jax.extend`` and ``jax.interpreters`` without notice.
-Essential names that are missing make the import fail, with one error for all of them. Where other
-names are missing, one warning tells which features are left out. `bucketjit._jax` takes its modules
-of ``jax._src`` from here, and asks `lacking` before it uses the names of a feature.
+JAX moves names of ``jax._src``, ``jax.extend`` and ``jax.interpreters`` without notice. If an
+essential name is missing, the import fails, with one error for all such names. If other names are
+missing, one warning lists the features that are left out. The other files of `bucketjit._jax` take
+their modules of ``jax._src`` from here, and ask `lacking` before they use the names of a feature.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bucketjit._errors import VersionError, VersionWarning
 from bucketjit._events import logger
 from bucketjit._version import __version__
 
-# The releases that the tests run with. pyproject.toml, README.md and CI say the same.
+# The releases that the tests run with. pyproject.toml, README.md and CI name the same.
 OLDEST, NEWEST = "0.10.2", "0.12"
 REMEDY_OF_VERSIONS = "upgrade bucketjit or pin jax"
 
 
 class Without(enum.StrEnum):
-    """The features that bucketjit can do without: what holds where one is left out."""
+    """The features that can be left out, each with the text of what happens without it."""
 
     CALLBACKS = "jax.debug callbacks that are mapped over an open axis run exact"
     CONSTANTS = "jax.numpy.take(mode='wrap') and the like are traced at each size"
@@ -51,13 +51,13 @@ class Without(enum.StrEnum):
 
 
 class Use(NamedTuple):
-    """Names of a module.
+    """Names of one module that bucketjit uses.
 
     Attributes:
-        module: The module, below ``jax._src`` if it does not begin with ``jax``; ``a|b`` for names
+        module: The module, below ``jax._src`` unless it begins with ``jax.``; ``a|b`` for names
             that are in one or the other, by the version of JAX.
-        names: The names, with dots where one is an attribute of another.
-        without: What holds where a name is missing; None if bucketjit cannot do without.
+        names: The names, separated by spaces; an attribute of a name follows it after a dot.
+        without: The feature that is left out if a name is missing; None if the names are essential.
     """
 
     module: str
@@ -150,9 +150,18 @@ def _full(name: str) -> str:
 
 
 def module(name: str) -> Any:
-    """A module of `USES`; an empty one of its name where JAX has none.
+    """Import a module of `USES`; one that JAX lacks is replaced by an empty module of its name.
 
-    An empty one, so that each use of a name says which name is missing.
+    So `_look_up` can list every missing name, instead of the first import failing.
+
+    Args:
+        name: The name, below ``jax._src`` unless it begins with ``jax.``.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: The module exists and its own imports fail.
     """
     full = _full(name)
     try:
@@ -172,10 +181,11 @@ def _is_there(place: str, name: str) -> bool:
 
 
 def _looked_up(uses: Sequence[Use]) -> dict[str, list[Without | None]]:
-    """The names that are missing, each with what holds without it."""
+    """The names that are missing, each with the features it is for (None: essential)."""
     missing: dict[str, list[Without | None]] = {}
     for places, names, without in uses:
         for name in names.split():
+            # Of "a|b" the error names the module of the newer JAX, which is the last one.
             if not any(_is_there(place, name) for place in places.split("|")):
                 full = _full(places.split("|")[-1])
                 missing.setdefault(f"{full}.{name}", []).append(without)
@@ -187,8 +197,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a release of JAX is in the window that is tested, up to the patches of its newest."""
-    newest = _numbers(NEWEST)
+    """Whether a release of JAX is tested: from `OLDEST` to the last patch release of `NEWEST`."""
+    newest = _numbers(NEWEST)  # (0, 12): any patch release of it is compared as 0.12
     return _numbers(OLDEST) <= _numbers(version) and _numbers(version)[: len(newest)] <= newest
 
 
@@ -201,7 +211,7 @@ def _told(missing: Sequence[str]) -> str:
 
 
 def _look_up() -> dict[Without, list[str]]:
-    """Look up all names.
+    """Look up all names of `USES`, and warn of the features that are left out.
 
     Returns:
         The features that are left out, each with the names that it lacks.
@@ -231,20 +241,21 @@ def _look_up() -> dict[Without, list[str]]:
     return left_out
 
 
+# At import, so that a missing name is reported before the first call.
 LEFT_OUT = _look_up()
 
 
 def lacking(feature: Without) -> str:
-    """The names for want of which a feature is left out, in words; ``""`` if it is there."""
+    """Why a feature is left out: a text with the names that it lacks; ``""`` if it is there."""
     names = LEFT_OUT.get(feature)
     return f"jax {jax.__version__} has no {', '.join(names)}" if names else ""
 
 
 def trouble_of_versions(error: BaseException) -> str:
-    """What an error says of a name that this JAX lacks, in words; ``""`` if it is another error.
+    """The text for an error that is about a name this JAX lacks; ``""`` for any other error.
 
-    That is a module of JAX, or a name in one; or an attribute of an object of JAX's that only
-    `bucketjit._jax` asks for.
+    Such an error is about a module of JAX, about a name in one, or about an attribute of an object
+    of JAX that a line of `bucketjit._jax` reads.
     """
     if isinstance(error, ImportError):
         is_of_jax = _is_of_jax(error.name or "")
@@ -270,7 +281,7 @@ def _is_of_jax(name: str) -> bool:
 
 
 def _is_of_door(error: BaseException) -> bool:
-    """Whether an error was raised by a line of `bucketjit._jax`."""
+    """Whether a line of `bucketjit._jax` raised the error: the innermost frame is one."""
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next

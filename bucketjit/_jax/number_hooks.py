@@ -1,4 +1,10 @@
-"""Hooks on numbers that are computed of symbolic sizes, such as ``x.shape[0] / 2``."""
+"""Hooks on numbers that are computed from symbolic sizes, such as ``x.shape[0] / 2``.
+
+In the unpadded run such a number is a Python number; in a trace with symbolic sizes it is a tracer.
+The hooks refuse what would give another result, and mark what may be rounded differently.
+`size_hooks` installs them while a function is traced. They replace operators of
+``shape_poly._DimExpr`` (since 0.4.14), which no public name allows.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +25,16 @@ from bucketjit._jax.user_code import caller_is_user
 
 _shape_poly = names.module("export.shape_poly")
 
-# The mark of a number that is computed of sizes.
+# The checkpoint name that marks a number computed from sizes.
 NUMBER_OF_SIZES = "bucketjit: a number of sizes"
 
-# Numbers that a size may be multiplied with: the product with a size is a normal float32.
+# Bounds of the magnitude of a float that a size may be multiplied by or divided into: within them
+# the result is a normal float32 for every int32 size.
 _LEAST_FLOAT, _MOST_FLOAT = 2.0**-64, 2.0**64
 
 
 def _marked(value: object) -> Any:
-    """Say of an array that the unpadded run has a number of Python in its place."""
+    """Mark a floating-point array: the unpadded run has a Python number in its place."""
     if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, np.inexact):
         return checkpoint_name(value, NUMBER_OF_SIZES)
     return value
@@ -38,15 +45,24 @@ def _is_number(other: object) -> bool:
 
 
 def _is_left_alone(other: object) -> bool:
-    """Whether a hook has nothing to say: nobody watches, or the operation is one of arrays."""
+    """Whether a hook does nothing: no function is traced, or the other operand is an array."""
     return getattr(watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray)
 
 
 def operation_with_number(name: str) -> Callable[..., Any]:
-    """A sum, difference, product or quotient of a size and another size or a number.
+    """The hook for a sum, difference, product or quotient of a size and a size or a number.
 
-    Of floats, a product or quotient is marked, and a sum or difference is refused: it may nearly
-    cancel. With 64-bit types all of them are exact.
+    A product or quotient that is a float is marked as a number of sizes. A sum or difference with a
+    float is refused: it may nearly cancel, and the error of float32 then shows. So is a product or
+    quotient that may overflow or underflow in float32. With 64-bit types enabled, the trace
+    computes in float64 as Python does, and nothing is marked or refused.
+
+    Args:
+        name: Name of the operator, such as ``"__mul__"``.
+
+    Returns:
+        The replacement of the operator. It raises ``TypeError`` for a refused operation, and
+        ``ZeroDivisionError`` for a division by the number 0.
     """
     plain = getattr(_shape_poly._DimExpr, name)
     divides, is_quotient = name == "__truediv__", "truediv" in name
@@ -60,11 +76,12 @@ def operation_with_number(name: str) -> Callable[..., Any]:
         if not is_whole and not _is_number(other):
             return _or_report(plain, self, other)
         if is_quotient:
-            if divides and type(other) in (int, float) and other == 0:  # NumPy's give infinity
+            if divides and type(other) in (int, float) and other == 0:  # NumPy returns infinity
                 raise ZeroDivisionError("division by zero")
             _report_zero(other if divides else self)
         elif is_whole:
             return plain(self, other)
+        # JAX's own arithmetic on sizes is the same in both runs.
         if not caller_is_user() or jax.dtypes.canonicalize_dtype(float) == np.float64:
             return plain(self, other)
         is_good = is_whole or not other or _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT
@@ -76,7 +93,17 @@ def operation_with_number(name: str) -> Callable[..., Any]:
 
 
 def whole_operation(name: str) -> Callable[..., Any]:
-    """A division with a whole result. By numbers of Python it jumps, so they are refused."""
+    """The hook for ``//``, ``%`` or ``divmod`` of a size.
+
+    With a float the result jumps, so an error of float32 could change it by 1: the hook raises
+    ``TypeError``.
+
+    Args:
+        name: Name of the operator, such as ``"__floordiv__"``.
+
+    Returns:
+        The replacement of the operator.
+    """
     plain = getattr(_shape_poly._DimExpr, name)
     divides = not name.startswith("__r")
 
@@ -93,13 +120,13 @@ def whole_operation(name: str) -> Callable[..., Any]:
 
 
 def _report_zero(divisor: object) -> None:
-    """A size is divided by, which JAX takes for different from 0."""
+    """Report a divisor that may be 0: JAX takes every symbolic size for different from 0."""
     if isinstance(divisor, _shape_poly._DimExpr) and not is_positive(divisor):
         watching.report(divisor, 0)
 
 
 def _or_report(plain: Callable[..., Any], *operands: object) -> Any:
-    """Run an operation, and report what it raises for user code."""
+    """The result of an operation; a ``TypeError`` or ``ValueError`` in user code is reported."""
     try:
         return plain(*operands)
     except (TypeError, ValueError) as error:
@@ -108,14 +135,25 @@ def _or_report(plain: Callable[..., Any], *operands: object) -> Any:
 
 
 def power(self: object, power: object, modulo: object = None) -> Any:
-    """``size ** power``, which is reported where it raises."""
+    """The hook for ``size ** power``, which reports what JAX raises.
+
+    Raises:
+        TypeError: JAX refuses this power.
+        ValueError: JAX refuses this power.
+    """
     if _is_left_alone(power):
         return _plain_pow(self, power, modulo)
     return _or_report(_plain_pow, self, power, modulo)
 
 
 def exponent(self: object, base: object, modulo: object = None) -> Any:
-    """``2 ** n`` wraps, and ``0.999 ** n`` is off by more than a rounding."""
+    """The hook for ``base ** size``, which refuses it in user code.
+
+    In the trace ``2 ** n`` wraps around, and ``0.999 ** n`` is off by more than one rounding.
+
+    Raises:
+        TypeError: User code computes it.
+    """
     if _is_left_alone(base) or not caller_is_user():
         return _plain_rpow(self, base, modulo)
     fail(TypeError(f"a size is the exponent of {base!r}"))
@@ -129,7 +167,12 @@ WHOLE_OPERATORS = ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")
 
 
 def is_number_of_sizes(value: Any) -> bool:
-    """Whether a tracer is computed of sizes alone: the unpadded run has a number in its place."""
+    """Whether a scalar tracer is computed from sizes alone: unpadded it is a Python number.
+
+    The function walks back to what the tracer is made of (``tracer.parent``), which no public name
+    has (``partial_eval.DynamicJaxprTracer``). One that depends on an argument is no number of
+    sizes, nor is one that depends on no size.
+    """
     if getattr(value.aval, "shape", None) != ():
         return False
     seen: set[int] = set()
@@ -145,15 +188,26 @@ def is_number_of_sizes(value: Any) -> bool:
             has_size |= tracer.parent.primitive.name == "dim_as_value"
             pending += tracer.parent.in_tracers
         elif not isinstance(tracer.val, jex_core.Literal):
+            # A constant of this trace: a number, or a tracer of the trace around it.
             const = tracer._trace.frame.constvar_to_val.get(tracer.val)
-            if const is None:  # an argument
+            if const is None:  # an argument of the function
                 return False
             pending.append(const)
     return has_size
 
 
 def reporting_conversion(name: str) -> Callable[..., Any]:
-    """What a number of Python answers, and a tracer refuses to: user code may catch the refusal."""
+    """The hook for a conversion that a Python number allows and a tracer refuses.
+
+    User code may catch the refusal and go on in another way than the unpadded run, so it is
+    reported if the tracer is a number of sizes.
+
+    Args:
+        name: Name of the method of tracers, such as ``"__float__"``.
+
+    Returns:
+        The replacement of the method, which raises what the method raises.
+    """
     plain = getattr(jax.core.Tracer, name)
 
     @functools.wraps(plain)

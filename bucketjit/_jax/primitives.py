@@ -1,4 +1,4 @@
-"""Primitives by name, and what a primitive calls or is implemented by."""
+"""Find primitives by name, and the program or function behind a primitive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _mlir = names.module("interpreters.mlir")
 
 
 def find_primitives() -> dict[str, Any]:
-    """Every primitive JAX has imported, by name (``jax.extend`` lists only some of them)."""
+    """Every primitive in the imported modules of JAX, by name.
+
+    ``jax.extend.core.primitives`` lists only some of them.
+    """
     found: dict[str, Any] = {}
     for name, module in modules_of_jax().items():
         if name.startswith("jax."):
@@ -31,15 +34,15 @@ def find_primitives() -> dict[str, Any]:
 
 
 def modules_of_jax() -> dict[str, Any]:
-    """What is imported now.
+    """All modules that are imported now, by name.
 
-    A copy is made at one go. While a list of the items is made, memory is asked for, garbage is
-    collected, and another thread may import something.
+    ``sys.modules.copy()`` is one step of the interpreter. A loop over the items is not: an
+    allocation in it can start the garbage collector, and another thread can then import a module.
     """
     return {name: m for name, m in sys.modules.copy().items() if m is not None}
 
 
-_primitives: dict[str, Any] = {}
+_primitives: dict[str, Any] = {}  # searched again for a name that a later import may have added
 
 
 def primitive(name: str) -> Any | None:
@@ -50,7 +53,7 @@ def primitive(name: str) -> Any | None:
 
 
 def name_of(eqn: JaxprEqn) -> str:
-    """The name of the primitive of an equation, if it is JAX's; not of another one of that name."""
+    """The name of the primitive of an equation; ``""`` if the primitive is not one of JAX."""
     return _name_of(eqn.primitive)
 
 
@@ -65,13 +68,13 @@ CALLBACKS = frozenset(("pure_callback", "io_callback", "debug_callback"))
 
 
 def primitives(*names: str) -> list[Any]:
-    """The primitives of these names that this version of JAX has."""
+    """Those primitives of these names that this version of JAX has."""
     return [p for p in map(primitive, names) if p is not None]
 
 
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "callee", "call")
 
-# Names of the primitives that do nothing but run the program that they hold, on their operands.
+# Names of the primitives that only run the program that they hold, on their operands.
 CALLS = frozenset(
     (
         *("jit", "pjit", "call", "closed_call", "core_call", "remat2", "checkpoint"),
@@ -82,22 +85,40 @@ CALLS = frozenset(
 
 
 def called_jaxpr(params: Mapping[str, Any]) -> Any:
-    """The program that an equation calls; its parameter has a name of its own in each primitive."""
+    """The program that an equation with a primitive of `CALLS` runs.
+
+    The name of its parameter differs from primitive to primitive.
+
+    Args:
+        params: Parameters of the equation.
+
+    Returns:
+        The program, as the equation holds it.
+
+    Raises:
+        StopIteration: No parameter holds a program.
+    """
     return next(params[name] for name in _CALLED if name in params)
 
 
-_LOWERED_BY_FUNCTION = mlir.lower_fun(lambda: None).__code__  # shared by all that it returns
+# The code of the functions that `mlir.lower_fun` returns: all share it.
+_LOWERED_BY_FUNCTION = mlir.lower_fun(lambda: None).__code__
 
 
 def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | None:
-    """The function in JAX that a primitive stands for, if there is one.
+    """The function, written in JAX, that computes what a primitive computes.
 
-    That is its ``impl``, or where this only runs the primitive by itself, what ``mlir.lower_fun``
-    made its lowering from (``mlir._lowerings``, since 0.4; for all platforms, those of one may be
-    library calls).
+    That is its ``impl``. If ``impl`` only compiles the primitive (``apply_primitive``), it is the
+    function that ``mlir.lower_fun`` made the lowering from, which no public name returns
+    (``mlir._lowerings``, since 0.4). Only the lowering for all platforms counts: that for one
+    platform may be a library call.
+
+    Args:
+        primitive: The primitive.
 
     Returns:
-        The function of operands and parameters, and whether it returns a list.
+        The function of operands and parameters, and whether it returns a list; None if there is no
+        such function.
     """
     run = primitive.impl
     if not (isinstance(run, functools.partial) and run.func.__name__ == "apply_primitive"):
@@ -107,18 +128,18 @@ def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | No
     rule: Any = getattr(_mlir._lowerings.get(primitive), "rule", None)
     if getattr(rule, "__code__", None) is not _LOWERED_BY_FUNCTION:
         return None
-    held = inspect.getclosurevars(rule).nonlocals
+    held = inspect.getclosurevars(rule).nonlocals  # the arguments of `mlir.lower_fun`
     return held["fun"], held["multiple_results"]
 
 
 def fft_name(fft_type: Any) -> str:
-    """Name of the kind of a Fourier transform (``"RFFT"``); the enum itself is not public."""
+    """The name of the kind of a Fourier transform (``"RFFT"``); the enum itself is not public."""
     return fft_type.name
 
 
 def has_ordered_effect(eqn: JaxprEqn) -> bool:
-    """True if the equation has an effect that JAX keeps in program order.
+    """Whether an equation has an effect whose order JAX keeps.
 
-    ``effects.ordered_effects`` (since 0.3.10) is the only list of them.
+    No public name lists such effects (``effects.ordered_effects``, since 0.3.10).
     """
     return bool(_effects.ordered_effects.filter_in(eqn.effects))

@@ -1,4 +1,8 @@
-"""Executables as bytes, and JAX's own compilation cache."""
+"""Executables as bytes and back, and JAX's own compilation cache.
+
+`bucketjit._compile.files` writes the bytes to files; `compiler` keeps bytes that XLA cannot write
+again.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,21 @@ _pxla = names.module("interpreters.pxla")
 _sharding_impls = names.module("sharding_impls")
 _tree_util = names.module("tree_util")
 _xla_client = names.module("lib").xla_client
-_flags: Any = jax.config  # whose flags are public, and not typed
+_flags: Any = jax.config  # its flags are public, but have no types
 
-_SECONDS_BY_DEFAULT = 1.0  # of ``jax_persistent_cache_min_compile_time_secs``
+_SECONDS_BY_DEFAULT = 1.0  # JAX's default of ``jax_persistent_cache_min_compile_time_secs``
 
 
 def compilation_cache() -> tuple[str, float, int] | None:
-    """JAX's own persistent cache, if there is one in use, in a directory of this machine.
+    """The settings of JAX's own persistent cache, if it is in use.
 
-    Its directory, the fewest seconds of a compile to keep, and its most bytes (-1: no bound). The
-    seconds that JAX has by default are for every function that it compiles, of which most are not
-    met again. Buckets are: unless they are set, none is too quick.
+    JAX's default for the least compile time suits all functions, most of which are never compiled
+    again. Buckets are compiled again in the next process, so the default counts as 0 seconds here.
+    The flags are public, but have no types (since 0.4.1).
 
-    The flags are public, but not typed (since 0.4.1).
+    Returns:
+        Its directory, the least compile time in seconds of an executable that is kept, and its
+        most bytes (-1: no bound). None if the cache is off or not in a directory of this machine.
     """
     directory = _flags.jax_compilation_cache_dir
     if not directory or not _flags.jax_enable_compilation_cache or "://" in directory:
@@ -44,10 +50,11 @@ def compilation_cache() -> tuple[str, float, int] | None:
 
 
 def cache_hits() -> int:
-    """How many executables this thread has got from JAX's own persistent cache.
+    """How many executables this thread has read from JAX's own persistent cache.
 
-    Only counted from the first call on. The event (since 0.4.1) is the one thing that tells; what
-    XLA has read from a file it does not write again as a whole, at least on CPU.
+    Counting begins with the first call. A compile that raised the count was read from a file, and
+    XLA cannot serialize such an executable, at least on CPU. Only an event of ``jax.monitoring``
+    (since 0.4.1) reports it.
     """
     _count_cache_hits()
     return getattr(_cache_hits, "count", 0)
@@ -66,19 +73,26 @@ def _count_cache_hits() -> None:
 
 
 class NotPlain(Exception):
-    """An executable that does not go into a file; the message says why."""
+    """An executable cannot be kept in a file; the message says why."""
 
 
 def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...]]:
     """The bytes of a compiled executable, and the positions of the arguments that it takes.
 
-    ``jax.experimental.serialize_executable`` pickles what is around the bytes, and reading a
-    pickle runs whatever it says. What is around a plain executable, on one device, without effects
-    and callbacks, can be made again from the types of its arguments
-    (``pxla.UnloadedMeshExecutable``, since 0.4.30).
+    ``jax.experimental.serialize_executable`` pickles JAX's object around the bytes, and reading a
+    pickle can run any code. For a plain executable (one device, no effects, no callbacks) that
+    object can be made again from the types of its arguments (``pxla.UnloadedMeshExecutable``, since
+    0.4.30), so only the bytes are needed.
+
+    Args:
+        compiled: The result of ``lower().compile()``.
+        device: The device that it should be for.
+
+    Returns:
+        The bytes, and the positions, sorted.
 
     Raises:
-        NotPlain: It is not plain, or cannot be written.
+        NotPlain: The executable is not plain, is for another device, or XLA cannot write it.
     """
     around = getattr(compiled._executable, "_unloaded_executable", None)
     if around is None or not isinstance(around, _pxla.UnloadedMeshExecutable):
@@ -103,18 +117,28 @@ def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...
 def deserialized(raw: bytes, device: jax.Device) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
+    No public function reads these bytes alone (``xla_client.DeviceList``).
+
+    Args:
+        raw: The bytes.
+        device: Where the executable will run.
+
+    Returns:
+        The executable of XLA, for `loaded_function`.
+
     Raises:
         Exception: The bytes are no executable for this device.
     """
     if device.platform == "cpu" and b"lapack_" in raw:
-        # Lowering does; without it, a factorisation jumps to nowhere. It imports scipy (100 ms).
+        # Lowering registers LAPACK's functions. There was no lowering here, and without them a
+        # factorisation calls a null address. The import of scipy in it takes 100 ms.
         _linalg.initialize_lapack()
     devices = _xla_client.DeviceList((device,))
     return device.client.deserialize_executable(raw, executable_devices=devices)
 
 
 def is_for(executable: Any, device: jax.Device) -> bool:
-    """Whether a loaded executable runs on a device, of the same client."""
+    """Whether a loaded executable is for ``device`` alone (of the same client of XLA)."""
     return list(executable.local_devices()) == [device]
 
 
@@ -130,32 +154,33 @@ def loaded_function(
     fresh: Callable[..., Any],
     failed: Callable[[Exception], None],
 ) -> tuple[Any, Any]:
-    """A function around an executable that was not compiled here, to be called like a jitted one.
+    """A function around an executable that was read from bytes, to be called like a jitted one.
 
-    Its C++ half is that of ``jit`` (``jaxlib``'s ``pjit``, since 0.4.4): arguments of types and
-    placements that it has seen are dispatched at once, others come by ``meet``, which lets the
-    caller check them. ``jax.stages.Compiled`` is the same without a check of weak types, and
-    raises where arguments are placed in another way.
+    The C++ half of the function is that of ``jit`` (``jaxlib``'s ``pjit``, since 0.4.4). It
+    dispatches arguments whose types and placements it has seen. Other arguments reach
+    `_Loaded.meet`, which checks them first. ``jax.stages.Compiled`` does not check weak types, and
+    raises for arguments in another placement.
 
     Args:
-        xla: The executable, `deserialized`.
+        xla: The executable, from `deserialized`.
         kept: Positions of the arguments that it takes, among all.
-        name: What profiles call it.
+        name: The name of the function in profiles.
         in_avals: Types of all arguments.
         out_avals: Types of the results.
         out_tree: Tree of the results.
         device: Where it runs.
-        check: Is given the positional and keyword arguments in types that are new, and raises if
-            they are none it takes.
-        fresh: An ordinary function that does the same, for arguments that are placed elsewhere.
-        failed: Told of an error of the first run, which ``fresh`` then serves: bytes may be read
-            and still lack what running them needs.
+        check: Called with the positional and the keyword arguments when their types or placements
+            are new; raises if the executable does not take them.
+        fresh: A jitted function of the same program. It serves arguments that are placed elsewhere,
+            and calls under ``jax.disable_jit``.
+        failed: Called with the error of a first run that failed, which ``fresh`` then serves: bytes
+            may be readable and still lack what a run needs.
 
     Returns:
-        The function, and what tells of the memory and cost of its executable.
+        The function, and JAX's object around the executable, which has its memory and cost.
 
     Raises:
-        Exception: The executable is none for these types on this device.
+        Exception: The executable does not fit these types or this device.
     """
     taken = xla, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
     loaded = _Loaded(*taken)
@@ -173,7 +198,10 @@ def loaded_function(
 
 
 class _Loaded:
-    """The Python half of a loaded function. It does not hold the function, so both are freed."""
+    """The Python half of a loaded function: what runs when the C++ half has not seen the arguments.
+
+    It does not reference the function, so that reference counts alone free both.
+    """
 
     def __init__(
         self,
@@ -189,7 +217,7 @@ class _Loaded:
         failed: Callable[[Exception], None],
     ) -> None:
         self._failed = failed
-        self._runs: bool | None = None  # not known yet
+        self._runs: bool | None = None  # whether a first run succeeded; None before it
         self._check = check
         self._fresh = fresh
         self._out_tree = out_tree
@@ -236,12 +264,36 @@ class _Loaded:
         ]
 
     def without_jit(self, *args: object, **kwargs: object) -> Any:
-        """Serve a call where ``jax.disable_jit`` is in force."""
+        """Serve a call under ``jax.disable_jit``, by ``fresh``.
+
+        Args:
+            *args: Positional arguments of the call.
+            **kwargs: Keyword arguments of the call.
+
+        Returns:
+            The results.
+
+        Raises:
+            Exception: Whatever ``check`` or ``fresh`` raises.
+        """
         self._check(args, kwargs)
         return self._fresh(*args, **kwargs)
 
     def meet(self, *args: object, **kwargs: object) -> tuple[Any, Any, bool]:
-        """Serve a call with arguments of types or placements that were not seen before."""
+        """Serve a call whose types or placements of arguments the C++ half has not seen.
+
+        Args:
+            *args: Positional arguments of the call.
+            **kwargs: Keyword arguments of the call.
+
+        Returns:
+            The results; the data with which the C++ half serves such arguments itself, or None if
+            it has to call this again; and whether to compile again with a profile, which is False.
+
+        Raises:
+            FloatingPointError: ``jax_debug_nans`` found a NaN, and donated arguments are gone.
+            Exception: Whatever ``check``, ``fresh`` or the executable raises.
+        """
         self._check(args, kwargs)
         leaves = jax.tree_util.tree_leaves((args, kwargs))
         committed = self._placed_here(leaves)
@@ -252,19 +304,20 @@ class _Loaded:
             flat = executable.unsafe_call(*leaves)
         except jax.errors.JaxRuntimeError as error:
             arrays = [x for x in leaves if isinstance(x, jax.Array)]
+            # `fresh` cannot run again on donated arguments, and need not after a good first run.
             if self._runs or is_of_machine(error) or any(x.is_deleted() for x in arrays):
                 raise
             self._runs = False
             self._failed(error)
             return self._fresh(*args, **kwargs), None, False
-        except _api_util.InternalFloatingPointError:  # of jax_debug_nans: jit finds out where
+        except _api_util.InternalFloatingPointError:  # of jax_debug_nans: `fresh` finds the line
             if any(x.is_deleted() for x in leaves if isinstance(x, jax.Array)):
                 raise FloatingPointError("a result has a NaN or an infinity") from None
             return self._fresh(*args, **kwargs), None, False
         self._runs = True
         result = jax.tree_util.tree_unflatten(self._out_tree, flat)
         flat, tree = _pxla.reflatten_outputs_for_dispatch(self._out_tree, flat)
-        if not all(isinstance(x, _array.ArrayImpl) for x in flat):
+        if not all(isinstance(x, _array.ArrayImpl) for x in flat):  # the fast path makes only these
             return result, None, False
 
         def physical(shardings: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
@@ -289,7 +342,10 @@ class _Loaded:
         return result, fast, False
 
     def _placed_here(self, leaves: Sequence[Any]) -> bool | None:
-        """Whether some argument is committed to the device; None if one is somewhere else."""
+        """Whether an argument is committed to the device; None if one is committed elsewhere.
+
+        None is also the answer for tracers and for arrays over several devices or hosts.
+        """
         committed = False
         for x in leaves:
             if not isinstance(x, jax.Array):
@@ -299,6 +355,6 @@ class _Loaded:
             if type(x.sharding) is not jax.sharding.SingleDeviceSharding:
                 return None
             if x.committed and x.sharding.device_set != {self._device}:
-                return None  # what is not committed is moved
+                return None  # an uncommitted array is moved to the device instead
             committed = committed or x.committed
         return committed

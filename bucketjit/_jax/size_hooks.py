@@ -1,6 +1,8 @@
-"""Hooks on symbolic sizes, while a function is traced.
+"""Hooks on symbolic sizes, which report what user code asks of a size while it is traced.
 
-They report what user code asks of a size: comparisons, hashes, conversions and texts.
+What is reported are comparisons that JAX answers unsoundly, hashes, conversions and texts.
+`number_hooks` has the hooks on arithmetic, `size_reports` the reports of the thread that traces.
+`bucketjit._tracing` turns reports into guards or refusals.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _shape_poly = names.module("export.shape_poly")
 
 _hook_lock = threading.Lock()
 
-_hook_users = 0
+_hook_users = 0  # threads that watch, and nested watches; the hooks are installed while it is > 0
 
 
 @contextmanager
@@ -48,24 +50,28 @@ def watch_equalities(
     used_as_text: Callable[[str], None],
     raised: Callable[[Exception], None],
 ) -> Iterator[None]:
-    """Report every ``==`` of sizes that decides something and gets an unsound False from JAX.
+    """Report every use of a symbolic size in which traced code may decide otherwise than unpadded.
 
-    ``n == 4`` on a symbolic size cannot raise (hashing uses it), so JAX says False where the
-    truth is "unknown". Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees those answers.
-    Two more decide without a comparison: ``if n % 2`` (every symbolic size is true, so it is
-    reported as different from 0), and ``{4: w}.get(n)`` (its hash is no int's, so it is never
-    compared with the keys).
-    User code may also catch what a size raises (``try: k = int(n)``), or a number computed of
-    sizes, which is why that is reported too, and ask for the class of a size, which is ``int`` to
-    it, as in the exact run.
-    The hooks are installed while some thread watches, and report to the thread that compares.
+    * ``n == 4``: equality must not raise, as hashing uses it, so JAX returns False where the answer
+      is unknown. Only a hook on ``_DimExpr.__eq__`` (since 0.4.14) sees these answers.
+    * ``if n % 2``: every symbolic size is true. It is reported as different from 0.
+    * ``{4: w}.get(n)``: the hash of a size is not that of an int, so it is not compared with keys.
+    * ``try: k = int(n)``: user code may catch what a size, or a number computed from sizes, raises.
+    * ``f"{n}"``: the text is that of an expression.
+
+    To user code, the class of a size is ``int``, as in the unpadded run. The hooks are installed
+    while any thread watches. A hook calls the functions of the thread that it runs in.
 
     Args:
-        found: Told of two sizes, at least one symbolic, that were taken to be different.
-        used_as_key: Told of a symbolic size that was hashed.
-        used_as_text: Told where user code made a text of a symbolic size, of a type that has one in
-            its shape, or of a number that is computed of sizes; see `raising_line`.
-        raised: Told of each error that user code gets from a size, which it may catch.
+        found: Called with two sizes, at least one symbolic, that JAX took to be different.
+        used_as_key: Called with a symbolic size that was hashed.
+        used_as_text: Called with the line (as `calling_line` returns it) where user code made a
+            text of a symbolic size, of a type with one in its shape, or of a number computed from
+            sizes.
+        raised: Called with each error that user code gets from a size.
+
+    Yields:
+        None.
     """
     global _hook_users
     with _hook_lock:
@@ -105,7 +111,7 @@ def _reporting_ne(self: object, other: object) -> Any:
 
 
 def _reported_answer(size: object, other: object) -> Any:
-    """What ``size == other`` says to the code that a hook runs for."""
+    """The answer of ``size == other``, reported if it is False and the caller decides by it."""
     report = getattr(watching, "report", None)
     if report is not None and isinstance(other, jax.Array | np.ndarray):
         return _equal_to_array(size, other)
@@ -116,7 +122,7 @@ def _reported_answer(size: object, other: object) -> Any:
 
 
 def _equal_to_array(size: Any, array: Any) -> Any:
-    """As an int compares: elementwise, where JAX says that a size is no array."""
+    """``size == array``, elementwise as for an int; JAX's own answer is False."""
     if isinstance(array, np.ndarray):
         equal = [_reported_equal(size, x) for x in array.ravel().tolist()]
         return np.array(equal, bool).reshape(array.shape)
@@ -131,7 +137,7 @@ def _reported_equal(size: object, number: object) -> bool:
 
 
 def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of sizes that reports what it raises for user code."""
+    """An operation of sizes that reports an inconclusive comparison in user code and raises it."""
 
     @functools.wraps(plain)
     def reporting(*operands: object) -> Any:
@@ -145,7 +151,7 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _missing(name: str) -> Callable[..., Any]:
-    """An operator that ints have and sizes have not."""
+    """An operator that ints have and sizes lack: it raises ``TypeError``, with a report."""
 
     def operator(self: object, *others: object) -> Any:
         if any(isinstance(x, jax.Array | np.ndarray) for x in others):
@@ -160,7 +166,7 @@ def _no_index(self: object) -> int:
 
 
 class LengthIsInt(TypeError):
-    """``len(x)`` of an array whose axis 0 is open: Python wants an int."""
+    """``len(x)`` of an array whose axis 0 is symbolic, which Python requires to be an int."""
 
 
 _plain_len = jax.core.Tracer.__len__
@@ -174,37 +180,39 @@ def _length(self: Any) -> Any:
 
 
 class SizeAttributeError(AttributeError):
-    """User code asks a symbolic size for an attribute that it does not have."""
+    """An attribute that a symbolic size does not have."""
 
 
 def _no_attribute(self: object, name: str) -> Any:
     error = SizeAttributeError(f"a symbolic size has no attribute {name!r}")
-    if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):  # which asks for it
+    # The unpadded run has the attributes of `int`. A ufunc of NumPy reads the method of its name.
+    if hasattr(int, name) or isinstance(getattr(np, name, None), np.ufunc):
         report_raised(error)
     raise error
 
 
 def _class_of_size(self: object) -> type:
-    """``int`` for user code that is being traced: it has to take the branch that exact takes."""
+    """``int`` for traced user code, so that ``isinstance`` takes the branch of the unpadded run."""
     if getattr(watching, "report", None) is not None and caller_is_user():
         return int
     return _shape_poly._DimExpr
 
 
 def _let_sizes_pass_for_ints() -> None:
-    """Make ``isinstance(size, int)`` ask `_class_of_size`.
+    """Make ``isinstance(size, int)`` call `_class_of_size`.
 
-    ``isinstance`` looks at ``__class__`` where the type does not answer. To assign it to a class
-    would change the class of the class; only its own dict, behind the proxy, takes a property.
+    ``isinstance`` reads ``__class__`` if the type itself is not a subclass. Assigning to
+    ``_DimExpr.__class__`` would change the class of the class. Only its dict, behind the read-only
+    proxy that ``vars`` returns, takes a property of that name.
     """
     (own,) = gc.get_referents(vars(_shape_poly._DimExpr))
     own["__class__"] = property(_class_of_size)
-    # An ordinary change of the class drops what the interpreter has cached of it.
+    # The interpreter caches attributes of a class; an ordinary assignment to it drops the cache.
     setattr(_shape_poly._DimExpr, "_passes_for_int", True)  # noqa: B010
 
 
 def _reporting_bool(self: object) -> bool:
-    # Anyone decides here, JAX too: the gradient of rfft asks ``not n % 2``.
+    # Whoever the caller is: JAX decides by it, too. The gradient of rfft asks ``not n % 2``.
     report = getattr(watching, "report", None)
     if report is not None and not is_positive(self):
         report(self, 0)
@@ -221,7 +229,7 @@ def _reporting_hash(self: object) -> int:
 def _text_of(
     kind: type, name: str, tells_a_size: Callable[[Any], bool] = lambda value: True
 ) -> Callable[..., str]:
-    """A text that is reported if it is made by user code, of what tells a size."""
+    """A method that makes a text, with a report if user code calls it on what shows a size."""
     plain = getattr(kind, name)
 
     @functools.wraps(plain)
@@ -268,16 +276,16 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
-    """Hooks of a class that tells shapes: what user code compares or looks up by it, it decides by.
+    """Hooks of a class whose ``==``, hash and text depend on a shape.
 
-    JAX compares and hashes types for its own ends all the time, so only a caller that is the user's
-    counts; the shapes are then compared, or hashed, once more from here, as if by the user.
+    JAX itself compares and hashes types all the time, so only user code counts. For it the hook
+    compares, or hashes, the shapes once more: the hooks on sizes then see that user code asks.
     """
     plain_eq, plain_hash = kind.__eq__, kind.__hash__
 
     def eq(self: Any, other: Any) -> Any:
         if _is_watched_user() and self is not other and type(other) is type(self):
-            _ = self.shape == other.shape
+            _ = self.shape == other.shape  # runs `_reporting_eq` for the user
         return plain_eq(self, other)
 
     def hashed(self: Any) -> int:
@@ -304,7 +312,7 @@ _EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
     jax.core.ShapedArray: _type_hooks(jax.core.ShapedArray),
     jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
     jax.core.Tracer: {
-        # The text of an array is one of a tracer in the unpadded run, too.
+        # An array is a tracer in the unpadded run too, so its text counts only for a number.
         "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
         "__len__": _length,
         **{name: reporting_conversion(name) for name in (f"__{name}__" for name in CONVERSIONS)},

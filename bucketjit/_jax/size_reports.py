@@ -1,4 +1,7 @@
-"""Who is told, while a function is traced, of what its code asks of a symbolic size."""
+"""The reports of the thread that traces: what `size_hooks` and `number_hooks` call.
+
+No name of JAX is private here; the file is between both to avoid a cycle of imports.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,20 @@ from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._jax.user_code import caller_is_user
 
-# The reports of the thread that traces: ``report``, ``report_key``, ``report_text`` and
-# ``report_raised``, as `size_hooks.watch_equalities` describes them. None of them where no function
-# is traced.
+# Functions of the thread: ``report``, ``report_key``, ``report_text`` and ``report_raised``, the
+# arguments of `size_hooks.watch_equalities`. Each is missing or None while no function is traced.
 watching = threading.local()
 
 
 def fail(error: Exception) -> NoReturn:
-    """Raise an error from a hook, and report it if the hook runs for user code."""
+    """Raise an error from a hook, and report it if the hook runs for user code.
+
+    Args:
+        error: The error.
+
+    Raises:
+        Exception: ``error``.
+    """
     report_raised(error)
     raise error
 
@@ -29,7 +38,7 @@ def report_raised(error: Exception) -> None:
 
 
 def is_positive(size: Any) -> bool:
-    """Whether a size is at least 1 whatever its variables are."""
+    """Whether a size is at least 1 for all values of its variables; False if JAX does not know."""
     try:
         return bool(size >= 1)
     except InconclusiveDimensionOperation:

@@ -1,4 +1,7 @@
-"""The transformation that a call runs under: none, ``jit``, ``grad``, ``vmap`` and so on."""
+"""The transformation that a call runs under (none, ``jit``, ``grad``, ...), and rules for it.
+
+`bucketjit._autodiff` defines primitives with these functions.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ _util = names.module("util")
 
 
 def only_differentiated() -> bool:
-    """True inside ``grad``, ``jvp`` and the like, as many as there are, but nothing else.
+    """Whether all transformations of the call are derivatives (``grad``, ``jvp``, ...), or none.
 
-    Non-public: nothing tells which transformations a call is under (``ad.JVPTrace`` and
-    ``ad.LinearizeTrace``, since 0.4.36 and 0.5).
+    No public name returns the transformations of a call (``ad.JVPTrace``, since 0.4.36, and
+    ``ad.LinearizeTrace``, since 0.5).
     """
     trace = _core.trace_ctx.trace
     while isinstance(trace, ad.JVPTrace | _ad.LinearizeTrace):
@@ -37,12 +40,16 @@ def only_differentiated() -> bool:
 
 @contextmanager
 def eval_context() -> Iterator[None]:
-    """Leave all transformations for a while (``core.eval_context``, since 0.4.36).
+    """Leave all transformations, and an empty mesh (``core.eval_context``, since 0.4.36).
 
-    The backward pass of ``grad`` sets the mesh that an equation was traced under, also where there
-    was none, and what is set is part of what ``jit`` knows its traces by. So an empty one is left,
-    too: what runs here finds what was compiled outside of a backward pass. (JAX 0.12 takes unset
-    for empty; ``config.abstract_mesh_context_manager``, since 0.5, in ``mesh`` since 0.11.2.)
+    The backward pass of ``grad`` sets the mesh that an equation was traced under, even an empty
+    one. A mesh that is set is part of the key of ``jit``'s traces, so code in a backward pass would
+    miss what was compiled outside of one. Hence an empty mesh is unset here, and set again
+    afterwards. (JAX 0.12 does not distinguish the two. The state is
+    ``config.abstract_mesh_context_manager``, since 0.5, in ``mesh`` since 0.11.2.)
+
+    Yields:
+        None.
     """
     name = "abstract_mesh_context_manager"
     mesh: Any = getattr(_config, name, None) or getattr(_mesh, name)
@@ -59,24 +66,29 @@ def eval_context() -> Iterator[None]:
 
 
 def hold_weakly(kind: type) -> None:
-    """Let JAX forget equations whose parameters are of this kind when those are gone.
+    """Let JAX's caches reference parameters of this type weakly.
 
-    It keeps the result types of 2,048 equations by their parameters, and would keep what those
-    hold with them (``util.weakref_cache_key_types``, in 0.10 and 0.12).
+    JAX caches the result types of the last 2,048 equations by their parameters. Without this it
+    keeps the parameters alive, and all they reference. No public name adds a type
+    (``util.weakref_cache_key_types``, in 0.10 and 0.12).
     """
     if not lacking(Without.FORGETTING):
         _util.weakref_cache_key_types.add(kind)
 
 
 def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Give a primitive a rule that is told whether reverse mode asks (``ad``, since 0.5).
+    """Give a primitive a linearization rule (``ad.primitive_linearizations``, since 0.5).
 
-    The public rule of forward mode does not know. The rule gets whether reverse mode asks, which
-    arguments have tangents and the arguments; it returns the results, which of them have tangents,
-    residuals, and a function of the residuals and the tangents that gives the tangents of the
-    results; or None for what JAX does without the rule. Since 0.11.1 there is a second kind of
-    residuals, which is left empty. Where JAX has something else in their place, it does without
-    the rule.
+    The public rule of forward mode does not know whether reverse mode runs it; this one does.
+    Since 0.11.1 JAX expects a second kind of residuals, which is left empty. If this JAX expects
+    any other number of values from a rule, the primitive gets none.
+
+    Args:
+        primitive: The primitive.
+        rule: Called with whether reverse mode runs, which arguments have tangents, the arguments,
+            and the parameters by name. Returns the results, which of them have tangents, the
+            residuals, and a function from residuals and tangents to the tangents of the results.
+            Or returns None for what JAX does without a rule.
     """
     count = 0 if lacking(Without.GRADIENTS) else parts_of_a_linearization()
     if count not in (4, 5):
@@ -97,7 +109,11 @@ def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 def parts_of_a_linearization() -> int:
-    """How many values a linearization rule returns: as many as JAX's own rule for the identity."""
+    """The number of values that this JAX expects from a linearization rule.
+
+    It differs by version (4, or 5 since 0.11.1), and no public name has it. JAX's fallback rule is
+    run on an identity to count them.
+    """
     identity = jex_core.Primitive("identity")
     ad.primitive_jvps[identity] = lambda primals, tangents: (primals[0], tangents[0])
     try:
@@ -108,17 +124,18 @@ def parts_of_a_linearization() -> int:
 
 
 def current_trace() -> Hashable:
-    """The trace that operations are recorded in now (``core.trace_ctx``, since 0.4.36).
+    """The trace that records operations now (``core.trace_ctx``, since 0.4.36).
 
-    Non-public because nobody else need tell them apart; a value made in one trace may be used
-    again in the same one, but never in another.
+    It is a key for values that are made once per trace: a value of one trace cannot be used in
+    another one. No public name distinguishes traces.
     """
     return _core.trace_ctx.trace
 
 
-# What ``THREAD_TRACE.value`` is outside every transformation: ``core.trace_state_clean``, six times
-# faster, and no tracer has to be looked for among all leaves.
-# (Since 0.4.36, None since 0.12. No transformation makes an axis environment without a trace.)
+# The trace of this thread, as a state of the configuration. Outside every transformation its
+# ``value`` is one of `NO_TRACE`. The check takes a sixth of the time of
+# ``core.trace_state_clean``, and no leaf has to be searched for tracers. No transformation makes an
+# axis environment without a trace. (Since 0.4.36; the value is None since 0.12.)
 THREAD_TRACE = _core.trace_state_strong_ref
 
 NO_TRACE = (_core.eval_trace, None)

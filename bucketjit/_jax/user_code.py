@@ -1,4 +1,7 @@
-"""The line of user code that a trace, an equation or an error comes from."""
+"""The line of user code that an equation, an error or a call of a hook comes from.
+
+User code is code outside of JAX, NumPy and bucketjit.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,19 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
-    """``file:line (function)`` of the user's code that made the equation, or ``""``.
+    """``file:line (function)`` of the user code that made the equation, or ``""``.
 
-    That is the innermost line outside of JAX and of this package, whose functions stand in for some
-    of JAX's while it traces (``source_info_util.user_frames``, since 0.2.21). The equations of a
-    program that JAX jits by itself (``jnp.roll``) have none.
+    That is the innermost frame outside of JAX and of bucketjit, whose patches are on the stack
+    while JAX traces. Equations of a function that JAX itself jits (``jnp.roll``) have none. No
+    public name reads the frames of an equation (``source_info_util.user_frames``, since 0.2.21).
 
     Args:
         eqn: The equation.
-        within: The equations around it, outermost first. The innermost that has a line is told.
+        within: The equations around it, outermost first. If ``eqn`` has no line, the innermost of
+            these that has one gives it.
+
+    Returns:
+        The line; ``""`` if no equation has one.
     """
     lines = map(_line_of_equation, (eqn, *reversed(within)))
     return next(filter(None, lines), "")
@@ -47,20 +54,27 @@ def _line_of_equation(eqn: JaxprEqn) -> str:
         return ""
 
 
-_LONGEST_CODE = 60  # characters of an expression that is told
+_LONGEST_CODE = 60  # characters of an expression that a message quotes
 
 
 def raising_line(error: BaseException) -> str:
-    """``file:line (function)`` of the user's code that an error came of, or ``""``.
-
-    That is the innermost line outside of JAX, of NumPy and of this package.
-    """
+    """``file:line (function)`` of the innermost user code in an error's traceback, or ``""``."""
     step = raised_by_user(error)
     return "" if step is None else _place(step.tb_frame, step.tb_lineno)
 
 
 def raising_code(error: BaseException) -> str:
-    """What the same line does there, such as ``range(x.shape[0])``; ``""`` if it is not known."""
+    """The source of what raised an error in user code, such as ``range(x.shape[0])``.
+
+    It is in the line that `raising_line` returns.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The source; ``""`` if it is not known, extends over several lines, or is longer than 60
+        characters.
+    """
     step = raised_by_user(error)
     if step is None:
         return ""
@@ -75,7 +89,7 @@ def raising_code(error: BaseException) -> str:
 
 
 def raised_by_user(error: BaseException) -> TracebackType | None:
-    """Where an error passed through user code last, innermost; None if it never did."""
+    """The innermost step of an error's traceback that is in user code; None if none is."""
     found, step = None, error.__traceback__
     while step is not None:
         if _place(step.tb_frame, step.tb_lineno):
@@ -85,7 +99,11 @@ def raised_by_user(error: BaseException) -> TracebackType | None:
 
 
 def defining_line(function: Callable[..., Any]) -> str:
-    """``file:line (function)`` of where a function is defined, or ``""``."""
+    """``file:line (function)`` of the definition of a function, or ``""``.
+
+    Partial applications and decorators are looked through. A callable object gives the line of its
+    ``__call__``.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -96,7 +114,7 @@ def defining_line(function: Callable[..., Any]) -> str:
 
 
 def calling_line() -> str:
-    """``file:line (function)`` of the innermost user code that a hook runs for, or ``""``."""
+    """``file:line (function)`` of the innermost user code that called a hook, or ``""``."""
     frame: FrameType | None = calling_frame()
     line = ""
     while frame is not None and not line:
@@ -106,29 +124,33 @@ def calling_line() -> str:
 
 
 def _place(frame: FrameType, number: int) -> str:
-    """A line of the user's code in words; ``""`` for code of others."""
+    """``file:line (function)`` of a frame in user code; ``""`` for any other frame."""
     code = frame.f_code
     if not (_is_of_user(frame) and _source_info_util.is_user_filename(code.co_filename)):
         return ""
     return f"{code.co_filename}:{number} ({code.co_qualname})"
 
 
-# Modules of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
-# ``jnp.linalg.det``), as user code does. In the others a wrong "not equal" only misses a
-# short cut, or raises where exact would broadcast.
+# Packages of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
+# ``jnp.linalg.det``), as user code does. In all others a wrong "not equal" only misses a short cut,
+# or raises where the unpadded run would broadcast.
 _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_party")
 
 _DEFINITELY_EQUAL = _core.definitely_equal.__code__
 
 
-# The modules whose functions run between user code and the question who that is.
+# Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
     f"bucketjit._jax.{name}" for name in ("user_code", "size_reports", "size_hooks", "number_hooks")
 )
 
 
 def calling_frame() -> FrameType:
-    """The frame of the code that a hook runs for: the first outside of the modules of hooks."""
+    """The frame of the code that called a hook: the first outside of the modules of hooks.
+
+    Frames are skipped by the name of their module, not counted, so a new helper function in these
+    modules does not change which frame is found.
+    """
     frame: Any = sys._getframe(1)
     while frame.f_globals.get("__name__") in _HOOKS:
         frame = frame.f_back
@@ -136,11 +158,17 @@ def calling_frame() -> FrameType:
 
 
 def caller_decides() -> bool:
-    """Whether the code that a hook runs for decides by what it asks what to compute."""
+    """Whether the caller of a hook decides by its answer what to compute.
+
+    User code does, and so do those packages of JAX that compare sizes as user code does. A call of
+    the private ``core.definitely_equal`` counts only if ``jax.image`` makes it.
+    """
     frame = calling_frame()
     name = frame.f_globals.get("__name__", "")
-    if frame.f_code is _DEFINITELY_EQUAL:  # JAX means "or unknown" by it, but for one place
-        caller: Any = frame.f_back  # `jax.image.resize` leaves out what has its size
+    # A False of `definitely_equal` means "or unknown" to its callers in JAX. Only
+    # `jax.image.resize` takes it for "different": it skips axes that keep their size.
+    if frame.f_code is _DEFINITELY_EQUAL:
+        caller: Any = frame.f_back
         return caller.f_globals.get("__name__", "").startswith("jax._src.image.")
     if name.startswith("jax._src."):
         return name.split(".")[2] in _DECIDING
@@ -148,19 +176,16 @@ def caller_decides() -> bool:
 
 
 def caller_caches() -> bool:
-    """Whether a hook runs for a library that looks sizes up in a cache, which decides nothing.
+    """Whether the caller of a hook hashes sizes for a cache, which decides nothing.
 
-    JAX is one: ``jit`` hashes static arguments if all others are concrete, as in
+    einops does, and so does JAX: ``jit`` hashes static arguments if all others are concrete, as in
     ``jax.random.normal(constant_key, x.shape)``.
     """
     return calling_frame().f_globals.get("__name__", "").startswith(("einops.", "jax."))
 
 
 def caller_is_user() -> bool:
-    """Whether a hook runs for code outside JAX, or for NumPy that was called from there.
-
-    JAX calls NumPy too.
-    """
+    """Whether user code called a hook, itself or through NumPy (which JAX calls, too)."""
     frame: Any = calling_frame()
     while frame.f_globals.get("__name__", "").startswith("numpy.") and frame.f_back:
         frame = frame.f_back

@@ -1,4 +1,8 @@
-"""Bounds of size expressions over a whole bucket."""
+"""Bounds of a size expression over all sizes of a bucket.
+
+`bucket_sizes` takes padded sizes from here: the padded size of ``n // 2 + 1`` is its largest value
+for ``n`` up to the bucket.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from bucketjit._sizes.expressions import (
 
 
 def _never_decreases(node: ast.expr) -> bool:
-    """True if the expression is >= 0 and grows with every variable (all of them >= 0)."""
+    """True if the expression is >= 0 and decreases with no variable, all of them being >= 0."""
     match node:
         case ast.Constant(value=int() as value):
             return value >= 0
@@ -38,7 +42,7 @@ def _never_decreases(node: ast.expr) -> bool:
 
 
 def _grows(node: ast.expr) -> bool:
-    """Like `_never_decreases`, but constants may also be taken away (``b - 1``)."""
+    """Like `_never_decreases`, but the expression may be negative, as ``b - 1`` is at 0."""
     match node:
         case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant()):
             return _grows(left)
@@ -53,13 +57,25 @@ def _grows(node: ast.expr) -> bool:
     return _never_decreases(node)
 
 
-_LATTICE_LIMIT = 1 << 20
+_LATTICE_LIMIT = 1 << 20  # points of a box that are evaluated one by one for an exact bound
 
-Range = tuple[int, int]
+Range = tuple[int, int]  # smallest and largest value, both included
 
 
 def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Range:
-    """Bounds of an expression by interval arithmetic: always sound, not always tight."""
+    """Bounds of an expression by interval arithmetic: always sound, not always tight.
+
+    Args:
+        node: Syntax tree of the expression.
+        lo: Smallest size of each variable.
+        hi: Largest size of each variable.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        ValueError: The expression has an operation that cannot be bounded.
+    """
 
     def corners(
         op: Callable[[int, int], int], a: tuple[int, int], b: tuple[int, int]
@@ -84,6 +100,7 @@ def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Ra
             if isinstance(op, ast.Mult):
                 return corners(lambda a, b: a * b, x, y)
             if isinstance(op, ast.Pow):
+                # An even power of an interval around 0 is 0 inside, not in a corner.
                 low, high = corners(lambda a, b: a**b, x, y)
                 return (min(low, 0) if x[0] < 0 else low), high
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
@@ -92,10 +109,10 @@ def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Ra
                 return max(x[0], y[0]), max(x[1], y[1])
             if name == "min":
                 return min(x[0], y[0]), min(x[1], y[1])
-            if name == "floordiv":
+            if name == "floordiv":  # a divisor other than 0 never makes a number larger
                 largest = max(map(abs, x))
                 return corners(lambda a, b: a // b, x, y) if y[0] > 0 else (-largest, largest)
-            if name == "mod":
+            if name == "mod":  # the result has the sign of the divisor, and is nearer to 0
                 most = max(0, y[1] - 1)
                 return min(0, y[0] + 1), min(most, x[1]) if x[0] >= 0 < y[0] else most
     raise ValueError(f"cannot bound {ast.unparse(node)}")
@@ -122,7 +139,19 @@ def upper_bound(dim: Dim, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
 
 
 def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
-    """`upper_bound` of an expression given as text."""
+    """`upper_bound` of the text of an expression.
+
+    Args:
+        text: The text.
+        lo: Smallest size of each variable.
+        hi: Largest size of each variable.
+
+    Returns:
+        The bound, at least 0.
+
+    Raises:
+        ValueError: The expression cannot be bounded.
+    """
     return _upper_bound(text, tuple((v, lo[v], hi[v]) for v in variables_of(text)))
 
 
@@ -130,9 +159,10 @@ def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) ->
 def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     node = parsed(text)
     hi = {v: h for v, _, h in box}
-    if _grows(node):
+    if _grows(node):  # the largest value is in the corner of the largest sizes
         return max(0, evaluate_text(text, hi))
     if math.prod(h - low + 1 for _, low, h in box) <= _LATTICE_LIMIT:
+        # Python's ints, in object arrays, where an intermediate value would overflow int64.
         widest = max(map(abs, reach(node, hi)))
         exact = np.int64 if widest <= MOST_OF_INT64 else object
         axes = [np.arange(low, h + 1, dtype=exact) for _, low, h in box]
@@ -144,7 +174,21 @@ def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
-    """The smallest value; 0 where it is not negative. Interval arithmetic does, within int32."""
+    """A lower bound of an expression; 0 if the expression is known not to be negative.
+
+    Interval arithmetic gives the bound. Only if it is below int32, where the exact value matters,
+    the bound of `upper_bound` for the negated expression is taken.
+
+    Args:
+        text: The text of the expression.
+        box: Variables, each with its smallest and largest size.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: The expression cannot be bounded.
+    """
     node = parsed(text)
     if _never_decreases(node):
         return 0
@@ -152,11 +196,22 @@ def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     return least if least >= -MOST else -_upper_bound(f"-({text})", box)
 
 
-MOST, MOST_OF_INT64 = 2**31 - 1, 2**63 - 1
+MOST, MOST_OF_INT64 = 2**31 - 1, 2**63 - 1  # the largest int32 and int64
 
 
 def reach(node: ast.expr, hi: Mapping[str, int]) -> Range:
-    """Bounds of an expression and of all that is computed on the way, at sizes from 0 on."""
+    """Bounds of an expression and all its parts, for sizes from 0 on.
+
+    Args:
+        node: Syntax tree of the expression.
+        hi: Largest size of each variable.
+
+    Returns:
+        The smallest and the largest of these bounds.
+
+    Raises:
+        ValueError: A part cannot be bounded.
+    """
     lo = dict.fromkeys(hi, 0)
     bounds = [
         interval(part, lo, hi)

@@ -1,4 +1,7 @@
-"""The padded size of every expression in one bucket, and its logical size at run time."""
+"""The padded size of every expression in one bucket, and its logical size at run time.
+
+Masking rules ask `BucketSizes` for both, and for masks. `bounds` computes the padded sizes.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,20 @@ from bucketjit._sizes.expressions import Dim, Shape, function_of, is_symbolic, p
 
 
 def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[str, int]) -> Any:
-    """The value of ``dim`` where the sizes are run-time int32 scalars, at most those of a bucket.
+    """The value of a dimension at sizes that are known at run time.
+
+    It is computed in int32, or in int64 if an intermediate value may overflow in this bucket.
+
+    Args:
+        dim: An int or a symbolic dimension.
+        sizes: Run-time size of each variable, int32 scalars.
+        bucket: Largest size of each variable.
+
+    Returns:
+        An int, or an int32 scalar.
 
     Raises:
-        MaskingError: It takes integers of more than 64 bits.
+        MaskingError: An intermediate value may overflow int64.
     """
     if isinstance(dim, int):
         return dim
@@ -40,14 +53,14 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
     values = [sizes[v] for v in names]
     if not is_wide:
         return function(*values)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True):  # without it int64 becomes int32
         wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
         return lax.convert_element_type(wide, np.int32)
 
 
 @functools.lru_cache(maxsize=16384)
 def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
-    """The function of run-time sizes, and whether to give it int64."""
+    """A function of run-time sizes that computes an expression, and whether it needs int64."""
     node = _Decided(dict(box)).visit(copy.deepcopy(parsed(text)))
     least, most = reach(node, dict(box))
     if max(-least, most) > MOST_OF_INT64:
@@ -68,9 +81,9 @@ def _not_int32(dim: Dim) -> MaskingError:
 
 
 class _Decided(ast.NodeTransformer):
-    """Leaves out what no size decides: ``min(n, 9223372036854775807)`` is ``n``.
+    """Simplifies operations whose result is the same for all sizes of a bucket.
 
-    Python's way to take all of an axis is ``x[: sys.maxsize]``.
+    So ``min(n, 9223372036854775807)``, from ``x[: sys.maxsize]``, becomes ``n`` and fits int32.
     """
 
     def __init__(self, hi: Mapping[str, int]) -> None:
@@ -80,6 +93,7 @@ class _Decided(ast.NodeTransformer):
         self.generic_visit(node)
         assert isinstance(node.func, ast.Name)
         left, right = node.args
+        # ``left`` is in a..b, ``right`` in c..d for all sizes of the bucket.
         (a, b), (c, d) = (interval(x, self._lo, self._hi) for x in node.args)
         match node.func.id:
             case "min" if b <= c:
@@ -98,15 +112,15 @@ class _Decided(ast.NodeTransformer):
 
 
 class BucketSizes:
-    """The sizes one executable is built for: padded sizes as ints, logical ones at run time.
+    """The sizes one executable is built for: padded sizes as ints, logical sizes at run time.
 
     Attributes:
         bucket: Padded size of each variable.
         values: Run-time logical size of each variable, int32 scalars.
-        size_constants: Constants that depend on the logical sizes, at padded sizes.
+        size_constants: Constants that depend on the logical sizes, padded.
 
     Raises:
-        MaskingError: A padded size is no int32, which sizes are at run time.
+        MaskingError: A padded size does not fit into int32, the type of sizes at run time.
     """
 
     def __init__(
@@ -123,13 +137,25 @@ class BucketSizes:
                 raise _not_int32(variable)
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
-        # By identity: hashing an expression formats it. What is looked up is kept alive.
+        # Both are keyed by `id`, as hashing an expression formats it. The entry keeps the
+        # expression alive, so that no other one gets its `id`.
         self._padded: dict[int, tuple[Dim, int]] = {}
         self._texts: dict[int, tuple[Dim, str]] = {}
         self._made: dict[Any, Any] = {}
 
     def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
-        """These sizes and more: padded and run-time logical size by variable."""
+        """These sizes with more variables, for rules that make new dimensions.
+
+        Args:
+            more: Padded size, and run-time logical size, of each new variable. The logical size
+                may be 0.
+
+        Returns:
+            The extended sizes.
+
+        Raises:
+            MaskingError: A padded size does not fit into int32.
+        """
         return BucketSizes(
             {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
             {**self._lower, **dict.fromkeys(more, 0)},
@@ -138,11 +164,17 @@ class BucketSizes:
         )
 
     def padded(self, dim: Dim) -> int:
-        """The padded size of a dimension: an upper bound of it over the whole bucket.
+        """The padded size of a dimension: its upper bound over the whole bucket.
+
+        Args:
+            dim: An int or a symbolic dimension.
+
+        Returns:
+            The padded size.
 
         Raises:
-            MaskingError: Sizes and positions of that size are not int32, which they are at run
-                time.
+            MaskingError: It does not fit into int32, the type of sizes and positions at run time.
+            ValueError: The expression cannot be bounded.
         """
         if isinstance(dim, int):
             return dim
@@ -161,18 +193,35 @@ class BucketSizes:
         return known[1]
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
-        """The padded sizes of a shape."""
+        """The padded shape of a logical shape.
+
+        Args:
+            shape: The dimensions.
+
+        Returns:
+            Their padded sizes.
+
+        Raises:
+            MaskingError: One does not fit into int32.
+        """
         return tuple(map(self.padded, shape))
 
     def logical(self, dim: Dim) -> Any:
-        """The logical size of a dimension: an int, or an int32 scalar known at run time.
+        """The logical size of a dimension.
+
+        Args:
+            dim: An int or a symbolic dimension.
+
+        Returns:
+            An int, or an int32 scalar that is known at run time.
 
         Raises:
-            MaskingError: It does not fit, or takes integers of more than 64 bits.
+            MaskingError: A value of it in this bucket does not fit into int32, or an intermediate
+                value not into int64.
         """
         if isinstance(dim, int):
             return dim
-        self.padded(dim)
+        self.padded(dim)  # raises if the size is too large
         text = self._text(dim)
         box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
         if lower_bound(text, box) < -MOST:
@@ -185,24 +234,28 @@ class BucketSizes:
         axes: Iterable[int] | None = None,
         broadcast_to: tuple[int, ...] | None = None,
     ) -> Any | None:
-        """Where an array of this logical shape is real.
+        """The mask of the real elements of an array of this logical shape; False in its padding.
 
-        Masks are made once per trace and shape: most equations of a program share theirs.
+        A mask is made once per trace and shape, as most equations of a program share theirs.
 
         Args:
             shape: A logical (symbolic) shape.
-            axes: Only these axes; all of them by default.
-            broadcast_to: Shape of the mask; by default it has size 1 along axes that play no
-                part, so that it broadcasts against the padded shape.
+            axes: The axes whose padding counts; all of them by default.
+            broadcast_to: Shape of the mask. By default it has size 1 along axes that do not count
+                or are static, so that it broadcasts against the padded shape.
 
         Returns:
             A boolean array, or None if all of these axes are static.
+
+        Raises:
+            MaskingError: A size does not fit into int32.
         """
         rank = len(shape)
         every = range(rank) if axes is None else sorted({a % rank for a in axes})
         parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
         if not parts:
             return None
+        # With the trace, as its arrays cannot be used in another one.
         key = (current_trace(), rank, parts, broadcast_to)
         mask = self._made.get(key)
         if mask is None:
@@ -213,7 +266,16 @@ class BucketSizes:
         return mask
 
     def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: object) -> Any:
-        """An array of this (padded) shape filled with a known scalar, made once per trace."""
+        """An array filled with a known scalar, made once per trace.
+
+        Args:
+            shape: Its shape, padded.
+            dtype: Its dtype.
+            value: The scalar.
+
+        Returns:
+            The array.
+        """
         scalar = np.asarray(value).astype(dtype)
         key = (current_trace(), shape, str(dtype), scalar.tobytes())
         if key not in self._made:

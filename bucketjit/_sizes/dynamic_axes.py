@@ -1,9 +1,11 @@
-"""``dynamic_axes``: every form of it, turned into one token per axis of each argument leaf.
+"""Parse ``dynamic_axes``: all its forms become one token per axis of each argument leaf.
+
+    before   ("b, s", {"mask": {0: "b"}})  for  f(x, opts), x: f32[8, 64], mask: bool[8, 3]
+    after    (("b", "s"), ("b", "_"))
 
 A token is text: ``"_"`` for a static axis, else a dimension variable or an expression of some
-(``"2*b + 1"``). `Anonymous` stands for axes that are open without a name, as in GoMLX's
-``SetDynamicAxes`` and in the default rule: their variables are chosen by the sizes of the
-first call.
+(``"2*b + 1"``). `Anonymous` is for axes that are open without a name, as in GoMLX's
+``SetDynamicAxes`` and in the default rule: the sizes of the first call choose their variables.
 """
 
 from __future__ import annotations
@@ -22,16 +24,16 @@ from jax import export
 from bucketjit._errors import ArgumentError, SpecError, is_of_machine
 
 STATIC = "_"
-Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one for each of its axes
+Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one token for each of its axes
 
 
 class Place(NamedTuple):
-    """An axis of a leaf.
+    """An axis of an argument leaf.
 
     Attributes:
         leaf: Position of the leaf.
         axis: The axis.
-        token: What it is declared as.
+        token: Its token.
     """
 
     leaf: int
@@ -43,8 +45,8 @@ class Places(NamedTuple):
     """The axes of the leaves of a call.
 
     Attributes:
-        opened: Those that are not static.
-        static: Those that are.
+        opened: The axes that are not static.
+        static: The static axes.
     """
 
     opened: tuple[Place, ...]
@@ -53,9 +55,13 @@ class Places(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def places_of(tokens: Tokens) -> Places:
-    """The axes that are not static, which are few among many, and those that are.
+    """The open and the static axes of all leaves; cached, as every call of new sizes asks for them.
 
-    Every call of new sizes asks.
+    Args:
+        tokens: A token for each axis of each leaf.
+
+    Returns:
+        The axes.
     """
     every = [
         Place(leaf, axis, token)
@@ -79,7 +85,7 @@ class Anonymous:
     axes: tuple[int, ...]
 
 
-LeafSpec = Any  # text, Anonymous, _NegativeAxes, names by axis, or None
+LeafSpec = Any  # of one leaf: text, Anonymous, _NegativeAxes, a tuple of names by axis, or None
 
 
 def is_leaf_entry(entry: object) -> bool:
@@ -92,7 +98,7 @@ def is_leaf_entry(entry: object) -> bool:
 
 
 def opens(entry: Any) -> bool:
-    """Whether an entry, or one of those in a container of them, opens an axis."""
+    """Whether an entry, or an entry in a container of entries, opens an axis."""
     if isinstance(entry, str):
         return any(t not in (STATIC, "...", "") and not t.isdigit() for t in _split(entry))
     if isinstance(entry, Anonymous):
@@ -116,7 +122,7 @@ def entries_of_arguments(
     """Split ``dynamic_axes`` into an entry per positional argument and per keyword.
 
     Args:
-        spec: What the user gave.
+        spec: ``dynamic_axes``, as the user wrote it.
         n_positional: How many positional arguments the call has.
         names: Parameter names of the positional arguments, as far as they are known.
         keywords: Names of the keyword arguments of the call.
@@ -126,7 +132,8 @@ def entries_of_arguments(
         Entries of the positional and of the keyword arguments; None where there is none.
 
     Raises:
-        SpecError: The form is none of the documented ones, or names an unknown argument.
+        SpecError: The form is none of the documented ones, names an unknown argument, or has more
+            entries than the call has arguments.
     """
     if isinstance(spec, str | Anonymous) or is_leaf_entry(spec):
         if (count := n_positional + len(keywords)) != 1:
@@ -151,6 +158,7 @@ def entries_of_arguments(
             f"or one entry for a function of one argument; got {spec!r}"
         )
     entries, by_name = list(spec), {}
+    # A last entry ``{"name": ...}`` beyond the positional ones is for keyword arguments.
     has_names = len(entries) > n_positional and _is_keyword_entry(entries, names, keywords)
     if has_names:
         by_name = dict(entries.pop())
@@ -168,7 +176,7 @@ def entries_of_arguments(
 def _is_keyword_entry(
     entries: Sequence[Any], names: Sequence[str], keywords: Sequence[str]
 ) -> bool:
-    """Whether the last entry goes by argument names, rather than by the keys of a container."""
+    """Whether the keys of the last entry are argument names, not keys of a container argument."""
     last = entries[-1]
     if not isinstance(last, Mapping) or not all(isinstance(k, str) for k in last):
         return False
@@ -176,12 +184,12 @@ def _is_keyword_entry(
 
 
 def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec, str]]:
-    """One entry per leaf of an argument, matched as a pytree prefix.
+    """One entry per leaf of an argument; the entry is matched as a prefix of its tree.
 
     Args:
         entry: The argument's entry of ``dynamic_axes``.
         value: The argument.
-        path: How errors name it.
+        path: Its name in errors.
 
     Returns:
         ``(entry, path)`` per leaf, in the order of ``jax.tree_util``.
@@ -194,12 +202,14 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
     if value is None:
         return []
     children = _children(value)
+    # ``{0: ...}`` is an entry for arrays (names by axis), unless the argument has ints as keys.
     int_keyed = isinstance(value, dict) and any(isinstance(k, int) for k in value)
     if is_leaf_entry(entry) and not (isinstance(entry, Mapping) and int_keyed):
         nested = [leaf_entries(entry, child, path + key) for key, child in children]
         return [pair for part in nested for pair in part]
     own = dict(_children(entry)) if not jax.tree_util.all_leaves([entry]) else {}
     keys = [key for key, _ in children]
+    # A dict may leave keys out: they are static.
     if isinstance(value, dict) and isinstance(entry, Mapping) and set(own) < set(keys):
         own = {key: own.get(key) for key in keys}
     if set(own) != set(keys):
@@ -238,6 +248,8 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
 
 @dataclass(frozen=True)
 class _NegativeAxes:
+    """Names by axis, some counted from the end: the leaf's rank decides which axes they are."""
+
     items: tuple[tuple[int, str], ...]
 
 
@@ -245,17 +257,17 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
     """One token per axis of a leaf of this rank.
 
     Args:
-        spec: What `leaf_entries` gave; not `Anonymous`.
+        spec: The leaf's entry, from `leaf_entries`; not `Anonymous`.
         rank: Number of axes.
-        path: How errors name the leaf.
+        path: Name of the leaf in errors.
         shape: Its shape, for errors.
 
     Returns:
         A token per axis.
 
     Raises:
-        ArgumentError: The rank does not fit.
-        SpecError: The text is not a symbolic shape.
+        ArgumentError: The rank does not fit, or the entry names an axis that there is not.
+        SpecError: The text is not a symbolic shape, or the entry names an axis twice.
     """
     if spec is None:
         return (STATIC,) * rank
@@ -295,7 +307,7 @@ def _split(text: str) -> list[str]:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
-    parts, depth = [""], 0
+    parts, depth = [""], 0  # commas inside of ``max(b, 4)`` do not separate axes
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == "," and depth == 0:

@@ -1,7 +1,7 @@
-"""Find an expression of the dimension variables that has given values at given sizes.
+"""Fit an expression of the dimension variables to its values at some sizes.
 
-An expression found is a guess. Whoever uses it compares its value with the right one at every
-size it is used for, so a wrong guess costs another program, never a wrong result.
+The expression is a guess. Its user compares its value with the right one at every size that it is
+used for, so a wrong guess costs another program, never a wrong result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bucketjit._sizes.expressions import evaluate_text
 
-_DIVISORS = range(2, 9)
+_DIVISORS = range(2, 9)  # of ``floordiv(n, k)`` and ``mod(n, k)`` that are tried
 
 Samples = Sequence[Mapping[str, int]]
 
@@ -40,7 +40,7 @@ def fit(values: Sequence[int], samples: Samples) -> int | str | None:
 
 
 def _candidates(values: Sequence[int], samples: Samples) -> Iterator[str]:
-    """Expressions that might do, simpler ones first; each agrees with two of the samples."""
+    """Expressions to try, simpler ones first: each has the right value at two or three samples."""
     names = sorted(samples[0])
     terms = [
         *names,
@@ -60,7 +60,7 @@ def _candidates(values: Sequence[int], samples: Samples) -> Iterator[str]:
 
 
 def _affine(term: str, values: Sequence[int], samples: Samples) -> Iterator[str]:
-    """``a*term + c`` through the first two samples at which the term differs."""
+    """``a*term + c`` through the first two samples at which the term differs, if ``a`` is whole."""
     at = [evaluate_text(term, s) for s in samples]
     for i, j in itertools.combinations(range(len(at)), 2):
         if at[i] != at[j]:
@@ -71,12 +71,12 @@ def _affine(term: str, values: Sequence[int], samples: Samples) -> Iterator[str]
 
 
 def _sums(one: str, two: str, values: Sequence[int], samples: Samples) -> Iterator[str]:
-    """``a*one + b*two + c`` through three samples that settle it."""
+    """``a*one + b*two + c`` through the first three samples that determine ``a`` and ``b``."""
     rows = [(evaluate_text(one, s), evaluate_text(two, s)) for s in samples]
     for i, j, k in itertools.combinations(range(len(rows)), 3):
         (p, q), (r, t) = ([rows[m][x] - rows[i][x] for x in (0, 1)] for m in (j, k))
         u, v = values[j] - values[i], values[k] - values[i]
-        determinant = p * t - q * r
+        determinant = p * t - q * r  # Cramer's rule, in whole numbers
         if determinant:
             a, rest_a = divmod(u * t - q * v, determinant)
             b, rest_b = divmod(p * v - u * r, determinant)

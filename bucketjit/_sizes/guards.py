@@ -1,7 +1,10 @@
-"""Guards: comparisons of sizes under which a program holds.
+"""Guards: comparisons of sizes that must hold for a program to serve a call.
 
-What JAX cannot answer for symbolic sizes is decided by the sizes at hand: its error says which
-comparison it was.
+    JAX      "comparison 'n' >= '8' is inconclusive"       while a function is traced at n = 5
+    guard    n <= 7                                        the program serves sizes up to 7
+
+JAX cannot answer every comparison of symbolic sizes. Its error names the comparison, the sizes of
+the call decide it, and the decision becomes a guard of the program.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from bucketjit._sizes.expressions import dim_operands, evaluate_text, variables_of
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+# The texts of JAX's errors (jax 0.10 to 0.12).
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
 _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
@@ -26,8 +30,9 @@ class Guard:
     """A comparison of sizes that holds in every call its program serves.
 
     Attributes:
-        left, right: Expressions of dimension variables, as text.
+        left: The left expression of dimension variables, as text.
         op: One of ``>=``, ``<=``, ``==``, ``!=``.
+        right: The right expression.
     """
 
     left: str
@@ -35,21 +40,31 @@ class Guard:
     right: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the guard holds at these sizes; where it divides by zero, another one fails."""
+        """Whether the guard holds at these sizes.
+
+        Args:
+            sizes: Size of each variable.
+
+        Returns:
+            True if it does; False also where a side divides by zero.
+
+        Raises:
+            KeyError: A variable has no size.
+        """
         try:
             a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
-        except ZeroDivisionError:
+        except ZeroDivisionError:  # then a guard on the divisor fails, too
             return False
         return bool(_COMPARE[self.op](a, b))
 
     @property
     def pins(self) -> bool:
-        """Whether it leaves a variable one size only."""
+        """Whether the guard is ``variable == number``, so that the variable has one size only."""
         return self.op == "==" and self.left.isidentifier() and not variables_of(self.right)
 
     @property
     def variables(self) -> frozenset[str]:
-        """The dimension variables the guard speaks of."""
+        """The dimension variables of both sides."""
         return frozenset(variables_of(self.left)) | frozenset(variables_of(self.right))
 
     def __str__(self) -> str:
@@ -57,10 +72,17 @@ class Guard:
 
 
 def parse_constraint(text: str) -> Guard:
-    """Parse ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``.
+    """Parse a constraint ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``.
+
+    Args:
+        text: The constraint.
+
+    Returns:
+        The guard.
 
     Raises:
-        ValueError: The text is none of these.
+        ValueError: The text is none of these, or compares with a number that is not whole.
+        SyntaxError: A side is not an expression.
     """
     found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|==)\s*(.+?)\s*", text)
     if not found:
@@ -79,11 +101,21 @@ def _plus(text: str, n: int) -> str:
 
 
 def decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
-    """The guard that answers an inconclusive comparison by the sizes at hand."""
+    """The guard that decides, as at these sizes, the comparison that an error of JAX is about.
+
+    Args:
+        error: An error of a trace with symbolic sizes.
+        sizes: Size of each variable.
+
+    Returns:
+        The guard; None if the error is about no comparison, or about a division that these sizes
+        do not make valid.
+    """
     message = str(error)
     if found := _COMPARISON.search(message):
         left, op, right = found.groups()
         a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
+        # A guard has no strict comparison: for whole numbers ``a > b`` is ``a >= b + 1``.
         match op, {">=": a >= b, "<=": a <= b, ">": a > b, "<": a < b}[op]:
             case (">=", True) | ("<", False):
                 return Guard(left, ">=", right)
@@ -101,13 +133,21 @@ def decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
 
 
 def decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that resolves a ``min`` or ``max`` of sizes which a failed trace complains of.
+    """A guard that decides a ``min`` or ``max`` in the error of a failed trace.
 
-    ``table[: x.shape[1]]`` has ``min(64, s)`` rows, which fits nothing of size ``s`` until it
-    is settled which of the two is smaller.
+    ``table[: x.shape[1]]`` has ``min(64, s)`` rows. It can be added to nothing of size ``s`` until
+    a guard says which of the two is smaller.
+
+    Args:
+        message: The text of the error.
+        sizes: Size of each variable.
+        known: Guards that the trace had.
+
+    Returns:
+        The guard for the first one that is not decided; None if there is none.
     """
     for found in re.finditer(r"\b(?:min|max)\(", message):
-        end, depth = found.end(), 1
+        end, depth = found.end(), 1  # find the parenthesis that closes it
         while depth and end < len(message):
             depth += {"(": 1, ")": -1}.get(message[end], 0)
             end += 1
@@ -123,9 +163,19 @@ def decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard
 
 
 def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard by which a mesh cuts an axis into equal parts, where JAX complains that it may not.
+    """A guard that a size is a multiple of the parts of a mesh, which a failed trace asks for.
 
-    Explicit axes of a mesh are part of types, and ``concatenate([x, x])`` has ``2*b`` rows.
+    Explicit axes of a mesh are part of types, so JAX must know that each cut is even. A derived
+    size needs a guard of its own: ``concatenate([x, x])`` has ``2*b`` rows.
+
+    Args:
+        message: The text of the error.
+        sizes: Size of each variable.
+        known: Guards that the trace had.
+
+    Returns:
+        The guard; None if the error is about something else, or if the guard would not hold at
+        these sizes.
     """
     found = _UNEVEN.search(message)
     if found is None:
@@ -138,10 +188,19 @@ def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) 
 
 
 def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that makes two shapes agree which a failed trace complains of.
+    """A guard that makes two shapes in the error of a failed trace equal.
 
-    ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements,
-    which are as many at even sizes.
+    ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements. The
+    two numbers are equal at even sizes.
+
+    Args:
+        message: The text of the error.
+        sizes: Size of each variable.
+        known: Guards that the trace had.
+
+    Returns:
+        The guard for the first two sizes that differ as expressions and are equal at these sizes;
+        None if there are none.
     """
     for one, other in itertools.combinations(_tuples_in(message), 2):
         if len(one) != len(other):
@@ -176,18 +235,43 @@ def _tuples_in(message: str) -> list[list[str]]:
 
 
 def pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
-    """What to assume where ``jax.export`` cannot hold a guard such as ``b - 1 == 0``."""
+    """Guards that fix each variable of ``guard``, in place of a guard that JAX cannot assume.
+
+    ``jax.export`` refuses constraints such as ``b - 1 == 0``.
+
+    Args:
+        guard: The guard.
+        sizes: Size of each variable.
+
+    Returns:
+        A guard ``variable == size`` for each of its variables.
+    """
     return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
 
 
 def without_implied(guards: Sequence[Guard]) -> list[Guard]:
-    """Without guards of variables that others leave one size only, at which they hold."""
+    """The guards without those that follow from others, which fix all their variables.
+
+    Args:
+        guards: Guards that hold at the same sizes.
+
+    Returns:
+        The guards that are left.
+    """
     fixed = {guard.left for guard in guards if guard.pins}
     return [guard for guard in guards if guard.pins or not guard.variables <= fixed]
 
 
 def lower_bounds(variables: Sequence[str], constraints: Sequence[str]) -> dict[str, int]:
-    """Smallest size of each variable, read off constraints of the form ``b >= 4``."""
+    """The smallest size of each variable, read from constraints such as ``b >= 4``.
+
+    Args:
+        variables: The variables.
+        constraints: All constraints; those of another form are ignored.
+
+    Returns:
+        The sizes; 1 for a variable without such a constraint.
+    """
     lower = dict.fromkeys(variables, 1)
     for text in constraints:
         if found := re.fullmatch(r"\s*(\w+)\s*(>=|==)\s*(.+)", text):

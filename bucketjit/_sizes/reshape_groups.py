@@ -1,4 +1,10 @@
-"""Cut the two shapes of a reshape into groups of axes of equal product."""
+"""Cut the two shapes of a reshape into groups of axes with equal products.
+
+    before   (b, s, 12) -> (b*s, 3, 4)
+    after    (b, s) -> (b*s,)   and   (12,) -> (3, 4)
+
+Masking rules, chunks and the tracing of merged axes treat each group alone.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +17,17 @@ Group = tuple[Shape, Shape]
 
 
 def groups(before: Shape, after: Shape) -> list[Group]:
-    """Cut two shapes without axes of size 1 into the smallest groups of equal products.
+    """Cut two shapes without axes of size 1 into the smallest groups with equal products.
 
-    Where the products agree only at some sizes (``(s,) -> (s // 2, 2)``), what can be
-    matched from the front and from the back is, and the middle is one group.
+    Products such as those of ``(s,) -> (s // 2, 2)`` are equal at some sizes only. Groups are then
+    matched from the front and from the back, and the middle is one group.
+
+    Args:
+        before: The shape before the reshape.
+        after: The shape after it.
+
+    Returns:
+        Pairs of a part of ``before`` and a part of ``after``, in order.
     """
     front = _matching(before, after)
     i, j = (sum(len(g[k]) for g in front) for k in (0, 1))
@@ -31,7 +44,7 @@ def without_ones(shape: Shape) -> Shape:
 
 
 def _matching(before: Shape, after: Shape) -> list[Group]:
-    """Groups of equal products from the front, as far as there are any."""
+    """The groups with equal products, from the front up to the first axes without one."""
     found: list[Group] = []
     while end := _first_end(before, after):
         found.append((before[: end[0]], after[: end[1]]))
@@ -40,10 +53,11 @@ def _matching(before: Shape, after: Shape) -> list[Group]:
 
 
 def _first_end(before: Shape, after: Shape) -> tuple[int, int] | None:
-    """How many axes from the front have equal products: as few as there can be, but some."""
+    """The fewest axes of each shape, from the front, with equal products; None if none have."""
     if before and after and before[0] == after[0]:
         return 1, 1
     products, others = (list(itertools.accumulate(s, operator.mul)) for s in (before, after))
+    # By number of axes on both sides together; 1 and 1 is above.
     for count in range(3, len(products) + len(others) + 1):
         for i in range(max(1, count - len(others)), min(len(products), count - 1) + 1):
             if products[i - 1] == others[count - i - 1]:

@@ -1,4 +1,4 @@
-"""``jax.debug.callback`` with operands of symbolic shape."""
+"""``jax.debug.callback`` under ``jax.vmap`` over an axis of symbolic size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from bucketjit._jax.primitives import primitives
 
 
 def open_debug_callbacks() -> list[Patch]:
-    """Debugging callbacks that are mapped over an open axis scan it."""
+    """Debugging callbacks that are mapped over an open axis run once per row of it, in a scan.
+
+    JAX makes one equation for every row, for which the size must be an int. The rules are replaced
+    in ``batching.fancy_primitive_batchers`` (since 0.4.31): rules in the public
+    ``primitive_batchers`` do not get the size of the axis.
+    """
 
     def rolled(prim: Primitive, original: Callable[..., Any]) -> Callable[..., Any]:
         def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
@@ -23,6 +28,7 @@ def open_debug_callbacks() -> list[Patch]:
             if not (mapped and is_symbolic_dim(axis.size)):
                 return original(axis, args, dims, **params)
 
+            # A scan runs the rows in order, as JAX's equations do.
             def step(carry: Any, rows: Any) -> Any:
                 every = list(args)
                 for i, row in zip(mapped, rows, strict=True):

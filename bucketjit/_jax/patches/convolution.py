@@ -1,4 +1,4 @@
-"""Convolutions whose padding is computed of symbolic sizes."""
+"""Convolutions whose padding is computed from symbolic sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _convolution = names.module("lax.convolution")
 
 
 class OperatorOfSizes:
-    """The ``operator`` module, with an ``index`` that lets symbolic sizes through."""
+    """The module ``operator`` with an ``index`` that returns a symbolic size unchanged.
+
+    It replaces the name ``operator`` in a module of JAX whose functions call ``operator.index``.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(operator, name)
@@ -25,7 +28,11 @@ class OperatorOfSizes:
 
 
 def convolution_padding() -> list[Patch]:
-    """Convolutions take explicit padding that is symbolic."""
+    """Convolutions accept explicit padding that is symbolic.
+
+    JAX rejects it (``lax.convolution.conv_general_dilated``, since 0.4), though the primitive takes
+    it.
+    """
     return [
         Patch(
             _convolution,

@@ -19,7 +19,10 @@ _numpy_fft = names.module("numpy.fft")
 
 
 def fft_lengths() -> list[Patch]:
-    """``jnp.fft`` takes lengths that are symbolic."""
+    """``jnp.fft`` accepts lengths that are symbolic.
+
+    JAX rejects them (``numpy.fft``, since 0.2), though the primitive takes them.
+    """
     return [
         Patch(
             _numpy_fft,
@@ -33,15 +36,24 @@ def fft_lengths() -> list[Patch]:
 
 
 def real_fft_transposes() -> list[Patch]:
-    """Gradients of real transforms count frequencies at run time."""
+    """Gradients of real transforms find at run time which frequencies stand for two.
+
+    JAX's own decide it while they trace (``lax.fft``, since 0.2).
+    """
     to_half, from_half = _lax_fft._rfft_transpose, _lax_fft._irfft_transpose
 
     def weight(half: Any, lengths: Any) -> Any:
-        """Twice for frequencies that stand for two; the last axis of ``half`` is the half."""
+        """2 for each frequency that stands for itself and its mirror image, 1 for the others.
+
+        The last axis of ``half`` is the half spectrum. Single are frequency 0 and, for even
+        lengths, the last one.
+        """
         k = jax.lax.broadcasted_iota(np.int32, half.shape, half.ndim - 1)
         single = (k == 0) | (2 * k == _core.dimension_as_value(lengths[-1]))
         return jax.numpy.where(single, 1.0, 2.0).astype(half.dtype)
 
+    # The inverse transform of ``h`` is the real part of the sum of ``weight * h * exp(...)``,
+    # divided by the number of elements. The forward one has neither the weight nor the divisor.
     def rfft_transpose(t: Any, lengths: Any) -> Any:
         if not is_symbolic_dim(lengths[-1]):
             return to_half(t, lengths)

@@ -1,4 +1,4 @@
-"""Finalizers that keep failed traces alive."""
+"""Finalizers of tracers, which keep a failed trace and its constants alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _partial_eval = names.module("interpreters.partial_eval")
 
 
 def weak_finalizers() -> list[Patch]:
-    """Finalizers of the tracers of constants hold their trace weakly."""
+    """Finalizers of the tracers of constants reference their trace weakly.
+
+    JAX's reference it strongly (``interpreters.partial_eval.finalize``, in 0.10 and 0.12), and no
+    public option changes that.
+    """
 
     def finalize(tracer: Any, method: Any, *args: Any) -> Any:
         weak = weakref.WeakMethod(method)

@@ -18,11 +18,14 @@ _core = names.module("core")
 _indexing = names.module("numpy.indexing")
 _lax = names.module("lax.lax")
 _lax_utils = names.module("lax.utils")
-_flags: Any = jax.config  # whose flags are public, and not typed
+_flags: Any = jax.config  # its flags are public, but have no types
 
 
 def open_constants() -> list[Patch]:
-    """A symbolic size is a constant beside an array."""
+    """A symbolic size becomes a traced scalar where JAX makes a constant for an array operation.
+
+    JAX makes it with NumPy (``lax.lax._const``, since 0.1), which refuses symbolic sizes.
+    """
     original = _lax._const
 
     def const(example: Any, value: Any) -> Any:
@@ -44,7 +47,10 @@ def open_constants() -> list[Patch]:
 
 
 def open_index_types() -> list[Patch]:
-    """Indices into a symbolic axis have the dtype of the exact run."""
+    """Indices into a symbolic axis get the dtype of the unpadded run: int32 or uint32.
+
+    JAX takes the default integer type for them (``lax.utils``, since 0.7).
+    """
 
     def for_dim(original: Callable[..., Any]) -> Callable[..., Any]:
         def dtype(size: Any, *, signed: bool) -> Any:
@@ -74,7 +80,11 @@ def open_index_types() -> list[Patch]:
 
 
 def clamped_indices() -> list[Patch]:
-    """``x[i]`` of an array of symbolic shape clamps the index, as the exact run does."""
+    """``x[i]`` of an array of symbolic shape clamps the index, as the unpadded run does.
+
+    JAX emits another equation for symbolic shapes (``numpy.indexing``, since 0.8), whose derivative
+    differs for indices out of bounds.
+    """
     original = _indexing.rewriting_take
     mode_of = jax.lax.GatherScatterMode.from_any
     clamping = (None, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -89,7 +99,9 @@ def clamped_indices() -> list[Patch]:
             and any(map(is_symbolic_dim, arr.shape))
         ):
             indexer = _indexing.NDIndexer.from_raw_indices(idx, arr.shape)
+            # Only where JAX makes a dynamic_slice for plain sizes.
             if all(map(_slices_one, indexer.indices)):
+                # The original checks static indices only in the modes that "clip" replaces here.
                 if _flags.jax_check_static_indices:
                     by_end = options.get("normalize_indices", True)
                     indexer.validate_static_indices(normalize_indices=by_end)
@@ -111,7 +123,10 @@ def clamped_indices() -> list[Patch]:
 
 
 def _slices_one(part: Any) -> bool:
-    """Whether part of an index may be part of that of a `lax.dynamic_slice`."""
+    """Whether ``lax.dynamic_slice`` can do this part of an index: a scalar, or a slice of step 1.
+
+    Static slices of step -1 count, too.
+    """
     kinds = _indexing.IndexType
     if part.typ is kinds.ARRAY:
         return np.shape(part.index) == ()

@@ -1,4 +1,4 @@
-"""A replacement of one function of JAX, with the reasons for it."""
+"""The record of a replacement of one function of JAX, with the reasons for it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Patch:
-    """What stands in the place of something of JAX while a function is traced.
+    """A replacement of a function of JAX while a function of the user is traced.
 
     Attributes:
-        owner: The module, class or table (a dict) that holds it.
-        name: Under which name, or key, it is held there.
-        replacement: What stands there instead.
-        why: Why the original does not do.
-        since: Where JAX has it, and since which version.
-        delete_when: What JAX has to do for this patch to be deleted.
+        owner: The module, class or table (a dict) that holds the original.
+        name: The name, or key, of the original there.
+        replacement: The value that takes its place.
+        why: Why the original is not enough.
+        since: The original's place in JAX, and since which version it is there.
+        delete_when: The change of JAX after which this patch can be deleted.
     """
 
     owner: Any

@@ -1,4 +1,4 @@
-"""The derivative of ``lax.reduce`` over an axis of symbolic size."""
+"""The derivative of ``lax.reduce`` for arrays with an axis of symbolic size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _lax = names.module("lax.lax")
 
 
 def open_reductions() -> list[Patch]:
-    """Derivatives of products and of other reductions.
+    """Derivatives of products and other reductions of arrays with open axes.
 
-    Closed axes are halved as JAX does. A product over an open axis is the last of its running
-    products.
+    Closed axes are halved again and again, as JAX does. A product over an open axis is computed as
+    the last of its running products. JAX's own function halves only if no size of the array is
+    symbolic (``lax.lax._reduce_jvp``, since 0.2).
     """
     original = _lax._reduce_jvp
 
@@ -28,7 +29,8 @@ def open_reductions() -> list[Patch]:
         if not any(map(is_symbolic_dim, shape)):
             return original(reducer, init, primals, tangents, axes)
         if opened and getattr(reducer, "__module__", "") != "jax._src.lax.lax":
-            # JAX counts the start in now and then, by the size: only the run itself can tell.
+            # JAX pads odd halves with the start value, so how often that counts depends on the
+            # size. Only for JAX's own product, which starts with 1, this does not matter.
             return original(reducer, init, primals, tangents, axes)
         kept = [a for a in range(len(shape)) if a not in axes]
 
@@ -39,6 +41,7 @@ def open_reductions() -> list[Patch]:
             x = jax.lax.transpose(x, (*axes, *kept))
             return jax.lax.reshape(x, (math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :]))
 
+        # The reducer takes scalars: map it over the halved axis and each kept one.
         rows = reducer
         for _ in range(len(kept) + 1):
             rows = jax.vmap(rows)

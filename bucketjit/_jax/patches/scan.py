@@ -1,4 +1,4 @@
-"""``lax.scan`` over a symbolic length, and the functions that call ``lax.associative_scan``."""
+"""``lax.scan`` of a symbolic length, and ``lax.associative_scan`` as one equation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from bucketjit._jax.primitives import modules_of_jax
 
 
 def open_scans() -> list[Patch]:
-    """``lax.scan`` takes a symbolic length and no arrays."""
+    """``lax.scan`` accepts a symbolic length, with or without arrays.
+
+    JAX insists on an int (``lax.control_flow.loops.scan``, since 0.1).
+    """
     original = jax.lax.scan
 
     @functools.wraps(original)
     def scan(f: Any, init: Any, xs: Any = None, length: Any = None, *more: Any, **kw: Any) -> Any:
         if not is_symbolic_dim(length):
             return original(f, init, xs, length, *more, **kw)
-        if jax.tree_util.tree_leaves(xs):
+        if jax.tree_util.tree_leaves(xs):  # their leading axis has the length
             return original(f, init, xs, None, *more, **kw)
         steps = jax.lax.broadcasted_iota(np.int32, (length,), 0)
+        # ``xs`` has no leaves, but `f` expects its tree, such as None or ().
         return original(lambda carry, _: f(carry, xs), init, steps, *more, **kw)
 
     return [
@@ -42,7 +46,18 @@ def open_scans() -> list[Patch]:
 
 
 def holders(name: str, value: object) -> list[tuple[Any, str]]:
-    """The modules that have a function under its name: user code may have imported it."""
+    """The imported modules that hold ``value`` under ``name``, each with the name.
+
+    User code may have imported a function of JAX (``from jax.lax import scan``), so it must be
+    replaced in every module, private ones included.
+
+    Args:
+        name: The name of the function.
+        value: The function.
+
+    Returns:
+        Pairs of a module and the name.
+    """
     modules = modules_of_jax().values()
     return [(m, name) for m in modules if getattr(m, "__dict__", {}).get(name) is value]
 
@@ -50,10 +65,15 @@ def holders(name: str, value: object) -> list[tuple[Any, str]]:
 def associative_scans(
     replaced: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> list[Patch]:
-    """``lax.associative_scan`` is one equation.
+    """``lax.associative_scan`` becomes one equation.
+
+    JAX unrolls it in Python (``lax.control_flow.loops.associative_scan``, since 0.1).
 
     Args:
-        replaced: Makes the replacement of the original.
+        replaced: Makes the replacement from the original.
+
+    Returns:
+        A patch for each module that holds the function.
     """
     original = jax.lax.associative_scan
     replacement = replaced(original)

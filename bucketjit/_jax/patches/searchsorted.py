@@ -1,4 +1,4 @@
-"""``jnp.searchsorted`` over an axis of symbolic size."""
+"""``jnp.searchsorted`` in an array of symbolic size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _numpy_hijax = names.module("numpy.hijax")
 
 
 def open_searches() -> list[Patch]:
-    """``jnp.searchsorted`` in an array of symbolic size counts its steps at run time."""
+    """``jnp.searchsorted`` in an array of symbolic size runs its steps in a loop.
+
+    JAX unrolls them, which takes an int as the size (``numpy.hijax``, since 0.10).
+    """
 
     def searching(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -59,5 +62,6 @@ def _search(array: Any, query: Any, side: str, dtype: np.dtype[Any]) -> Any:
         left = compare(query, array.at[middle].get(mode="clip"))
         return jax.numpy.where(left, low, middle), jax.numpy.where(left, middle, high)
 
+    # As many steps as the size has bits, as JAX unrolls.
     ends = (jax.numpy.zeros(query.shape, np.int32), jax.numpy.full(query.shape, size))
     return jax.lax.fori_loop(0, 32 - jax.lax.clz(size), halve, ends)[1].astype(dtype)

@@ -21,9 +21,10 @@ _shape_poly = names.module("export.shape_poly")
 
 
 def lengths() -> list[Patch]:
-    """``jax.numpy`` may ask for the ``len`` of an open axis.
+    """``len(x)`` in ``jax.numpy`` returns a symbolic size.
 
-    A name is looked up in the globals of a module before the builtins.
+    Python looks a name up in the globals of a module before the builtins, so a global ``len`` in
+    ``numpy.lax_numpy`` (since 0.1) hides the builtin, which returns only ints.
     """
 
     def length(x: Any) -> Any:
@@ -44,7 +45,11 @@ def lengths() -> list[Patch]:
 
 
 def inferred_sizes() -> list[Patch]:
-    """The size that a reshape to ``(2, -1)`` leaves open is the quotient that users write."""
+    """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``.
+
+    JAX infers ``-floordiv(n, -2)``, which it does not find equal (``core.divide_shape_sizes``,
+    since 0.2).
+    """
     plain = _core.divide_shape_sizes
 
     def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
@@ -52,6 +57,7 @@ def inferred_sizes() -> list[Patch]:
         closed = [d for d in sizes if not is_symbolic_dim(d)]
         if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
             return plain(before, after)
+        # The caller negates the result, as the product of ``after`` has the factor -1.
         return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
 
     return [
@@ -68,20 +74,39 @@ def inferred_sizes() -> list[Patch]:
 
 
 def fresh_dimension(like: Any, name: str) -> Any:
-    """A new dimension variable in the scope of a symbolic size (its ``scope``, since 0.4.24)."""
+    """A new dimension variable in the scope of a symbolic size.
+
+    The public ``jax.export.symbolic_shape`` takes the scope, but only the private type of sizes has
+    it (its attribute ``scope``, since 0.4.24).
+
+    Args:
+        like: A symbolic size.
+        name: The name of the variable.
+
+    Returns:
+        The variable.
+    """
     return jax.export.symbolic_shape(name, scope=like.scope)[0]
 
 
 def repeats_by_size(error: BaseException) -> bool:
-    """Whether an error comes of ``[x] * n`` with a symbolic size, as in ``for row in array``.
+    """Whether an error comes from a loop over an open axis, or from ``[x] * n`` with an open size.
 
-    JAX raises something else about it (``shape_poly._DimExpr.__rmul__``, 0.10 and 0.12).
+    The errors of JAX do not name it (``shape_poly._DimExpr.__rmul__``, in 0.10 and 0.12), so the
+    instruction that raised in user code, and the frames of the traceback, are looked at.
+
+    Args:
+        error: The error, with its traceback.
+
+    Returns:
+        True if it does.
     """
     kinds = TypeError | AttributeError | InconclusiveDimensionOperation
     if not isinstance(error, kinds):
         return False
     step = raised_by_user(error)
     if step is not None:
+        # The instruction of the user that raised: a loop is one of these two.
         operation = dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]]
         if operation in ("GET_ITER", "FOR_ITER"):
             return True

@@ -19,8 +19,9 @@ _random = names.module("random.core")
 def open_shuffles() -> list[Patch]:
     """Permutations of an axis of symbolic size.
 
-    Comparisons with the sizes where the number of rounds changes become guards of the program.
-    Counts as arguments become arrays of as many numbers.
+    The number of rounds is found by comparisons of sizes, which become guards of the program. A
+    symbolic count as an argument becomes an array of as many numbers. JAX asks for an int in both
+    places (``random.core``, since 0.1).
     """
     shuffle, permutation, choice = _random._shuffle, jax.random.permutation, jax.random.choice
 
@@ -29,6 +30,7 @@ def open_shuffles() -> list[Patch]:
         if not is_symbolic_dim(x.size):
             return shuffle(key, x, axis)
         rounds = 0
+        # Each comparison is decided by the sizes of the call, and kept as a guard.
         while x.size > _largest_shuffled_in(rounds):
             rounds += 1
         for _ in range(rounds):
@@ -69,9 +71,9 @@ def _numbers(count: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _largest_shuffled_in(rounds: int) -> int:
-    """The largest size for which JAX's formula gives this many rounds."""
+    """The largest size that JAX shuffles in at most this many rounds."""
 
-    def needed(size: int) -> int:
+    def needed(size: int) -> int:  # the formula of `jax.random.permutation`
         return int(np.ceil(3 * np.log(max(1, size)) / np.log(np.iinfo(np.uint32).max)))
 
     low, high = 1, 1 << 62

@@ -1,4 +1,4 @@
-"""How long JAX may take to decide a comparison of symbolic sizes."""
+"""A bound of the steps that JAX takes to decide a comparison of symbolic sizes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ class _TooLong(Exception):
     """A comparison of sizes takes too many steps."""
 
 
-# Steps of one comparison of sizes, of which most take fewer than 100; and of those that follow
-# where several have taken too many.
+# Most steps of one comparison; nearly all take fewer than 100. After `_PATIENCE` comparisons of a
+# scope have been given up, later ones in it get `_FEWER_STEPS`.
 _MOST_STEPS, _FEWER_STEPS, _PATIENCE = 2000, 100, 3
 
-_deciding = threading.local()
+_deciding = threading.local()  # `left`: the steps left to the comparison of this thread, or None
 
-_MOST_CONSTRAINTS = 300  # beyond which nothing is derived from them
+_MOST_CONSTRAINTS = 300  # known to a decision; beyond, combining them derives no more
 
 
 def brief_decisions() -> list[Patch]:
     """The procedure that compares symbolic sizes gives up after a number of steps.
 
-    What takes too long counts as unknown: then the sizes at hand decide, and a guard is kept.
+    A comparison that takes too long counts as unknown. Then the sizes of the call decide it, and
+    the program gets a guard. JAX has no bound (``export.shape_poly_decision``, since 0.4.27).
     """
     owner = _decision._DecisionByElimination
     combine: Callable[..., set[Any]] = owner.combine_constraint_with_existing
@@ -49,7 +50,7 @@ def brief_decisions() -> list[Patch]:
         self: object, scope: object, terms: object, i: int, precision: object
     ) -> tuple[Any, Any]:
         left = getattr(_deciding, "left", None)
-        if left is None:
+        if left is None:  # the outermost call of a comparison; the function calls itself
             is_late = given_up.get(scope, 0) >= _PATIENCE
             _deciding.left = _FEWER_STEPS if is_late else _MOST_STEPS
             try:
