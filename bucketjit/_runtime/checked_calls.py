@@ -52,7 +52,7 @@ class CheckedCall(NamedTuple):
             run_exact: Runs it at its exact shape.
 
         Raises:
-            ShapeCheckError: The results differ.
+            MaskingError: The results differ.
         """
         if self.check is Check.POISON:
             given = (self.entry, self.signed, self.call)
@@ -90,7 +90,7 @@ def check_joined(name: str, signed: SignedCall, result: object, other: object) -
     """Compare the joined results of chunks with those of a run in one piece.
 
     Raises:
-        ShapeCheckError: They differ.
+        MaskingError: They differ.
     """
     problem = compare(result, other, "the run in one piece", False)
     if problem and not is_of_jit(name, problem, signed, result):
