@@ -330,6 +330,7 @@ class BucketBuilders(ResourceBuilders):
         """
         if not isinstance(ahead, bool):
             raise SpecError(f"ahead must be True or False, got {ahead!r}")
+        # Plans are fitted to chunks, not to calls, and the split variable is no part of them.
         log = chunked_log(sizes, split)
         planned = self.with_background_compile(process=False)._with(chunked=log.together)
         if ahead:

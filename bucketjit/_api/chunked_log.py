@@ -97,6 +97,7 @@ def _calls_to_cut(sizes: Mapping[str, Any], chunks: Mapping[str, int]) -> dict[s
 
 def _chunks_together(cut: list[int], chunk: int) -> float:
     counts = [-(-n // chunk) for n in cut]
+    # A call of c chunks is counted c times with c chunks each, so long calls weigh more.
     return sum(n * n for n in counts) / sum(counts)
 
 

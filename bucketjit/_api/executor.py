@@ -240,7 +240,7 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
             while plan is not None:
                 try:
                     return plan.serve(args, kwargs)
-                except (SignatureChanged, NotPlaced):
+                except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
                     plan = plan.next
                 except Evicted:
                     plan = None

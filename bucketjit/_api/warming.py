@@ -119,6 +119,7 @@ class Warming:
             if engine.provider.epoch is not epoch:
                 warmed.append(none_begun(entry.sizes))
                 continue
+            # All signatures share the time budget.
             left = None if time_budget is None else time_budget - (time.monotonic() - began)
             try:
                 if entry.problem is not None:

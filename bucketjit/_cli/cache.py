@@ -177,7 +177,7 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
                 total += entry.nbytes
         if why is not None:
             reasons[entry.path] = why
-    failed = []
+    failed = []  # files that could not be removed
     if not options.dry_run:
         failed = [path for path in reasons if not files.remove(path)]
     gone = {path.name: why for path, why in reasons.items() if path not in failed}

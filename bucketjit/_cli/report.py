@@ -35,6 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     source = shown_name(options.stats)
+    # `_load` checks the fields that any version has; others may still have unexpected types.
     stats = _load(read_text(options.stats), source)
     try:
         tables = tables_of(stats)

@@ -186,6 +186,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
 
         def watched_bind(*given: Any, **overrides: Any) -> Any:
             out = bind(*given, **overrides)
+            # Only a bind of the same operands, with no parameter changed, is the plain equation.
             same = len(given) == len(operands) and all(map(_is, given, operands))
             if same and not overrides:
                 plain.append(out)
@@ -241,10 +242,12 @@ def explain(engine: Engine, signed: SignedCall) -> Explanation:
         BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
         SplitError: The call would have to be split, and cannot be.
         SizeMismatchError: The sizes of the arguments contradict each other.
+        ArgumentError: An argument does not fit its declaration in ``dynamic_axes``.
     """
     if engine.config.always_exact:
         sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
         return _explained_exact(engine, signed, sizes, NO_STRATEGY)
+    # Resolving may open axes of the signature, which an explanation must not leave behind.
     with engine.lock, signed.signature.restoring_axes():
         call = signed.signature.resolve(signed.shapes)
     return _explained(engine, signed, call)

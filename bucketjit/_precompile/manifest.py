@@ -201,6 +201,7 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
     Returns:
         The manifest.
     """
+    # An executable belongs to the function or to a derivative by the signature of its origin.
     owners: dict[int, Derived | None] = dict.fromkeys(map(id, engine.signer.signatures()))
     for made in derivatives:
         owners |= dict.fromkeys(map(id, made.engine.signer.signatures()), made)

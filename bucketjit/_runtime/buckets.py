@@ -108,6 +108,11 @@ def padded_size(config: Config, variable: str, n: int) -> int:
 def bucket_or_size(config: Config, variable: str, n: int) -> tuple[bool, int]:
     """The bucket of one variable, if its size alone decides it.
 
+    Args:
+        config: The configuration.
+        variable: The variable.
+        n: Its logical size.
+
     Returns:
         True and the bucket; False and ``n`` if a joint plan decides, or the strategy raises.
     """

@@ -70,6 +70,7 @@ class CheckedCall(NamedTuple):
             return results[0]
         with counting:
             result = run()
+        # `Check.EXACT` compares the first call of each executable only.
         is_known = self.entry.checked and self.check is not Check.EXACT_ALWAYS
         # A chunk is not compared: at its size the function may trace to another program. The
         # joined results are compared instead, by `check_joined`.
@@ -79,6 +80,7 @@ class CheckedCall(NamedTuple):
 
     def _compare(self, result: object, other: object, what: str, to_the_bit: bool) -> None:
         problem = compare(result, other, what, to_the_bit)
+        # Two runs of one executable must agree to the bit, so jit cannot be at fault there.
         if problem and (to_the_bit or not is_of_jit(self.name, problem, self.signed, result)):
             program = self.call.program
             assert program is not None

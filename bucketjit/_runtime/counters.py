@@ -230,9 +230,13 @@ class Counters:
             return all(id(line) in self._lines for line in lines)
 
     def close(self, line: CallCounter) -> None:
-        """Retire a call counter; its count stays in the sums.
+        """Retire the call counter of a handler that was dropped.
 
-        It is summed up and dropped once `_RETIRED` others are retired after it.
+        Its last calls may still be running, so it goes on counting. It is added to the sums and
+        dropped once `_RETIRED` others were retired after it.
+
+        Args:
+            line: The counter. One that is not open is ignored.
         """
         with self._lock:
             if self._lines.pop(id(line), None) is not None:

@@ -136,6 +136,8 @@ class Decisions:
                 return Exact(Because.EMPTY, _EMPTY)
             return Exact(Because.NO_OPEN_AXIS, _NO_OPEN_AXIS)
         program.check_reshapes(call.sizes)
+        # Refusals of the program come before the bucket: a call that runs exact anyway must not
+        # raise because its size is beyond the largest bucket.
         if (refusal := self._refusals.of_program(program)) is not None:
             return Exact(Because.UNMASKED, refusal)
         try:
@@ -145,6 +147,8 @@ class Decisions:
                 return Chunked(self._splitter.plan(call, error))
             except BucketOverflowError as refused:
                 return Refused(refused)
+        # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
+        # is all of them, there is nothing to mask.
         beyond = exactly(self._config, call.sizes)
         if beyond is not None and beyond.wholly:
             return Exact(Because.BEYOND, MaskingError(beyond.reason))

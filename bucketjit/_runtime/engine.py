@@ -215,6 +215,8 @@ class Engine:
                 return self._run_masked(decision, signed, call, out, given)
             case Exact(Because.UNMASKED, why):
                 result = self._fall_back(why, signed, call, out, given)
+                # Tracing failed. Only now that the exact run has succeeded is it known that the
+                # cause is not a wrong call, so only now is tracing given up for such calls.
                 if call.program is None:
                     with self.lock:
                         signed.signature.remember_refusal(call, signed.shapes)
@@ -249,7 +251,7 @@ class Engine:
             entry, source, stands_in = self.provider.get(
                 masked.key, lambda: self.requests.masked(signed, call, masked.bucket)
             )
-        except MaskingError as error:
+        except MaskingError as error:  # from the build: no rule masks an equation in this bucket
             self.refusals.note(masked.key, error)
             return self._fall_back(error, signed, call, out, given)
         is_compiled = source == "compile"
@@ -273,6 +275,7 @@ class Engine:
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
+        # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
             self._remember(signed, given, call, masked.key, sizes, finish, line)
         return result
@@ -297,6 +300,7 @@ class Engine:
         Returns:
             The handler, which is remembered; None if the slow path has to serve the chunk.
         """
+        # Checked calls take the slow path, chunk by chunk. Without strategies nothing is split.
         if self.config.always_exact or self.config.check is not Check.OFF:
             return None
         decision = self.decide(signed, call)
@@ -315,6 +319,13 @@ class Engine:
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
         """Decide what a call does; see `Decisions.decide`.
+
+        Args:
+            signed: The call.
+            call: The same call, resolved.
+
+        Returns:
+            The decision.
 
         Raises:
             SizeMismatchError: At these sizes an array cannot be reshaped as the function does.
@@ -345,10 +356,13 @@ class Engine:
 
         Raises:
             SizeMismatchError: The sizes of the arguments contradict each other.
-            ArgumentError: An argument does not fit its declaration in ``dynamic_axes``.
+            ArgumentError: An argument does not fit its declaration in ``dynamic_axes``, or sizes
+                break a constraint.
+            SpecError: A constraint names an unknown variable.
         """
         began = time.perf_counter()
         with self.lock:
+            # The first call of a signature: start to load its files before it is traced.
             if signed.signature.tokens is None:
                 self.requests.expect(signed)
             call = signed.signature.resolve(signed.shapes)
@@ -396,6 +410,7 @@ class Engine:
         entry, source, _ = self.provider.get(key, lambda: self.requests.exact(signed, sizes))
         finish = _exact_finisher(entry, signed, program, out)
         line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
+        # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = self._counting(line, source == "compile") if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
@@ -424,6 +439,7 @@ class Engine:
                 serve, self.find_handler, signed, call, splitting, out, given, fast_path
             )
         except _PartRefused as refused:
+            # This call may itself be a chunk, split along another axis, that must not run exact.
             if call.whole is not None:
                 raise
             why = refused.refusal
@@ -441,6 +457,7 @@ class Engine:
                 signed, call.sizes, Out.JAX, program=call.program, is_call=False
             )
             check_joined(self.name, signed, result, other)
+        # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.
         args, _ = signed.tree.unflatten(signed.leaves)
         give_away([args[i] for i in signed.donate])
         return result

@@ -107,6 +107,7 @@ def make_cache(
         count(entry.compile_seconds)
         entry.on_compile = again
 
+    # jit has compiled an executable once more by itself; how long that took is not known.
     def again(entry: Executable) -> None:
         counters.compile(0.0)
         provider = supplies[0]()
@@ -117,7 +118,7 @@ def make_cache(
     supplies: list[weakref.ref[ExecutableProvider]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
-        if isinstance(key[0], Program):
+        if isinstance(key[0], Program):  # else an exact shape, whose key starts with a signature
             for engine in engines:
                 engine.signer.release(key[0])
         provider = supplies[0]()

@@ -175,6 +175,7 @@ class Reasons:
     def see(self, reason: str) -> tuple[str, bool]:
         """The name that a reason is counted under, and whether that name is new."""
         name = shown_reason(reason)
+        # `OTHER` comes as the 65th name, and is new once like the others.
         if name not in self._known and len(self._known) >= REASONS_KEPT:
             name = OTHER
         is_new = name not in self._known

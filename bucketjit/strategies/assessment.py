@@ -65,6 +65,7 @@ def assess(
     seen = histogram(sizes)
     buckets = np.array([checked_bucket(strategy, "size", n) for n in seen.sizes.tolist()])
     exact = float(costs_of(seen.sizes, cost) @ seen.counts)
+    # The cost function is called once for each bucket that is used, and not for each size.
     used, where = np.unique(buckets, return_inverse=True)
     return Assessment(len(used), exact, float(costs_of(used, cost)[where] @ seen.counts))
 

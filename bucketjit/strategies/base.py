@@ -208,6 +208,12 @@ def _is_below(largest: object, n: int) -> bool:
 def as_int(value: object) -> int:
     """Return an integer of any kind (NumPy's too) as an int.
 
+    Args:
+        value: The integer.
+
+    Returns:
+        The int.
+
     Raises:
         TypeError: If the value is no integer; a bool is none.
     """
@@ -217,7 +223,14 @@ def as_int(value: object) -> int:
 
 
 def checked_strategy(name: str, value: object) -> Strategy:
-    """Return a parameter that must be a strategy.
+    """Check that a parameter is a strategy.
+
+    Args:
+        name: Name of the parameter in messages.
+        value: The parameter.
+
+    Returns:
+        The parameter.
 
     Raises:
         StrategyContractError: If it has no ``bucket`` method, or is a class.
@@ -230,7 +243,14 @@ def checked_strategy(name: str, value: object) -> Strategy:
 
 
 def positive_int(name: str, value: object) -> int:
-    """Return a parameter that must be an integer of at least 1.
+    """Check that a parameter is an integer of at least 1.
+
+    Args:
+        name: Name of the parameter in messages.
+        value: The parameter.
+
+    Returns:
+        The parameter as an int.
 
     Raises:
         TypeError: If it is no integer.
@@ -248,7 +268,15 @@ def positive_int(name: str, value: object) -> int:
 
 
 def number_at_least(name: str, value: object, least: float) -> float:
-    """Return a parameter that must be a finite number and not too small.
+    """Check that a parameter is a finite number and not too small.
+
+    Args:
+        name: Name of the parameter in messages.
+        value: The parameter.
+        least: The smallest number allowed.
+
+    Returns:
+        The parameter as a float.
 
     Raises:
         TypeError: If it is no number.
@@ -263,7 +291,13 @@ def number_at_least(name: str, value: object, least: float) -> float:
 
 
 def logical_size(n: object) -> int:
-    """Return the argument of ``bucket``, checked.
+    """Check the argument of ``bucket``.
+
+    Args:
+        n: The argument.
+
+    Returns:
+        The logical size as an int.
 
     Raises:
         TypeError: If it is no integer.

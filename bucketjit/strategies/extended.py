@@ -59,6 +59,7 @@ class Extended:
         try:
             return self.inner.bucket(n)
         except BucketOverflowError as error:
+            # `inner` may be any strategy: its largest bucket is known only from its error.
             return _beyond(self.inner, error.largest).bucket(n)
 
     def __repr__(self) -> str:
@@ -67,6 +68,12 @@ class Extended:
 
 def extended(strategy: Strategy) -> Extended:
     """The present plan of a strategy, extended beyond its largest bucket.
+
+    Args:
+        strategy: The strategy.
+
+    Returns:
+        The extended strategy.
 
     Raises:
         StrategyContractError: If ``strategy`` is no strategy.

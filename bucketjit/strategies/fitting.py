@@ -66,6 +66,7 @@ def joint_problem(
         multiple = positive_int(f"multiple_of[{dim!r}]", multiple_of.get(dim, 1))
         limit = positive_int(f"max[{dim!r}]", max[dim]) if dim in max else None
         bound = largest_bucket(f"max[{dim!r}]", top, multiple, limit)
+        # Sizes seen beyond the largest bucket are not fitted to; `beyond` must serve them.
         check_beyond(f"sizes[{dim!r}]", top, bound, beyond.get(dim))
         if dim in beyond:
             rules[dim] = rounded_beyond(checked_strategy(f"beyond[{dim!r}]", beyond[dim]), multiple)

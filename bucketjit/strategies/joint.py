@@ -216,7 +216,7 @@ class Joint:
             raise BucketOverflowError(size, largest, dim)
         try:
             return beyond.bucket(size)
-        except BucketOverflowError as error:
+        except BucketOverflowError as error:  # `beyond` may end below the last bucket of the plan
             raise BucketOverflowError(size, max(error.largest, largest), dim) from None
 
     def __repr__(self) -> str:

@@ -207,7 +207,7 @@ class Optimal(Boundaries):
         if self.beyond is not None and logical_size(n) > self.boundaries[-1]:
             try:
                 return self.beyond.bucket(n)
-            except BucketOverflowError as error:
+            except BucketOverflowError as error:  # `beyond` may end below the last boundary
                 last = self.boundaries[-1]
                 if not isinstance(error.largest, int) or error.largest >= last:
                     raise

@@ -137,6 +137,8 @@ class ChunkedHandler:
         self._padded = padded
         self.next: Handler | None = None
         self.slots = tuple(slot for handler in self._ways.values() for slot in handler.slots)
+        # Helper threads must wait for their results, or they would only queue work. Executables
+        # that wait themselves need no `block_until_ready`.
         self._helped = _wants_help([self._ways[n] for n in sizes])
         entries = [slot.entry for slot in self.slots]
         self._block = self._helped and not all(e is not None and e.waits for e in entries)

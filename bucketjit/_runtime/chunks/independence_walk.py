@@ -67,6 +67,9 @@ class Proof:
     def whole(self, program: Program) -> None:
         """Check a program: its effects, unfitted sizes, arguments, outputs and equations.
 
+        Args:
+            program: The program.
+
         Raises:
             MaskingError: The claim cannot be proven. The reason names the user's line, if known.
         """
@@ -98,7 +101,13 @@ class Proof:
         return is_symbolic(dim) and self.variable in variables_of(str(dim))
 
     def axis(self, shape: Shape) -> Axis:
-        """The axis whose size contains the variable; None if there is none.
+        """The axis whose size contains the variable.
+
+        Args:
+            shape: The shape of a value.
+
+        Returns:
+            The axis; None if there is none.
 
         Raises:
             MaskingError: There are several, or the size is no multiple of it, such as ``b + 1``.
@@ -145,6 +154,9 @@ class Proof:
     def check(self, jaxpr: Jaxpr) -> None:
         """Check every equation of an open jaxpr that contains the variable.
 
+        Args:
+            jaxpr: The jaxpr.
+
         Raises:
             MaskingError: The rule of an equation refuses it, or there is none.
         """
@@ -154,6 +166,9 @@ class Proof:
 
     def inside(self, jaxpr: Jaxpr) -> None:
         """Check a jaxpr among the parameters of an equation.
+
+        Args:
+            jaxpr: The jaxpr, open or closed.
 
         Raises:
             MaskingError: See `check`.
@@ -183,6 +198,9 @@ class Proof:
 
     def look_inside(self, eqn: JaxprEqn) -> None:
         """Check the implementation of an equation whose primitive has no rule.
+
+        Args:
+            eqn: The equation.
 
         Raises:
             MaskingError: The implementation is refused, is not known, or uses its own primitive.
@@ -223,6 +241,10 @@ class Step:
 
     def refuse(self, why: str, remedy: str = "") -> NoReturn:
         """Refuse the equation.
+
+        Args:
+            why: The reason.
+            remedy: What the user can do instead.
 
         Raises:
             MaskingError: Always.

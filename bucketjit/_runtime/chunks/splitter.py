@@ -352,6 +352,7 @@ class Splitter:
             untraced.add(n)
             return True
 
+        # `serves` sets `changed`, if it is the constants that differ and not a guard that fails.
         if not serves(largest) and changed:
             raise MaskingError(
                 f"a number that the function computes of sizes is another for chunks of {largest}",

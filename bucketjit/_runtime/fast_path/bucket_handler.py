@@ -126,7 +126,7 @@ def serving(
     lead = () if sizes is None else (sizes,)
 
     def serve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        entry = slot.entry
+        entry = slot.entry  # read once: another thread may evict it during the call
         if entry is None:
             raise Evicted
         values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
@@ -134,7 +134,7 @@ def serving(
         try:
             result = function(*lead, *values, **named) if named else function(*lead, *values)
         except Exception as error:
-            if failed_running(error):
+            if failed_running(error):  # an error of the run counts, one of the arguments does not
                 counted()
             raise
         # jit compiles once more for arguments that are placed differently than before. Its own
@@ -177,7 +177,7 @@ def binding(
         entry = slot.entry
         if entry is None:
             raise Evicted
-        if entry.bind is None:
+        if entry.bind is None:  # only executables of the chunks' own CPU client have it
             return None
         if hosts:
             _check_hosts(hosts, args, kwargs)
@@ -229,6 +229,7 @@ def preparing(
     """
     if not pads and not hosts:
         return without_statics
+    # The most frequent case gets a shorter function: only bare positional arguments to pad.
     bare = [(w, leaves[0][1]) for w, tree, leaves in pads if tree is None and isinstance(w, int)]
     if len(bare) == len(pads) and not hosts and without_statics is None:
 
@@ -312,7 +313,7 @@ def changed(
         Positional and keyword arguments. Those that came are left alone.
     """
     values = list(args)
-    if kwargs:
+    if kwargs:  # copied: the caller may hold and use the dict
         kwargs = dict(kwargs)
     for where, tree, leaves in arguments:
         place: Any = values if type(where) is int else kwargs

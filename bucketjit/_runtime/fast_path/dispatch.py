@@ -191,7 +191,14 @@ class FastPath:
             table = table.next
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handler | None:
-        """The handler of a call; None if the slow path has to serve it.
+        """The handler of a call.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The first handler for its shapes; None if the slow path has to serve the call.
 
         Raises:
             TypeError: A static argument cannot be hashed.
@@ -203,7 +210,10 @@ class FastPath:
         return None
 
     def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
-        """The table of a layout, made if there is none, and the handlers dropped for it."""
+        """The table of a layout, and the handlers dropped for it.
+
+        A new table becomes the first one. If there are `_MAX_ROUTES` tables, the last is dropped.
+        """
         known = list(self)
         for table in known:
             if table.layout == layout:

@@ -145,6 +145,8 @@ def layout_of(
     """
     if any(reading(signed.leaves[leaf]) is None for leaf in opened):
         return None
+    # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only
+    # for arguments with open axes.
     if Padded in map(type, signed.leaves):
         known = set(opened)
         if any(type(x) is Padded and i not in known for i, x in enumerate(signed.leaves)):
@@ -154,7 +156,7 @@ def layout_of(
         places = tuple((own, argument.start + own) for own in argument.own(opened))
         if places:
             found.append(Opened(argument.where, argument.tree, places))
-    if not found:
+    if not found:  # nothing to read: calls of all shapes would have the same key
         return None
     dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
     statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)

@@ -112,7 +112,9 @@ class RememberedCalls:
             return None
         hosts = host_arguments(arguments, opened)
         with self._lock:
+            # First, because it sets the clock of the call counter, which the handler holds.
             self._counters.open(served.line)
+            # A handler in a fast path of chunks serves them; their results are joined on the host.
             table, gone = given.fast_path.of(layout)
             joined = given.fast_path is not self.fast_path
             plan = make_handler(

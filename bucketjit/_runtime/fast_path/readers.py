@@ -34,7 +34,8 @@ def reading_static(value: object) -> Hashable:
 def reading(value: Any) -> Hashable:
     """The part of the key for a leaf: shape and type; None if the slow path must handle it.
 
-    Types are compared by identity: a subclass, such as a masked array, takes the slow path.
+    Types are compared by identity, so an instance of a subclass, such as a masked array, takes the
+    slow path.
     """
     kind = type(value)
     if kind is DEVICE_ARRAY:
