@@ -100,6 +100,17 @@ class BucketBuilders(ResourceBuilders):
     ) -> Self:
         """Round sizes up to multiples of ``step``; otherwise like `with_pow2`.
 
+        Args:
+            step: The distance between two buckets.
+            dim: See `with_pow2`.
+            min: The smallest bucket is the first multiple of ``step`` that is at least this.
+            max: See `with_pow2`.
+            multiple_of: See `with_pow2`.
+            overflow: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
         Raises:
             TypeError, ValueError: A parameter is not as `strategies.Linear` takes it.
             SpecError: ``dim`` is no name, or there is no such overflow policy.
@@ -122,6 +133,17 @@ class BucketBuilders(ResourceBuilders):
     ) -> Self:
         """Round sizes up to powers of ``base``; otherwise like `with_pow2`.
 
+        Args:
+            base: The ratio of two neighbouring buckets, at least 1.001.
+            dim: See `with_pow2`.
+            min: The smallest bucket, at which the powers start.
+            max: See `with_pow2`.
+            multiple_of: See `with_pow2`.
+            overflow: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
         Raises:
             TypeError, ValueError: A parameter is not as `strategies.Exponential` takes it.
             SpecError: ``dim`` is no name, or there is no such overflow policy.
@@ -141,6 +163,14 @@ class BucketBuilders(ResourceBuilders):
     ) -> Self:
         """Use these sizes as buckets, and no others; otherwise like `with_pow2`.
 
+        Args:
+            buckets: The buckets: positive ints in increasing order.
+            dim: See `with_pow2`.
+            overflow: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
         Raises:
             TypeError, ValueError: ``buckets`` is not as `strategies.Boundaries` takes it.
             SpecError: ``dim`` is no name, or there is no such overflow policy.
@@ -148,7 +178,13 @@ class BucketBuilders(ResourceBuilders):
         return self.with_strategy(strategies.Boundaries(buckets), dim, overflow=overflow)
 
     def with_exact(self, dim: str | None = None) -> Self:
-        """Give every size its own executable; otherwise like `with_pow2`.
+        """Give every size its own executable.
+
+        Args:
+            dim: See `with_pow2`.
+
+        Returns:
+            A new executor.
 
         Raises:
             SpecError: ``dim`` is no name.

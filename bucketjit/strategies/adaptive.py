@@ -148,12 +148,12 @@ class Adaptive(Changing):
             self._watched += 1
             self._remembered += 1.0
             if self._remembered >= 2 * self._memory:
-                # What occurred less than once in a memory is forgotten, so this stays bounded.
+                # Sizes with a count below 1 are forgotten, so that the dict stays bounded.
                 self._counts = {m: c / 2 for m, c in self._counts.items() if c >= 1.0}
                 self._remembered = sum(self._counts.values())
 
     def histogram(self) -> dict[int, float]:
-        """Return how often each size occurred, the past at a discount.
+        """Return how often each size occurred; older calls count less.
 
         Returns:
             Size to count; a copy.

@@ -60,7 +60,11 @@ class Changing:
 
     @property
     def plan(self) -> Strategy:
-        """The strategy in use now, which itself never changes."""
+        """The strategy in use now, which itself never changes.
+
+        Raises:
+            NotImplementedError: A subclass has to define it.
+        """
         raise NotImplementedError
 
     def bucket(self, n: int, /) -> int:
