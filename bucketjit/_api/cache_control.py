@@ -118,6 +118,8 @@ class CacheControl:
         check_seconds("wait_for_compiles: timeout", timeout)
         engine = self._engine
         deadline = None if timeout is None else time.monotonic() + timeout
+        # Both the threads of adaptive strategies and those of background compiles. They share the
+        # time that is left.
         observers = [other.observer for other in engine.shared.engines]
         for workers in (
             *(observer.workers for observer in observers if isinstance(observer, Adapting)),

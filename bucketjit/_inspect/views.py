@@ -112,6 +112,7 @@ class Views:
 
 def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     """The programs of an executor and of its derivatives."""
+    # Executables of exact shapes have a signature in place of a program in their keys.
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
     for other in engine.shared.engines:

@@ -293,6 +293,7 @@ def _in_use(engine: Engine, strategy: Strategy) -> list[_Used]:
                 made = frozenset(tuple(bucket[v] for v in own) for bucket, _ in there)
                 calls = sum(count for _, count in there)
                 found.append(_Used(other, kind, tuple(own), tuple(members), calls, made))
+    # Groups with few calls would cost a compile for each bucket of each plan.
     least = _SHARE * sum(used.calls for used in found)
     found = [used for used in found if used.calls >= least]
     return sorted(found, key=lambda used: -used.calls)
@@ -316,6 +317,7 @@ def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]
     for (program, *_), slot in engine.cache.slots():
         entry = slot.entry
         if entry is not None and not entry.exact:
+            # The call that compiled it is no hit, so one is added.
             found.setdefault(program, []).append((entry.sizes, 1 + slot.uses.read()))
     return found
 

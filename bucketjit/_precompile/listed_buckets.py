@@ -97,6 +97,7 @@ class Ahead:
         todo = [request for request in asked.requests if request.key not in engine.cache]
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
+        # The bucket of the call first, because it waits for it; then the largest.
         todo.sort(key=lambda request: (request.key != key, -volume(request.sizes)))
         before = engine.cache.evictions
         problems = [why for _, why in asked.failed]

@@ -54,7 +54,7 @@ def combinations(
                 f"{_listed(variables)}; give a dict of each to its sizes"
             )
         sizes = {variables[0]: sizes}
-    if hasattr(sizes, "bucket_of"):
+    if hasattr(sizes, "bucket_of"):  # a joint plan becomes the list of its buckets
         sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
     if isinstance(sizes, Mapping):
         check_names(sizes, variables)
@@ -137,7 +137,7 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
     if _is_strategy(given):
         given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
     values: list[Any] = []
-    try:
+    try:  # `given` may be any object, or an iterable without end
         one = isinstance(given, int | np.integer)
         values = [given] if one else list(itertools.islice(given, _MOST_SIZES + 1))
         found = [int(n) for n in values]

@@ -441,6 +441,7 @@ def _asked(
     signature, shapes = signed.signature, signed.shapes
     wanted: list[dict[str, int]] | None = None
     bucket_of = functools.partial(bucket_or_size, engine.config)
+    # Without strategies calls are not resolved: open axes are those declared, or else guessed.
     if engine.config.always_exact:
         is_named = bool(signature.declared_sizes(shapes)) or sizes is None
         tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)

@@ -97,6 +97,7 @@ def written_arguments(origin: Origin) -> dict[str, Any]:
         CannotWrite: An argument cannot be written.
     """
     signed = origin.signed
+    # Written leaves are put into the tree of the arguments, which is then written around them.
     leaves = [
         _written_leaf(origin, i, kind.dtype, kind.weak_type)
         for i, kind in enumerate(signed.signature.types)
@@ -174,6 +175,7 @@ def _written(value: Any, path: str) -> Any:
         return value.written
     if value is None:
         return {"none": True}
+    # Exact types only: a subclass could not be made again without running its constructor.
     if type(value) in (tuple, list):
         return {type(value).__name__: [_written(x, f"{path}[{i}]") for i, x in enumerate(value)]}
     if _is_named_tuple(type(value)):

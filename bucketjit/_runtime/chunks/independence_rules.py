@@ -168,6 +168,7 @@ def _dot_general(step: Step) -> None:
     for axis, axes in zip(step.ins, contracted, strict=False):
         if axis in axes:
             step.refuse(f"it adds up products along {step.variable}", _REDUCE_OUTSIDE)
+    # With the variable in both operands, it must be a batch dimension: part i meets part i only.
     left, right = step.ins[:2]
     if left is not None and right is not None:
         pairs = zip(*batched, strict=True)
@@ -196,8 +197,10 @@ def _gather(step: Step) -> None:
     if at is not None and at >= len(indices) - 1:
         step.refuse(f"an index is spread along {step.variable}")
     if own is None and at is not None:
+        # Each row of indices reads the same operand, and gives one row of results.
         expected = batch[at]
     elif own is not None and at is not None:
+        # Row i of the indices must read row i of the operand only: paired batching dimensions.
         paired = zip(
             numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
         )
@@ -205,6 +208,7 @@ def _gather(step: Step) -> None:
             step.refuse(f"each part along {step.variable} may read every other", _INDEX)
         expected = batch[at]
     elif own is not None:
+        # The same indices read every row: the axis must be a whole window dimension.
         dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
         size = step.params["slice_sizes"][own]
         if own in dropped or own in numbers.start_index_map:
@@ -331,6 +335,7 @@ def _while(step: Step) -> None:
 
 
 def _scan(step: Step) -> None:
+    # A scan over the variable is a map of its steps if nothing is carried from one to the next.
     if step.proof.mentions(step.params["length"]):
         consts, carried = scan_arity(step.params)
         if carried:
