@@ -1,7 +1,7 @@
-"""Counters of executors for monitoring systems.
+"""Exports the counters of executors to monitoring systems.
 
-`prometheus` hands them to prometheus-client, which the extra ``metrics`` installs. For anything
-else there are snapshots (`BucketedExec.stats`) and events (`BucketedExec.with_on_event`).
+`prometheus` registers them with prometheus-client, which the extra ``metrics`` installs. For other
+systems there are snapshots (`BucketedExec.stats`) and events (`BucketedExec.with_on_event`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-_PREFIX, _MOST_LABELS = "bucketjit", 4096
+_PREFIX, _MOST_LABELS = "bucketjit", 4096  # labels whose hits `_Climbing` remembers
 
 
 class _Collector:
-    """All executors of one registry: each metric may be told once, by one collector.
+    """Collects the metrics of all executors in one registry.
 
-    It does not keep executors alive. One that is gone is left out.
+    A scrape may contain each metric only once, so executors share one collector. They are held by
+    weak references; one that is gone is left out.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class _Collector:
                 del self._executors[name]
 
     def describe(self) -> list[Metric]:
-        """Nothing: a registry would take a snapshot to find out the names."""
+        """No metrics. Without this method a registry may call `collect` to find their names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -62,24 +63,27 @@ class _Collector:
             for name in [n for n, executor in executors.items() if executor is None]:
                 del self._executors[name]
         stats = {name: e.stats() for name, e in executors.items() if e is not None}
-        if stats:  # a metric of nobody would still be described
+        if stats:  # without executors, metrics would still be listed, with no samples
             yield from _metrics(stats, self._climbing)
 
 
 class _Climbing:
-    """Keeps the hits of a label from falling where one of its executables leaves the cache.
+    """Keeps the hits of a label from falling when an executable leaves the cache.
 
-    A counter that falls, and not to 0, looks as if it had counted all that is left since. What an
-    executable served between the last scrape and its end is lost.
+    Prometheus takes a counter that falls for one that was reset to 0, and adds the remaining value
+    as new hits. So the hits of executables that are gone are added to the label. The hits between
+    the last scrape and the eviction are lost.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._scrapes: dict[str, tuple[int, float]] = {}  # how many; when the counters started
-        self._known: dict[tuple[str, ...], tuple[int, int, int]] = {}  # scrape, hits, added
+        # By function: number of scrapes, and when its counters started.
+        self._scrapes: dict[str, tuple[int, float]] = {}
+        # By label: number of the last scrape, hits then, and hits of executables that are gone.
+        self._known: dict[tuple[str, ...], tuple[int, int, int]] = {}
 
     def begin(self, function: str, since: float) -> None:
-        """Begin a scrape; where the counters have started again, so do those of labels."""
+        """Begin a scrape; if the counters of the function were reset, forget its labels."""
         with self._lock:
             count, before = self._scrapes.get(function, (0, since))
             self._scrapes[function] = count + 1, since
@@ -90,26 +94,26 @@ class _Climbing:
         with self._lock:
             now = self._scrapes[label[0]][0]
             scrape, before, added = self._known.pop(label, (0, 0, 0))
-            if scrape < now - 1:  # the label was gone, and has come back
+            if scrape < now - 1:  # no executable had the label for a while
                 added += before
-            elif hits < before:  # one of its executables is gone
+            elif hits < before:  # an executable of the label has left the cache
                 added += before - hits
             self._known[label] = now, hits, added
-            if len(self._known) > _MOST_LABELS:  # the one that was told longest ago
+            if len(self._known) > _MOST_LABELS:  # drop the label seen longest ago
                 del self._known[next(iter(self._known))]
             return hits + added
 
 
 @dataclass(frozen=True)
 class Registration:
-    """An executor's metrics in a registry.
+    """The metrics of one executor in a registry.
 
-    It is a collector of prometheus-client too: whoever registers it with a registry moves the
-    metrics there. Metrics of several executors in one registry are better left to `prometheus`,
-    which tells them as one family each.
+    It is a collector of prometheus-client too: registering it with another registry moves the
+    metrics there. For several executors in one registry call `prometheus` for each instead: a
+    scrape may contain each metric only once, and they then share one collector.
 
     Attributes:
-        name: The label ``function``.
+        name: The value of the label ``function``.
     """
 
     name: str
@@ -119,18 +123,18 @@ class Registration:
     _climbing: _Climbing = field(default_factory=_Climbing, repr=False, compare=False)
 
     def unregister(self) -> None:
-        """Take the metrics out. Nothing happens if they are out already."""
+        """Remove the metrics from the registry. Does nothing if they are removed already."""
         self._collects.clear()
         self._collector.remove(self.name, self._executor)
 
     def describe(self) -> list[Metric]:
-        """Nothing; a registry asks when this is registered there, and is served from then on."""
+        """No metrics. A registry calls this when the object is registered, which moves them."""
         self.unregister()
         self._collects.set()
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as they are now, where this was registered as a collector."""
+        """The present metrics, if this object was registered as a collector; else none."""
         executor = self._executor()
         if self._collects.is_set() and executor is not None:
             yield from _metrics({self.name: executor.stats()}, self._climbing)
@@ -145,26 +149,27 @@ def prometheus(
 ) -> Registration:
     """Register an executor's counters with prometheus-client.
 
-    They are read when they are scraped; calls cost nothing more. The metrics are called
-    ``bucketjit_...`` and have a label ``function``; those of single executables also a label
-    ``bucket`` such as ``b=8,s=64``. The executor is not kept alive: with it, its metrics go.
+    The counters are read when they are scraped, so calls do not get slower. The metrics are called
+    ``bucketjit_...`` and have a label ``function``; those of single executables also have a label
+    ``bucket`` such as ``b=8,s=64``. The executor is not kept alive; when it is gone, its metrics
+    are too.
 
     Labels are printable text of at most 500 characters: control characters and lone surrogates
-    are written as escapes. ``bucketjit_fallback_calls_total`` has at most 65 series of a function:
+    are written as escapes. ``bucketjit_fallback_calls_total`` has at most 65 series per function:
     calls with other reasons than the first 64 are counted with the reason ``other``.
 
     Args:
         executor: The executor.
-        name: The label ``function``, as it is; by default the function's name, made printable.
-        registry: Where to; the default registry of prometheus-client if left out.
+        name: The label ``function``, unchanged; by default the function's name, made printable.
+        registry: The registry; by default that of prometheus-client.
 
     Returns:
-        The registration, to take it back with ``unregister()``, or to register it elsewhere.
+        The registration, with ``unregister()``; it can also be registered with another registry.
 
     Raises:
         MissingExtraError: prometheus-client is not installed.
-        SpecError: ``executor`` is none, ``name`` no text, ``registry`` no registry, or another
-            executor has that name there.
+        SpecError: ``executor`` is no executor, ``name`` no text, ``registry`` no registry, or
+            another executor has that name in the registry.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -190,7 +195,7 @@ def prometheus(
         raise SpecError(f"name must be text, got {name!r}")
     try:
         name.encode()
-    except UnicodeEncodeError:  # no metric of the registry could be read any more
+    except UnicodeEncodeError:  # such a label would make every scrape of the registry fail
         raise SpecError(f"name must be text that UTF-8 can hold, got {name!r}") from None
     with _lock:
         collector = _collectors.get(where)
@@ -203,7 +208,7 @@ def prometheus(
 
 
 class _Metric(NamedTuple):
-    """A number of a snapshot; a counter if its name says ``total``."""
+    """A number of a snapshot: a counter if its name ends in ``_total``, else a gauge."""
 
     name: str
     text: str
@@ -277,7 +282,7 @@ def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
 
 
 def _by_label(stats: Stats) -> dict[tuple[str, str], list[Any]]:
-    """Executables by the labels they are told under: those of several programs may share one."""
+    """Executables by labels ``bucket`` and ``exact``; several programs may have the same bucket."""
     found: dict[tuple[str, str], list[Any]] = {}
     for bucket in stats.buckets:
         sizes = _label(",".join(f"{v}={n}" for v, n in bucket.sizes.items()))
@@ -286,5 +291,5 @@ def _by_label(stats: Stats) -> dict[tuple[str, str], list[Any]]:
 
 
 def _label(text: str) -> str:
-    """A value of a label that any registry can write."""
+    """A text as the value of a label: one printable line of bounded length."""
     return one_line(text, LONGEST_LABEL)

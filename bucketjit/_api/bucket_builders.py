@@ -1,6 +1,6 @@
-"""The ``with_...`` methods about sizes and masks; each returns a new executor.
+"""The ``with_...`` methods about sizes and masks; each returns a new executor with an empty cache.
 
-Its cache is empty.
+Those about what is compiled and kept are in `bucketjit._api.resource_builders`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bucketjit.strategies.base import Strategy
 
 
 class BucketBuilders(ResourceBuilders):
-    """Which buckets there are, one method for each way to choose them."""
+    """The methods that choose buckets, open axes and masking rules."""
 
     def with_strategy(
         self,
@@ -35,15 +35,16 @@ class BucketBuilders(ResourceBuilders):
 
         Args:
             strategy: Any object with ``bucket(n: int) -> int``.
-            dim: The dimension variable it is for; all that have none of their own by default.
-            overflow: What happens to sizes beyond its largest bucket, see `with_overflow`; as it
-                is by default.
+            dim: The dimension variable it is for; by default all without a strategy of their own.
+            overflow: What happens to sizes beyond its largest bucket, see `with_overflow`; by
+                default the policy stays.
 
         Returns:
             A new executor.
 
         Raises:
-            StrategyContractError: It has no ``bucket`` method, or is a class.
+            StrategyContractError: ``strategy`` has no ``bucket`` method, or is a class.
+            SpecError: ``dim`` is no name, or there is no such overflow policy.
         """
         if overflow is not None:
             return self.with_overflow(overflow, dim).with_strategy(strategy, dim)
@@ -69,15 +70,19 @@ class BucketBuilders(ResourceBuilders):
         """Round sizes up to powers of two.
 
         Args:
-            dim: The dimension variable; all that have no strategy of their own by default.
-            min: The smallest bucket. A floor pays: it saves compiles at almost no padding.
-            max: The largest bucket.
+            dim: The dimension variable; by default all without a strategy of their own.
+            min: The smallest bucket. More than 1 saves compiles at almost no padding.
+            max: The largest bucket; None for no limit.
             multiple_of: Buckets are rounded up to a multiple of this.
-            overflow: What happens to sizes beyond ``max``, see `with_overflow`;
-                `BucketOverflowError` unless it was said before.
+            overflow: What happens to sizes beyond ``max``, see `with_overflow`; by default the
+                policy stays, which at first is to raise `BucketOverflowError`.
 
         Returns:
             A new executor.
+
+        Raises:
+            TypeError, ValueError: A parameter is not as `strategies.Pow2` takes it.
+            SpecError: ``dim`` is no name, or there is no such overflow policy.
         """
         return self.with_strategy(
             strategies.Pow2(min=min, max=max, multiple_of=multiple_of), dim, overflow=overflow
@@ -93,7 +98,23 @@ class BucketBuilders(ResourceBuilders):
         multiple_of: int = 1,
         overflow: Overflow | str | None = None,
     ) -> Self:
-        """Round sizes up to multiples of ``step``; otherwise like `with_pow2`."""
+        """Round sizes up to multiples of ``step``; otherwise like `with_pow2`.
+
+        Args:
+            step: The distance between two buckets.
+            dim: See `with_pow2`.
+            min: The smallest bucket is the first multiple of ``step`` that is at least this.
+            max: See `with_pow2`.
+            multiple_of: See `with_pow2`.
+            overflow: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            TypeError, ValueError: A parameter is not as `strategies.Linear` takes it.
+            SpecError: ``dim`` is no name, or there is no such overflow policy.
+        """
         return self.with_strategy(
             strategies.Linear(step, min=min, max=max, multiple_of=multiple_of),
             dim,
@@ -110,7 +131,23 @@ class BucketBuilders(ResourceBuilders):
         multiple_of: int = 1,
         overflow: Overflow | str | None = None,
     ) -> Self:
-        """Round sizes up to powers of ``base``; otherwise like `with_pow2`."""
+        """Round sizes up to powers of ``base``; otherwise like `with_pow2`.
+
+        Args:
+            base: The ratio of two neighbouring buckets, at least 1.001.
+            dim: See `with_pow2`.
+            min: The smallest bucket, at which the powers start.
+            max: See `with_pow2`.
+            multiple_of: See `with_pow2`.
+            overflow: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            TypeError, ValueError: A parameter is not as `strategies.Exponential` takes it.
+            SpecError: ``dim`` is no name, or there is no such overflow policy.
+        """
         return self.with_strategy(
             strategies.Exponential(base, min=min, max=max, multiple_of=multiple_of),
             dim,
@@ -124,20 +161,43 @@ class BucketBuilders(ResourceBuilders):
         *,
         overflow: Overflow | str | None = None,
     ) -> Self:
-        """Use these sizes as buckets, and no others; otherwise like `with_pow2`."""
+        """Use these sizes as buckets, and no others; otherwise like `with_pow2`.
+
+        Args:
+            buckets: The buckets: positive ints in increasing order.
+            dim: See `with_pow2`.
+            overflow: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            TypeError, ValueError: ``buckets`` is not as `strategies.Boundaries` takes it.
+            SpecError: ``dim`` is no name, or there is no such overflow policy.
+        """
         return self.with_strategy(strategies.Boundaries(buckets), dim, overflow=overflow)
 
     def with_exact(self, dim: str | None = None) -> Self:
-        """Give every size its own executable; otherwise like `with_pow2`."""
+        """Give every size its own executable.
+
+        Args:
+            dim: See `with_pow2`.
+
+        Returns:
+            A new executor.
+
+        Raises:
+            SpecError: ``dim`` is no name.
+        """
         return self.with_strategy(strategies.Exact(), dim)
 
     def with_overflow(self, policy: Overflow | str, dim: str | None = None) -> Self:
-        """Say what happens to sizes beyond the largest bucket.
+        """Choose what happens to sizes beyond the largest bucket.
 
         Args:
-            policy: A member of `Overflow`, or its name: ``"error"`` (as without this),
-                ``"extend"``, ``"exact"`` or ``"split"``.
-            dim: The dimension variable; all that have no policy of their own by default.
+            policy: A member of `Overflow`, or its name: ``"error"`` (the default), ``"extend"``,
+                ``"exact"`` or ``"split"``.
+            dim: The dimension variable; by default all without a policy of their own.
 
         Returns:
             A new executor.
@@ -185,6 +245,9 @@ class BucketBuilders(ResourceBuilders):
         Returns:
             A new executor.
 
+        Raises:
+            SpecError: ``rules`` is no mapping to functions.
+
         Examples:
             >>> from jax import lax
             >>> import numpy as np
@@ -203,8 +266,8 @@ class BucketBuilders(ResourceBuilders):
     def with_plan(self, plan: object) -> Self:
         """Choose the buckets of several dimension variables together.
 
-        A plan decides for all variables that it names. Their own strategies, whether given before
-        or after, are for calls that lack one of these variables.
+        A plan decides for all variables that it names. The strategies of these variables, whether
+        set before or after, are used only for calls that lack one of the variables.
 
         Args:
             plan: `bucketjit.strategies.Joint`, or any object with ``dims``, the variables, and
@@ -214,7 +277,7 @@ class BucketBuilders(ResourceBuilders):
             A new executor.
 
         Raises:
-            StrategyContractError: It is no such object.
+            StrategyContractError: ``plan`` is no such object.
         """
         dims = getattr(plan, "dims", None)
         if (
@@ -237,33 +300,34 @@ class BucketBuilders(ResourceBuilders):
         split: str | Mapping[str, int] | None = None,
         ahead: bool = False,
     ) -> Self:
-        """What to use for a stream of calls whose sizes are known from a log or a data set.
+        """Fit the buckets to a stream of calls whose sizes are known from a log or a data set.
 
-        At most ``k`` buckets that cost least for these sizes (`strategies.Optimal.fit`, or
-        `strategies.Joint.fit` of several variables), beyond them twice the largest each time, and
-        compiles in the background wherever a compiled bucket can stand in. Those are of this
-        process, since the stream as a whole ends sooner so; `with_background_compile` on top, with
-        its own choice, makes single calls wait less.
+        There are at most ``k`` buckets, those that cost least for these sizes
+        (`strategies.Optimal.fit`, or `strategies.Joint.fit` of several variables); each further
+        bucket is twice the one before. If a compiled bucket can stand in for a missing one, the
+        missing one compiles in the background. This process compiles it, because the stream as a
+        whole then ends sooner; call `with_background_compile` on the result to have another process
+        compile, which makes single calls wait less.
 
-        On CPU, ``split="b"`` on top serves a call row by row, several cores at a time: nothing is
-        padded along ``b``, and all buckets are left for the other variables. It takes a program
-        whose outputs are independent along ``b`` (`Overflow.SPLIT`). XLA is told to use its
-        library YNN for reductions only, not for matrix products, which take longer side by side.
-        On Linux, where chunks keep at least half of the cores busy by these sizes, XLA also shares
-        no operation of a chunk among threads, unless that is a product of over 0.2 GFLOP: chunks
-        run in a CPU client of their own, which looks at the arrays of JAX's. (An array that is
-        lent so keeps its memory until it goes; it is copied where it is donated.)
+        On CPU, ``split="b"`` also serves a call row by row, on several cores at a time. Nothing is
+        padded along ``b``, and all buckets are left for the other variables. The outputs of the
+        program must be independent along ``b`` (`Overflow.SPLIT`). XLA then uses its library YNN
+        for reductions only, not for matrix products, which take longer side by side. On Linux, if
+        the chunks keep at least half of the cores busy by these sizes, XLA also does not share an
+        operation of a chunk among threads, unless it is a product of over 0.2 GFLOP: chunks run in
+        a CPU client of their own, which reads the arrays of JAX's client. (Such an array keeps its
+        memory until it is deleted; a donated one is copied.)
 
-        With ``ahead``, the first call compiles the whole plan (`with_ahead_compile`): it takes
+        With ``ahead``, the first call compiles the whole plan (`with_ahead_compile`). It takes
         longer, the calls after it find their buckets, and the stream as a whole ends sooner.
 
         Args:
-            sizes: Sizes of past calls by dimension variable; the i-th of all belong together. Of a
-                single variable that is not split, it may be a dict of size to count.
-            k: The most buckets.
-            cost: What a call in a bucket costs. It is given the padded size of the one variable
-                that is planned, or those of several by name (``lambda b, s: b * s * s``); one that
-                is split is not among them. By default their product.
+            sizes: Sizes of past calls by dimension variable; the i-th sizes of all variables are
+                one call. Of a single variable that is not split, it may be a dict of size to count.
+            k: The largest number of buckets.
+            cost: What a call in a bucket costs. It takes the padded size of the one variable that
+                is planned, or those of several by name (``lambda b, s: b * s * s``), without
+                variables that are split. By default their product.
             split: A variable along which calls are cut into chunks of 1, or a dict of it to the
                 size of the chunks.
             ahead: Whether the first call compiles all buckets.
@@ -272,9 +336,9 @@ class BucketBuilders(ResourceBuilders):
             A new executor.
 
         Raises:
-            SpecError: ``sizes`` is no dict of a variable to sizes, or they are not as many of each;
-                ``split`` is malformed or has a variable without sizes; or ``ahead`` is no bool.
-                (Calls of a program that cannot be split raise `SplitError`.)
+            SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of
+                them; ``split`` is malformed or has a variable without sizes; or ``ahead`` is no
+                bool. (Calls of a program that cannot be split raise `SplitError`.)
             TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.Joint.fit` takes it.
 
         Examples:
@@ -302,6 +366,7 @@ class BucketBuilders(ResourceBuilders):
         """
         if not isinstance(ahead, bool):
             raise SpecError(f"ahead must be True or False, got {ahead!r}")
+        # Plans are fitted to chunks, not to calls, and the split variable is no part of them.
         log = chunked_log(sizes, split)
         planned = self.with_background_compile(process=False)._with(chunked=log.together)
         if ahead:

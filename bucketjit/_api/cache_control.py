@@ -1,4 +1,4 @@
-"""The methods of an executor that look at its cache, and say what may be compiled."""
+"""The methods of an executor that inspect and clear its cache, and limit what is compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bucketjit._runtime.engine import Engine
 
 
 class CacheControl:
-    """What is in the cache, and what may still come into it."""
+    """The methods of `BucketedExec` about its cache and its compiles."""
 
     _engine: Engine
     _derivatives: Derivatives
@@ -29,20 +29,20 @@ class CacheControl:
         return self._engine.cache.info()
 
     def cache_clear(self) -> None:
-        """Drop every executable and program, and start the counters again."""
+        """Drop every executable and program, and reset the counters."""
         self._derivatives.clear()
         self._engine.clear()
 
     def pin(self, pinned: bool = True, **sizes: int) -> int:
-        """Keep executables in the cache whatever else is compiled; eviction passes them over.
+        """Keep executables in the cache whatever else is compiled: they are not evicted.
 
         Args:
-            pinned: False to let go of them again.
-            **sizes: Padded sizes by dimension variable; all executables of these are meant, and
-                without any, all there are.
+            pinned: False to allow their eviction again.
+            **sizes: Padded sizes by dimension variable. All executables with these sizes are
+                pinned; without any sizes, all executables.
 
         Returns:
-            How many executables that was.
+            The number of executables that were pinned, or released.
 
         Raises:
             SpecError: ``pinned`` is no bool, a size is no int, or no executable has a dimension
@@ -81,15 +81,15 @@ class CacheControl:
         return sum(cache.pin(key, pinned) for key in meant)
 
     def forbid_compiles(self) -> CompileGuard:
-        """Compile nothing any more: a call that would have to raises `CompileBudgetError`.
+        """Compile nothing any more: a call that needs a compile raises `CompileBudgetError`.
 
-        What is kept in files is loaded all the same. Where ``jit`` compiles an executable once
-        more by itself, for arguments that are placed otherwise than those before (committed to a
-        device, say), that is warned of.
+        Executables are still loaded from files. ``jit`` itself may compile an executable once more,
+        for arguments that are placed differently than before (committed to a device, say); that
+        happens, with a warning.
 
         Returns:
-            What allows compiles again: ``with executor.forbid_compiles(): ...`` does at the end
-            of the block, and its ``release()`` at any time.
+            A guard that allows compiles again: as a context manager (``with
+            executor.forbid_compiles(): ...``) at the end of the block, or by its ``release()``.
 
         Examples:
             >>> import numpy as np
@@ -107,17 +107,19 @@ class CacheControl:
         """Wait until nothing is left to compile in the background.
 
         Args:
-            timeout: The most seconds to wait; None for no limit.
+            timeout: The largest number of seconds to wait; None for no limit.
 
         Returns:
-            Whether nothing is left.
+            Whether nothing is left to compile.
 
         Raises:
-            SpecError: The timeout is no such number, or negative.
+            SpecError: ``timeout`` is no number, or negative.
         """
         check_seconds("wait_for_compiles: timeout", timeout)
         engine = self._engine
         deadline = None if timeout is None else time.monotonic() + timeout
+        # Both the threads of adaptive strategies and those of background compiles. They share the
+        # time that is left.
         observers = [other.observer for other in engine.shared.engines]
         for workers in (
             *(observer.workers for observer in observers if isinstance(observer, Adapting)),

@@ -1,4 +1,7 @@
-"""The sizes of past calls as a plan is fitted to them: those of chunks, where calls are cut."""
+"""Turns the sizes of past calls into those that a plan is fitted to, if calls are cut into chunks.
+
+It serves `BucketedExec.with_fitted_plan`.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from bucketjit.strategies._search.histogram import Sizes, joint_histogram
 
 
 class ChunkedLog(NamedTuple):
-    """What a log of sizes says of the buckets that its calls need.
+    """The sizes to fit a plan to.
 
     Attributes:
-        sizes: By each variable that is not cut, its sizes: one for each chunk of a call, so
-            those of all variables belong together. As they were given where nothing is cut.
+        sizes: Sizes of each variable that is not cut, one for each chunk of a call: the i-th sizes
+            of all variables are one chunk. If nothing is cut, the sizes as the user gave them.
         chunks: Size of the chunks of each variable that is cut.
-        together: How many chunks the call of a chunk has along a variable, on average over the
-            chunks.
+        together: For each variable that is cut, the number of chunks of a call, averaged over all
+            chunks: what a chunk has on average beside it, itself included.
     """
 
     sizes: Mapping[str, Any]
@@ -31,14 +34,15 @@ def chunked_log(sizes: Mapping[str, Sizes], split: str | Mapping[str, int] | Non
     """Read a log of sizes.
 
     Args:
-        sizes: Sizes of past calls by dimension variable; the i-th of all belong together.
+        sizes: Sizes of past calls by dimension variable; the i-th sizes of all variables are one
+            call.
         split: A variable that is cut into chunks of 1, or a dict of it to the size of the chunks.
 
     Returns:
-        The sizes of what is left to plan.
+        The sizes to fit a plan to.
 
     Raises:
-        SpecError: ``sizes`` is no dict of a variable to sizes, or they are not as many of each; or
+        SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of them; or
             ``split`` is malformed or has a variable without sizes.
     """
     if not isinstance(sizes, Mapping) or not sizes:
@@ -78,7 +82,7 @@ def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:
 
 
 def _calls_to_cut(sizes: Mapping[str, Any], chunks: Mapping[str, int]) -> dict[str, list[int]]:
-    """The sizes without the calls of size 0, which run exact, in no bucket."""
+    """The sizes of the calls that are cut: those with a size of 0 run exact, and are left out."""
     for dim in chunks:
         if dim not in sizes:
             raise SpecError(f"split: there are no sizes of {dim!r}, only of {', '.join(sizes)}")
@@ -93,11 +97,12 @@ def _calls_to_cut(sizes: Mapping[str, Any], chunks: Mapping[str, int]) -> dict[s
 
 def _chunks_together(cut: list[int], chunk: int) -> float:
     counts = [-(-n // chunk) for n in cut]
+    # A call of c chunks is counted c times with c chunks each, so long calls weigh more.
     return sum(n * n for n in counts) / sum(counts)
 
 
 def _in_chunks(sizes: Mapping[str, list[int]], dim: str, chunk: int) -> dict[str, list[int]]:
-    """Sizes of the other variables, once for each chunk of a call."""
+    """The sizes of the other variables, repeated for each chunk of a call."""
     cut = sizes[dim]
     others = {name: values for name, values in sizes.items() if name != dim}
     return {

@@ -21,7 +21,7 @@ _NAMED: Mapping[str, Callable[[], Strategy]] = {
 
 
 class Options(TypedDict, total=False):
-    """What `jit` takes beside the function, for type checkers."""
+    """The keyword arguments of `jit`, for type checkers."""
 
     buckets: Buckets | Mapping[str, Buckets]
     dynamic_axes: Any
@@ -71,35 +71,38 @@ def jit(
 ) -> Any:
     """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
 
-    Parameters that ``jax.jit`` has too are called as there. The function may be one of a class:
-    ``self`` is then the first argument, a pytree, or static by ``static_argnums=0``.
+    Parameters that ``jax.jit`` has too have the same names. The function may be a method: then
+    ``self`` is the first argument, a pytree, or static by ``static_argnums=0``.
 
     Args:
-        fn: The function. Left out where the decorator is given options.
+        fn: The function. Left out if the decorator has options: ``@jit(buckets=...)``.
         buckets: ``"pow2"``, ``"exact"``, a list of sizes, or a strategy; or one of these by the
             name of a dimension variable.
         dynamic_axes: Which axes are open, see `BucketedExec`.
-        constraints: What always holds of the sizes.
+        constraints: Conditions that the sizes of every call satisfy, see `BucketedExec`.
         static_argnums: Positions of arguments that are compile-time constants.
         static_argnames: Names of such arguments.
         donate_argnums: Positions of arguments whose buffers may be reused.
-        donate_argnames: Names of such arguments, where they are passed by position.
+        donate_argnames: Names of such arguments; they are donated if passed by position.
         fallback: What to do with calls that cannot be masked.
         check: Checked execution, for tests.
         out: The form of results: ``"jax"``, ``"numpy"`` or ``"padded"``, see `BucketedExec`.
         copy_inputs: Whether NumPy arguments are copied, so that they may be overwritten as soon as
             the call returns, see `BucketedExec`.
         overflow: What to do with sizes beyond the largest bucket, see `BucketedExec.with_overflow`;
-            or that by the name of a dimension variable.
+            or a dict of that by the name of a dimension variable.
         compile_budget: How much may be compiled, see `CompileBudget`.
         compiler_options: Options of XLA by name.
-        maxsize: How many executables to keep.
+        maxsize: How many executables to keep; None for no bound.
 
     Returns:
         The executor, or a decorator that makes it.
 
     Raises:
         SpecError: An option is malformed.
+        StrategyContractError: A strategy in ``buckets`` has no ``bucket`` method.
+        TypeError: ``fn`` is not callable, or a bucket is no int.
+        ValueError: A list of buckets is empty, or not positive and strictly increasing.
 
     Examples:
         >>> import bucketjit, jax.numpy as jnp, numpy as np

@@ -1,4 +1,8 @@
-"""`BucketedExec`: what users call."""
+"""`BucketedExec`, the callable that users make from a function.
+
+Its ``with_...`` methods and its other methods are in the files beside this one, by topic. Here are
+its options, the call path, and `BucketedExec.explain`.
+"""
 
 from __future__ import annotations
 
@@ -56,24 +60,25 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
             (prefix) of these for containers; or a dict of entries by argument name. One name
             is one size. A Python int argument with entry ``"n"`` is a size itself. By default
             axis 0 of every argument that is an array, called ``batch``.
-        constraints: What always holds of the sizes, as in ``jax.export``: ``"s >= 4"``,
-            ``"mod(s, 2) == 0"``.
+        constraints: Conditions that the sizes of every call satisfy, as in ``jax.export``:
+            ``"s >= 4"``, ``"mod(s, 2) == 0"``.
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.
         static_argnames: Names of such arguments.
         donate_argnums: Positions of arguments whose buffers may be reused, as in ``jit``.
-            Of an argument with open axes the padded copy is donated, where an output can reuse
-            it; the argument itself is then deleted, as it is where it needs no padding.
+            Of an argument with open axes the padded copy is donated, if an output can reuse it;
+            the argument itself is then deleted, as one that needs no padding is.
         fallback: What to do with calls that cannot be masked.
         check: Checked execution, for tests; see `Check`.
         out: The form of results: ``"jax"`` for arrays of logical shape, ``"numpy"`` for host
-            arrays, ``"padded"`` for `Padded` ones, which the next executor takes as they are.
+            arrays, ``"padded"`` for `Padded` ones, which another executor takes without cutting
+            and padding them again.
         copy_inputs: Whether NumPy arguments are copied before the call, so that they may be
             overwritten as soon as it returns. Without it, as in ``jit``, one that fits its bucket,
             or has no open axes, may be read after the call has returned: wait for the result
             before you write to it.
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
-            Called in another ``jit``, that one's options hold.
+            For a call inside another ``jit``, the options of that ``jit`` hold.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -162,12 +167,14 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         self._engine.preparer = ahead(config)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
-        # The attributes of a callable object are its own: it may have one named like one here.
+        # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
+        # name of an attribute of this object.
         functools.update_wrapper(self, config.fn, updated=())
         self._of_copies: BucketedExec | None = None
         if config.copy_inputs:
-            # It serves the calls, of copies. This one has no fast_path, so it comes to where they
-            # are made, and an executor that makes none does not ask on its warm path.
+            # A twin without this option serves the calls. This object has an empty fast path, so
+            # its calls reach the line that copies the arguments and calls the twin. Other executors
+            # need not check for the option on their fast path.
             twin = object.__new__(type(self))
             vars(twin).update(vars(self))
             self._of_copies, self._fast_path = twin, FastPath()
@@ -196,13 +203,32 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         )
 
     def __get__(self, instance: object, owner: object = None) -> Any:
-        """A method, where the function is one of a class, as with ``jax.jit``."""
+        """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""
         return self if instance is None else MethodType(self, instance)
 
     # --- the call path ---
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Run the function; see the class."""
+        """Run the function.
+
+        Args:
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What the function returns, in the form of ``out``.
+
+        Raises:
+            ArgumentError: An argument is not an array, or does not fit its declaration.
+            SpecError: ``dynamic_axes`` does not fit the arguments.
+            SizeMismatchError: The sizes of the arguments contradict each other.
+            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
+            SplitError: The call would have to be split into chunks, and cannot be.
+            FallbackError: The call cannot be masked, and ``fallback`` is to raise.
+            CompileBudgetError: A compile is needed that the budget does not allow.
+            ShapeCheckError: ``check`` found that results differ.
+        """
+        # Inside a transformation (jit, vmap, grad) there is nothing to pad.
         if _THREAD_TRACE.value not in _NO_TRACE:
             return self._inside(args, kwargs)
         table = self._fast_path.latest
@@ -214,13 +240,15 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
             while plan is not None:
                 try:
                     return plan.serve(args, kwargs)
-                except (SignatureChanged, NotPlaced):
+                except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
                     plan = plan.next
                 except Evicted:
                     plan = None
                 except Exception:
                     engine = self._engine
-                    signed = engine.signer.sign(args, kwargs)  # it may name what is wrong
+                    # The function was given wrong arguments, say: signing may raise a better error.
+                    # A `Padded` argument may fail here and be served by the slow path.
+                    signed = engine.signer.sign(args, kwargs)
                     if any(isinstance(x, Padded) for x in signed.leaves):
                         return engine.serve(signed)
                     raise
@@ -250,11 +278,12 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         return self._engine.name
 
     def explain(self, *args: object, **kwargs: object) -> Explanation:
-        """Say what a call with these arguments would do, without compiling or running it.
+        """Explain what a call with these arguments would do, without compiling or running it.
 
         Args:
-            *args: The arguments of the call; ``jax.ShapeDtypeStruct`` will do for arrays.
-            **kwargs: Likewise.
+            *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
+                arrays.
+            **kwargs: The keyword arguments, likewise.
 
         Returns:
             The sizes and the bucket, which program serves it under which guards, what is masked

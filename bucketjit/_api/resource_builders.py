@@ -1,6 +1,7 @@
-"""The ``with_...`` methods about what is kept and compiled; each returns a new executor.
+"""The ``with_...`` methods about what is compiled and kept, and about events.
 
-Its cache is empty.
+Each returns a new executor with an empty cache. Those about sizes and masks are in
+`bucketjit._api.bucket_builders`.
 """
 
 from __future__ import annotations
@@ -26,30 +27,32 @@ from bucketjit._persistence.files import Distrusted, check_directory
 
 
 class ResourceBuilders:
-    """What is kept, compiled, stored and told, one method each."""
+    """The methods about the cache, compiles, files and events."""
 
     _config: Config
 
     def _with(self, **changes: object) -> Self:
-        """Another executor, with some options changed."""
+        """A new executor with some options changed."""
         raise NotImplementedError
 
     def with_on_event(self, callback: Listener) -> Self:
-        """Have events told to a function, besides the log: compiles, evictions, fallbacks.
+        """Call a function with each event, such as compiles, evictions and fallbacks.
+
+        Events are logged too.
 
         Args:
             callback: Called as ``callback(event)`` with an `Event`, in the thread in which it
                 happens. An `Exception` that it raises is logged, and the call goes on. Several
-                are called in the order in which they were added. Of a compile, or a file that
-                was loaded, they are told when the executable is there for all who ask: they may
-                call the executor, or warm it up. They may not wait for what compiles in the
-                background, where they may be called themselves.
+                callbacks are called in the order in which they were added. The event of a compile,
+                or of a file that was loaded, comes when the executable is in the cache, so the
+                callback may call the executor, or warm it up. It must not wait for background
+                compiles: it may itself run in the thread that does them.
 
         Returns:
             A new executor.
 
         Raises:
-            SpecError: It cannot be called.
+            SpecError: ``callback`` cannot be called.
 
         Examples:
             >>> import numpy as np
@@ -65,17 +68,20 @@ class ResourceBuilders:
         return self._with(listeners=(*self._config.listeners, callback))
 
     def with_maxsize(self, maxsize: int | None) -> Self:
-        """Bound the number of executables kept; the least recently used goes first.
+        """Bound the number of executables kept; the least recently used one is evicted first.
 
-        As in `functools.lru_cache`: what had to go is compiled again by the next call of it.
-        `with_cache` has a hysteresis against that.
+        As in `functools.lru_cache`, an evicted executable is compiled again by the next call that
+        needs it. `with_cache` has a hysteresis against that.
 
         Args:
-            maxsize: How many; None for no bound. An executable takes 73-145 memory maps of the
-                system's 65,530, so some 450 of them end the process.
+            maxsize: The largest number of executables; None for no bound. An executable takes
+                73-145 memory maps of the system's 65,530, so some 450 of them end the process.
 
         Returns:
             A new executor.
+
+        Raises:
+            SpecError: ``maxsize`` is not a positive int or None.
         """
         return self._with(maxsize=_bound("maxsize", maxsize))
 
@@ -89,21 +95,21 @@ class ResourceBuilders:
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
 
-        With the last executable of a program goes what was traced, and the arrays that the function
-        closed over, unless it was differentiated or cannot be masked; a later call of its signature
-        traces again.
+        When the last executable of a program is evicted, the program and the arrays that the
+        function closed over are dropped too, unless it was differentiated or cannot be masked. A
+        later call of its signature traces again.
 
         Args:
-            maxsize: How many; None for no bound, but see `with_maxsize`.
-            max_bytes: How many bytes they may take together, by XLA's own memory analysis and
-                the arrays that they close over; None for no bound. A single one that takes more
-                is kept alone.
-            policy: Which goes first: ``"lru"``, the least recently used, or ``"lfu"``, the least
-                frequently used. Those that are pinned stay, see `BucketedExec.pin`.
-            hysteresis: An executable that had to go is compiled again only when it was asked for
-                this often, as long as a larger bucket can serve its calls, and twice as often
-                each time that it has to go again (up to 128 times as often): buckets that
-                alternate soon stop driving each other out. 0 compiles it at once.
+            maxsize: The largest number of executables; None for no bound, but see `with_maxsize`.
+            max_bytes: The largest number of bytes of all executables, by XLA's memory analysis and
+                the arrays that they close over; None for no bound. A single executable that takes
+                more is kept alone.
+            policy: Which one is evicted first: ``"lru"``, the least recently used, or ``"lfu"``,
+                the least frequently used. Pinned ones stay, see `BucketedExec.pin`.
+            hysteresis: An evicted executable is compiled again only after so many calls needed it,
+                as long as a larger bucket can serve these calls. The number doubles each time that
+                the executable is evicted again, up to 128 times the first, so buckets that
+                alternate soon stop evicting each other. 0 compiles it at once.
 
         Returns:
             A new executor.
@@ -123,36 +129,39 @@ class ResourceBuilders:
     def with_background_compile(
         self, workers: int = 1, *, queue: int = 64, process: bool = True
     ) -> Self:
-        """Compile in the background where a larger bucket is compiled that can serve meanwhile.
+        """Compile in the background if a larger bucket is compiled that can serve meanwhile.
 
-        A call whose bucket is not compiled is served at once by the smallest compiled one that
-        holds it, with the same result. Its own compiles in a thread of its own and takes over when
-        it is ready: compiled, and on CPU run once on zeros, as by `warmup` with ``first_run``.
-        Where no compiled bucket is large enough, the call waits for its own. A compile that fails
-        in the background is logged; the next call that needs it compiles in the foreground and
-        gets the error. In a fork of a process that has run JAX, where XLA can compile nothing,
-        what is compiled goes on serving, but for what needs threads of XLA, which a fork lacks:
-        that hangs, as under ``jax.jit``.
+        A call whose bucket is not compiled is served at once by the smallest compiled bucket that
+        holds it, with the same result. Its own bucket compiles in another thread, and serves calls
+        once it is ready: compiled, and on CPU run once on zeros, as by `warmup` with ``first_run``.
+        If no compiled bucket is large enough, the call waits for its own. A compile that fails in
+        the background is logged; the next call that needs it compiles in the foreground and gets
+        the error. In a fork of a process that has run JAX, XLA cannot compile. Executables still
+        serve calls there, except those that need threads of XLA, which a fork lacks: these hang, as
+        under ``jax.jit``.
 
-        XLA compiles for CPU with all cores, beside which calls take several times as long. So on
-        Linux, in processes that have no other device, another process compiles. It takes only the
-        time that nobody else wants, and is halted two thirds of the time while this process is at
-        work, so that its buckets take over later. It takes about 200 MB; there is one for four
-        cores, at most four, which serve all executors, start with the first compile, and end with
-        this process or after two minutes without work. They are children of this process, which
-        whoever waits for any child (``os.wait``) meets too, and what they use counts against a
-        limit on the cores of its group (a container's). They import what this process has, from
-        where it has it: the absolute paths of ``sys.path``. Programs with callbacks or for several
-        devices compile in this process, and so does what another has not compiled in half a
-        minute and ten times the longest compile of this one, as where others use all cores; then,
-        or where it does not start, it is not asked for a while. An event of the kind
-        ``"process"`` says so. While something
-        compiles, threads of Python take turns of 0.5 ms, not of 5 (``sys.setswitchinterval``):
-        tracing keeps calls waiting, too.
+        XLA compiles for CPU with all cores, and calls beside a compile take several times as long.
+        So on Linux, in processes that have no other device, other processes compile:
+
+        * They take only idle time, and are halted two thirds of the time while this process is
+          working, so that buckets are ready later.
+        * Each takes about 200 MB. There is one for four cores, at most four, for all executors.
+          They start with the first compile, and end with this process or after two minutes without
+          work.
+        * They are children of this process, so ``os.wait`` may return one of them. What they use
+          counts against a limit on the cores of its group (a container's).
+        * They import the same modules from the same places: the absolute paths of ``sys.path``.
+        * Programs with callbacks or for several devices compile in this process. So does what
+          another process has not compiled in half a minute plus ten times the longest compile of
+          this process, because others use all cores, say. After that, or if it does not start, it
+          gets no work for a while. An event of the kind ``"process"`` reports this.
+
+        While something compiles, threads of Python switch every 0.5 ms instead of 5 ms
+        (``sys.setswitchinterval``), because tracing keeps calls waiting too.
 
         Args:
-            workers: Threads that compile. XLA uses several cores for one compile already.
-            queue: How many compiles may wait; calls beyond that ask again later.
+            workers: Number of threads that compile. XLA uses several cores for one compile.
+            queue: How many compiles may wait; calls beyond that request theirs again later.
             process: False to compile in this process.
 
         Returns:
@@ -169,23 +178,23 @@ class ResourceBuilders:
         return self._with(background=Background(int(workers), int(queue), process))
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
-        """Compile all that the strategies list with the first call that a program serves.
+        """Compile all buckets that the strategies list, with the first call that a program serves.
 
-        Where strategies have a largest bucket (`strategies.buckets_of`: those of `with_buckets`,
-        ``with_pow2(max=64)``, `strategies.Optimal`, `strategies.Joint`), all of theirs are
-        compiled, several at the same time, in every combination; variables of other strategies
-        have the bucket of that first call. The call takes as long as the plan, but for files that
-        are there (`with_persistence`); those after it find their buckets. That is `warmup` with the
-        first call for an example, and as there each executable is run once. Other signatures,
-        derivatives, and programs for other sizes have their own first call.
+        Strategies with a largest bucket list their buckets (`strategies.buckets_of`: those of
+        `with_buckets`, ``with_pow2(max=64)``, `strategies.Optimal`, `strategies.Joint`). All
+        combinations are compiled, several at the same time; variables of other strategies have
+        the bucket of the first call. That call waits for all compiles, or for loading what is in
+        files (`with_persistence`); later calls find their buckets. It is like `warmup` with the
+        first call as the example, and each executable is run once. Other signatures, derivatives,
+        and programs for other sizes have their own first call.
 
-        What is not compiled then is compiled when a call needs it, and why is logged: buckets for
-        which the function raises; all where the cache has no room for them; what is beyond a
-        compile budget, the bucket of the call coming first; and all of functions that are traced
-        at each size. Calls of other threads do not wait for the plan, only for their own bucket.
+        Some buckets are compiled only when a call needs them, and the reason is logged: those for
+        which the function raises; all, if the cache has no room for them; those beyond a compile
+        budget, which is spent on the bucket of the call first; and all buckets of functions that
+        are traced at each size. Calls of other threads wait for their own bucket only.
 
         Args:
-            workers: Threads that compile; by default as many as there are cores, up to four.
+            workers: Number of threads that compile; by default one per core, up to four.
 
         Returns:
             A new executor.
@@ -215,8 +224,16 @@ class ResourceBuilders:
     ) -> Self:
         """Limit how much is compiled; see `bucketjit.CompileBudget`.
 
+        Args:
+            compiles: The largest number of compiles; None for no limit.
+            seconds: The largest number of seconds spent compiling; None for no limit.
+            action: What a call that needs one more compile does: ``"error"`` or ``"warn"``.
+
         Returns:
             A new executor.
+
+        Raises:
+            SpecError: A limit is negative or no number, or there is no such action.
         """
         return self._with(budget=CompileBudget(compiles, seconds, action))
 
@@ -225,36 +242,36 @@ class ResourceBuilders:
     ) -> Self:
         """Keep executables in files, so that the next process loads what this one compiles.
 
-        A process that finds the executable of a bucket there traces the function once, and loads:
-        no masking, no lowering, no compile. While it traces, it loads what was of use last of the
-        same function for arguments of the same types (32 executables at most, no more than the
-        cache has room for, none where its bytes are bounded); calls that ask for those find them
-        ready. What nobody asks for goes with the executor, what is of another program than the
-        one that was traced at once.
+        A process that finds the executable of a bucket in a file traces the function once, and
+        loads the file: no masking, no lowering, no compile. While it traces, it loads the most
+        recently used executables of the same function for arguments of the same types (at most 32,
+        no more than the cache has room for, none if its bytes are bounded), so that calls find
+        them ready. Those that no call needs are dropped with the executor; those of another
+        program than the traced one are dropped at once.
 
         Without this method the directory ``bucketjit`` in JAX's own compilation cache
-        (``jax_compilation_cache_dir``) is used, if JAX has one: for all buckets, or where
-        ``jax_persistent_cache_min_compile_time_secs`` is set to another time than JAX has by
-        default (1.0), for what took so long to compile.
+        (``jax_compilation_cache_dir``) is used, if JAX has one. It gets all executables; but if
+        ``jax_persistent_cache_min_compile_time_secs`` is not JAX's default (1.0), only those that
+        took that long to compile.
 
         Files are found by what their executables depend on: the program, its constants, the types
         and placement of the arguments, versions, device and configuration. Damaged files are
-        reported (`PersistenceWarning`) and made again. What cannot be identified soundly is not
-        kept, with an event that says why: host callbacks, primitives of other libraries, rules of
-        `with_rules`, arguments on several devices.
+        reported (`PersistenceWarning`) and replaced. Executables that cannot be identified safely
+        are not stored, with an event that says why: those with host callbacks, primitives of other
+        libraries, rules of `with_rules`, or arguments on several devices.
 
-        An executable of more than 2 GiB, unpacked, is not kept, and a file that claims more than
-        that, or more than its length can hold, is damaged. Files are read and unpacked in pieces
-        of 1 MiB.
+        An executable of more than 2 GiB, unpacked, is not stored. A file that claims more than
+        that, or more than its length can hold, counts as damaged. Files are read and unpacked in
+        pieces of 1 MiB.
 
         **An executable is machine code: whoever can write into the directory can run code as
-        you.** A directory that others can write into is refused, and one that is not there is made
-        for you alone.
+        you.** A directory that others can write into is refused, and a missing one is created for
+        you alone.
 
         Args:
-            directory: Where; several processes may share it. None to keep none.
-            max_bytes: Beyond that, files go that were of use longest ago, whenever one is written;
-                None for no bound.
+            directory: The directory; several processes may share it. None to store nothing.
+            max_bytes: The largest size of all files; whenever one is written, the least recently
+                used are removed beyond that. None for no bound.
 
         Returns:
             A new executor.

@@ -17,7 +17,7 @@ from bucketjit._signature.structs import sign_like
 
 
 class Warming:
-    """Warm-up, and the manifests of what is compiled."""
+    """The methods of `BucketedExec` for warm-up and manifests."""
 
     _engine: Engine
     _derivatives: Derivatives
@@ -34,44 +34,44 @@ class Warming:
     ) -> WarmupReport:
         """Compile buckets before calls need them, several at the same time.
 
-        Buckets that are compiled already are passed over, so a warm-up that was interrupted, or
-        ran out of time, is gone on with by asking again. The largest bucket comes first.
+        Buckets that are compiled already are skipped, so a warm-up that was interrupted, or ran out
+        of time, is continued by calling it again. The largest bucket is compiled first.
 
-        Where ``dynamic_axes`` are not given, a call with another size along an axis that was taken
-        as static opens that axis, and new shapes are then served by buckets of the opened program,
-        which are compiled anew: name the axes that vary. With `Check.EXACT`, the exact shapes that
+        Without ``dynamic_axes``, a call with another size along an axis that was taken as static
+        opens that axis. New shapes are then served by buckets of the opened program, which have to
+        be compiled too: so name the axes that vary. With `Check.EXACT`, the exact shapes that
         results are compared with are compiled by the calls.
 
         Args:
-            *args: Arguments like those of the calls to come; ``jax.ShapeDtypeStruct`` will do for
-                arrays. Arrays that will be committed to a device should be so here. Or a
-                `Manifest` of what another process had compiled, and nothing else; what of it fails
-                is reported, and so is what has changed since it was made.
-            sizes: Sizes of the calls to come: a dict of a variable to sizes or to a strategy that
-                has a largest bucket (`strategies.buckets_of`; one of your own lists its buckets as
+            *args: Arguments like those of the calls; ``jax.ShapeDtypeStruct`` will do for arrays.
+                Arrays that will be committed to a device should be committed here too. Or a
+                `Manifest` of what another process had compiled, and nothing else; the report says
+                what of it failed, and what has changed since it was made.
+            sizes: Sizes of the calls: a dict of a variable to sizes or to a strategy that has a
+                largest bucket (`strategies.buckets_of`; a strategy of your own lists its buckets as
                 ``boundaries``), of which all combinations are warmed up; a list of dicts of a
                 variable to a size; a joint plan; or, of a single variable, its strategy. By default
-                the sizes of ``args``. Of more than 4,096 combinations, the smallest and the
-                largest size in each bucket stand for those between.
-            workers: Threads that compile; by default as many as there are cores, up to four.
-            time_budget: Seconds after which no other compile begins.
-            progress: Whether to tell how far it is, on standard error: by tqdm in a terminal, if
-                it is installed, and by lines elsewhere.
+                the sizes of ``args``. Of more than 4,096 combinations, only the smallest and the
+                largest size in each bucket are looked at.
+            workers: Number of threads that compile; by default one per core, up to four.
+            time_budget: Seconds after which no further compile begins.
+            progress: Whether to show progress on standard error: by tqdm in a terminal, if it is
+                installed, and by lines elsewhere.
             first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
                 On CPU, the first run of one with many matrix multiplications takes longer, by
-                45 ms for a 6-layer encoder. Nothing runs that has effects, callbacks or a
-                ``while_loop``, takes over 10 GFLOP or 1 GiB, or is for another device than the
-                host.
-            **kwargs: Keyword arguments like those of the calls to come.
+                45 ms for a 6-layer encoder. Executables that have effects, callbacks or a
+                ``while_loop``, take over 10 GFLOP or 1 GiB, or are for another device than the
+                host, are not run.
+            **kwargs: Keyword arguments like those of the calls.
 
         Returns:
-            What was compiled, what was there, what failed and why, and what is left.
+            What was compiled, what was in the cache, what failed and why, and what is left.
 
         Raises:
             SpecError: ``sizes`` is malformed, or names a dimension that these arguments lack;
                 ``workers`` or ``time_budget`` is out of range, or a flag is no bool.
-            ArgumentError: The arguments are not such as calls take. What the function itself
-                raises of them is reported as failed.
+            ArgumentError: Calls do not take such arguments. Errors that the function itself raises
+                for some sizes are in the report.
 
         Examples:
             >>> import jax, jax.numpy as jnp
@@ -108,7 +108,7 @@ class Warming:
     def _warmup_as_in(
         self, manifest: Manifest, time_budget: float | None, **how: Any
     ) -> WarmupReport:
-        """Warm up what a manifest names; a signature that fails does not lose the others."""
+        """Warm up what a manifest names. A signature that fails does not keep others from it."""
         engine, began = self._engine, time.monotonic()
         epoch = engine.provider.epoch
         stale = manifest.changes()
@@ -119,6 +119,7 @@ class Warming:
             if engine.provider.epoch is not epoch:
                 warmed.append(none_begun(entry.sizes))
                 continue
+            # All signatures share the time budget.
             left = None if time_budget is None else time_budget - (time.monotonic() - began)
             try:
                 if entry.problem is not None:
@@ -139,9 +140,10 @@ class Warming:
         return report
 
     def manifest(self) -> Manifest:
-        """What the cache holds, derivatives included, to be warmed up in another process.
+        """What the cache holds, derivatives included, so that another process can warm up the same.
 
-        See `Manifest`.
+        Returns:
+            The manifest; pass it to `warmup`.
         """
         return manifest_of(self._engine, self._derivatives.known())
 
@@ -149,9 +151,9 @@ class Warming:
         """Write what the cache holds to a file; ``Manifest.load`` reads it.
 
         Args:
-            path: The file, which is replaced as a whole.
+            path: The file, which is replaced atomically.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         self.manifest().save(path)

@@ -1,1 +1,1 @@
-"""The command line: `app` parses and dispatches, each command is a file of its own."""
+"""The command line ``python -m bucketjit``: `app` parses, and each command has its own file."""

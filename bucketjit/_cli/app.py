@@ -1,4 +1,4 @@
-"""Parse the command line, run the command, and turn failures into one line and an exit code."""
+"""Parses the command line, runs the command, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that reports an error as one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
 
 
 class _CommandParser(_Parser):
-    """A parser of a command, whose options may stand between its other arguments too."""
+    """The parser of a command. Options may stand between positional arguments."""
 
-    _is_apart = False  # options and other arguments are parsed one after the other
+    _is_apart = False  # True while `parse_known_intermixed_args` calls back
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse options first, wherever they are."""
+        """Parse options wherever they are, and then positional arguments.
+
+        ``argparse`` calls this for a subcommand. `parse_known_intermixed_args` calls it again, once
+        for options and once for the rest, which is passed through.
+        """
         if self._is_apart:
             return super().parse_known_args(args, namespace)
         self._is_apart = True
@@ -48,13 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The words after ``python -m bucketjit``; those of this process by default.
+        argv: The words after ``python -m bucketjit``; by default those of this process.
 
     Returns:
-        0; 1 if the work failed; 130 if it was interrupted.
+        The exit code: 0; 1 if the work failed; 130 if it was interrupted.
 
     Raises:
-        SystemExit: With code 2 if the command line is wrong; with 0 after ``--help``.
+        SystemExit: With code 2 if the command line is wrong; with 0 after ``--help`` and
+            ``--version``.
     """
     description = "Plans of buckets, reports of executors, and their files."
     parser = _Parser(prog=PROGRAM, description=description)
@@ -85,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
         return FAILURE
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # who reads has seen enough
+        if not isinstance(error, BrokenPipeError):  # `head` and the like close the pipe early
             print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
-        # What is still buffered must not fail at exit once more.
+        # The interpreter flushes standard output at exit; what is buffered must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except KeyboardInterrupt:
@@ -96,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Write to nowhere where a stream is closed, and what an encoding lacks by its number."""
+    """Replace closed streams by the null device, and write unencodable characters as escapes."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

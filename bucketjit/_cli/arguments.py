@@ -1,4 +1,4 @@
-"""Types of arguments that several commands take."""
+"""Argument types that several commands share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import argparse
 
 
 def positive_int(text: str) -> int:
-    """An int of at least 1.
+    """Parse an int of at least 1.
+
+    Args:
+        text: The text on the command line.
+
+    Returns:
+        The int.
 
     Raises:
-        ArgumentTypeError: It is none.
+        ArgumentTypeError: The text is no such int.
     """
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"expected a positive int, got {text!r}")

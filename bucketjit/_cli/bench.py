@@ -1,4 +1,4 @@
-"""``bench``: what bucketing is worth on this machine, measured on a stream of ragged calls."""
+"""The command ``bench``: measures what bucketing saves on a stream of ragged calls."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Cold is the whole stream in a fresh executor, compiles included; warm is the sam
 more, of which the median and the 99th percentile of a call are shown.
 """
 
-_WIDTH = 64
-_LARGEST = 2**14
-_MOST_ROWS = 2**24  # of all calls together, which are held in memory
+_WIDTH = 64  # columns of each argument
+_LARGEST = 2**14  # rows of an argument at most
+_MOST_ROWS = 2**24  # rows of all arguments together, which are held in memory: 4 GiB
 
 
 class Result(NamedTuple):
-    """What one way has cost.
+    """The measurement of one of the three functions.
 
     Attributes:
-        way: Its name.
+        way: Name of the function.
         compiles: Executables compiled.
-        cold_seconds: The whole stream, the first time.
-        median_us, p99_us: One call, the second time, in microseconds.
+        cold_seconds: Seconds for the whole stream, the first time.
+        median_us, p99_us: Microseconds of a call when the stream is repeated.
     """
 
     way: str
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.calls * options.largest > _MOST_ROWS:
         raise UsageError(f"--calls times --largest must be at most {_MOST_ROWS:,}")
     sizes = _stream(options.calls, options.largest)
-    jax.block_until_ready(jnp.zeros(1))  # who comes first must not pay for the backend's start
+    jax.block_until_ready(jnp.zeros(1))  # start the backend before anything is measured
     results = [_measure(way, make, sizes) for way, make in _WAYS.items()]
     if options.json:
         told = {
@@ -108,7 +108,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stream(calls: int, largest: int) -> list[int]:
-    """Sizes like those of sentences: many small ones, a few large ones."""
+    """Sizes distributed like the lengths of sentences: many small ones, a few large ones."""
     drawn = np.random.default_rng(0).lognormal(np.log(largest / 4), 0.7, calls)
     return [min(largest, max(1, int(n))) for n in drawn]
 
@@ -136,7 +136,7 @@ def _check(way: str, x: Any, got: Any) -> None:
 
 
 def _pooled(x: Any) -> Any:
-    """Attention over the rows, pooled: two contractions, a softmax and a mean that need masks."""
+    """Attention over the rows, then their mean. The contractions and the softmax need masks too."""
     scores = x @ x.mT / _WIDTH**0.5
     return jnp.mean(jax.nn.softmax(scores, axis=-1) @ x, axis=0)
 

@@ -1,4 +1,4 @@
-"""``cache [list|verify|prune] DIR``: the executables that `BucketedExec.with_persistence` keeps."""
+"""The command ``cache``: lists, checks and removes the files of `BucketedExec.with_persistence`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JAX's own cache directory has them in its subdirectory bucketjit.
 _ACTIONS = ("list", "verify", "prune")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _DAY = 86400.0
-_LONGEST_CELL = 200  # characters of a table
+_LONGEST_CELL = 200  # characters of a cell of the table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +142,7 @@ def _row(entry: Entry) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """A text of a file, which may be longer than anybody reads; ``--json`` has all of it."""
+    """A text of a file, shortened for the table; ``--json`` has all of it."""
     return one_line(text, _LONGEST_CELL)
 
 
@@ -168,7 +168,7 @@ def _told(entry: Entry) -> dict[str, Any]:
 def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequence[Path]) -> None:
     reasons = {path: "unfinished" for path in unfinished}
     total = 0
-    for entry in found:  # the one that was of use last first
+    for entry in found:  # the most recently used file comes first, so --max-size keeps that one
         why = _why_to_go(options, entry)
         if why is None:
             if options.max_size is not None and total + entry.nbytes > options.max_size:
@@ -177,7 +177,7 @@ def _prune(options: argparse.Namespace, found: Sequence[Entry], unfinished: Sequ
                 total += entry.nbytes
         if why is not None:
             reasons[entry.path] = why
-    failed = []
+    failed = []  # files that could not be removed
     if not options.dry_run:
         failed = [path for path in reasons if not files.remove(path)]
     gone = {path.name: why for path, why in reasons.items() if path not in failed}

@@ -1,4 +1,4 @@
-"""What a command is, and how one fails."""
+"""The record that describes a command, and the errors by which a command fails."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class UsageError(Exception):
 
 
 class Command(NamedTuple):
-    """One command. Its module says what it takes and does; `app` lists it.
+    """One command. Its module defines it as ``COMMAND``, and `app` lists it.
 
     Attributes:
         name: The word on the command line.
         summary: One line for the list of commands.
         description: What it does, for its own help.
         add_arguments: Adds its arguments to its parser.
-        run: Does the work and prints it; raises `CommandError` where that fails.
+        run: Does the work and prints the result. Raises `CommandError` if the work fails, and
+            `UsageError` if the options contradict each other.
     """
 
     name: str

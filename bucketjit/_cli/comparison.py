@@ -1,4 +1,4 @@
-"""The plans that the command ``plan`` compares."""
+"""Makes the bucket plans that the command ``plan`` compares."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bucketjit.strategies import (
     assess_joint,
 )
 
-_MOST_RUNGS = 1024
+_MOST_RUNGS = 1024  # rungs of a ladder that are tried for several variables
 
 
 class Plan(NamedTuple):
-    """A strategy, or one for each variable, and what it needs and wastes.
+    """A bucket plan, and how many executables and how much padding it needs.
 
     Attributes:
-        name: What the plan is called.
-        strategy: The strategy, the strategies by variable, or the plan for all variables.
-        assessment: What it needs and wastes.
-        buckets: The buckets used, each with a size for every variable.
+        name: Name of the plan.
+        strategy: The strategy, the strategies by variable, or the joint plan.
+        assessment: Number of executables, and cost with and without padding.
+        buckets: The buckets that are used, each with a size for every variable.
     """
 
     name: str
@@ -46,12 +46,12 @@ def compare(sizes: list[int], k: int, multiple_of: int) -> list[Plan]:
 
     Args:
         sizes: The sizes seen, each at least 1.
-        k: The most executables there may be.
-        multiple_of: What buckets are multiples of.
+        k: The largest number of executables.
+        multiple_of: Every bucket is a multiple of this.
 
     Returns:
-        The ladders that have no parameters, each other kind of ladder with about ``k`` rungs, the
-        best plan with ``k`` executables, and the best with as many as ``Pow2`` needs.
+        The ladders without parameters, each other kind of ladder with about ``k`` rungs, the best
+        plan with ``k`` executables, and the best plan with as many as ``Pow2`` needs.
     """
 
     def plan(name: str, strategy: Strategy) -> Plan:
@@ -69,7 +69,7 @@ def compare(sizes: list[int], k: int, multiple_of: int) -> list[Plan]:
     }
     for name, ladder in ladders.items():
         if ladder is not None:
-            with contextlib.suppress(StrategyError):  # its last rung is more than a shape can hold
+            with contextlib.suppress(StrategyError):  # its last rung may exceed what a shape holds
                 plans.append(plan(name, ladder))
     plans.append(plan("optimal", Optimal.fit(sizes, k, multiple_of=multiple_of)))
     if (as_many := pow2.assessment.executables) != k:
@@ -79,24 +79,27 @@ def compare(sizes: list[int], k: int, multiple_of: int) -> list[Plan]:
 
 
 def frontier(sizes: list[int], most: int, multiple_of: int) -> list[Assessment]:
-    """What the best plan wastes with 1, 2, 3, ... executables.
+    """The assessments of the best plans with 1, 2, 3, ... executables.
 
     Args:
         sizes: The sizes seen, each at least 1.
-        most: Where to stop; beyond 64 there is little left to see.
-        multiple_of: What buckets are multiples of.
+        most: The largest number of executables; at most 64 are assessed.
+        multiple_of: Every bucket is a multiple of this.
+
+    Returns:
+        The assessments, by number of executables.
     """
     numbers = range(1, min(most, 64) + 1)
     return [assess(Optimal.fit(sizes, k, multiple_of=multiple_of), sizes) for k in numbers]
 
 
 def _linear(smallest: int, largest: int, k: int, multiple_of: int) -> Linear:
-    """The ladder up to the largest size in k equal steps."""
+    """The ladder of ``k`` equal steps up to the largest size."""
     return Linear(-(-largest // k), multiple_of=multiple_of)
 
 
 def _exponential(smallest: int, largest: int, k: int, multiple_of: int) -> Exponential:
-    """The ladder from the smallest to the largest size in k rungs."""
+    """The geometric ladder of ``k`` rungs from the smallest to the largest size."""
     if k == 1:
         return Exponential(2, min=largest, multiple_of=multiple_of)
     base = (largest / smallest) ** (1 / (k - 1))
@@ -106,7 +109,10 @@ def _exponential(smallest: int, largest: int, k: int, multiple_of: int) -> Expon
 
 
 def _bounded_waste(smallest: int, largest: int, k: int, multiple_of: int) -> BoundedWaste | None:
-    """The least bound, in percent, that k rungs from the smallest to the largest size keep."""
+    """The ladder of at most ``k`` rungs that keeps the least bound on padding, in whole percent.
+
+    None if ``k`` rungs from the smallest to the largest size keep no bound below 100 %.
+    """
     for percent in range(1, 100):
         strategy = BoundedWaste(percent / 100, min=smallest, multiple_of=multiple_of)
         bucket, count = strategy.bucket(smallest), 1
@@ -124,13 +130,13 @@ def compare_joint(
 
     Args:
         sizes: The sizes seen of each variable, each at least 1.
-        k: The most executables there may be.
-        multiples: What the buckets of each variable are multiples of.
+        k: The largest number of executables.
+        multiples: By variable, a number of which every bucket is a multiple.
 
     Returns:
-        The ladders that have no parameters, of each other kind that with at most ``k``
-        combinations of rungs which wastes least, the best boundaries for each variable, and the
-        best joint plan.
+        The ladders without parameters; of each other kind the ladders with at most ``k``
+        combinations of rungs that waste least; the best boundaries for each variable; and the best
+        joint plan.
     """
     calls = [dict(zip(sizes, call, strict=True)) for call in {*zip(*sizes.values(), strict=True)}]
 
@@ -143,7 +149,7 @@ def compare_joint(
 
     def ladders(name: str, make: Callable[[int, int, int, int], Strategy | None]) -> list[Plan]:
         found = []
-        # More rungs than that make no better ladder worth its search.
+        # Bound the search: more rungs than calls, or than `_MOST_RUNGS`, hardly waste less.
         for counts in _shares(min(k, max(len(calls), _MOST_RUNGS)), len(sizes)):
             made = {
                 dim: make(min(seen), max(seen), count, multiples[dim])
@@ -167,7 +173,10 @@ def compare_joint(
 
 
 def _shares(k: int, count: int) -> list[tuple[int, ...]]:
-    """Numbers of rungs for so many variables, of which no one can be raised with k combinations."""
+    """Numbers of rungs for each of ``count`` variables, with at most ``k`` combinations.
+
+    Only maximal ones: no number can be raised without more than ``k`` combinations.
+    """
     if count == 1:
         return [(k,)]
     firsts = sorted({k // (k // first) for first in range(1, k + 1)})

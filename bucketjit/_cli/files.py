@@ -1,4 +1,4 @@
-"""Files that commands read, standard input among them."""
+"""Reads the files of commands, or standard input."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from pathlib import Path
 
 from bucketjit._cli.command import CommandError, UsageError
 
-_MARK = "\ufeff"  # that a text is UTF-8; spreadsheets write it
+_MARK = "\ufeff"  # the byte order mark, which spreadsheets write in front of UTF-8
 
 
 def read_text(name: str) -> str:
     """Read a file, or standard input for ``-``.
 
+    Args:
+        name: The file.
+
+    Returns:
+        Its text, without a byte order mark.
+
     Raises:
-        CommandError: If it cannot be read.
-        UsageError: If standard input is a terminal, where nobody is going to type a file.
+        CommandError: If the file cannot be read or is not text.
+        UsageError: If standard input is closed or a terminal.
     """
     try:
         if name == "-":
@@ -31,5 +37,5 @@ def read_text(name: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A file's name for messages."""
+    """The name of a file in messages."""
     return "standard input" if name == "-" else " ".join(name.split())

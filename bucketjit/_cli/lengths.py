@@ -1,4 +1,4 @@
-"""Files of sizes: one call a line, one column for each dimension variable."""
+"""Parses files of sizes: one call a line, one column for each dimension variable."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
     ``dim0``, ``dim1`` and so on.
 
     Args:
-        text: What the file holds.
-        source: What to call it in messages.
+        text: The text of the file.
+        source: Name of the file in messages.
 
     Returns:
         The sizes in each column, by its name.
 
     Raises:
-        CommandError: If a line is not as it should be, or there is none.
+        CommandError: If a line is malformed, or no call has only sizes of at least 1.
 
     Examples:
         >>> parse_lengths("17\n30  # the second call\n", "lengths.txt")

@@ -1,4 +1,4 @@
-"""``plan LENGTHS.txt``: what each strategy would need and waste for sizes that were seen."""
+"""The command ``plan``: compares how many executables and how much padding strategies need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bucketjit._cli.plot import plot
 from bucketjit._cli.tables import console_or_error, print_table
 from bucketjit._inspect.tables import counted
 
-_LARGEST_MULTIPLE = 2**40
+_LARGEST_MULTIPLE = 2**40  # the largest N of --multiple-of
 _DESCRIPTION = """\
 Compare strategies on the sizes of past calls: how many executables each needs, and which share
 of the work is padding. LENGTHS.txt has one call a line: its size, or the sizes of several
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> None:
     source = shown_name(options.lengths)
     sizes = parse_lengths(read_text(options.lengths), source)
     multiples = _multiples(options.multiple_of, list(sizes))
-    # A call with a size 0 runs exact, and is no part of a plan.
+    # A call with a size of 0 runs exact, in no bucket, so it does not count.
     calls = [call for call in zip(*sizes.values(), strict=True) if all(call)]
     sizes = dict(zip(sizes, map(list, zip(*calls, strict=True)), strict=True))
     if len(sizes) == 1:
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str, int]:
-    """What the buckets of each variable are multiples of; one named goes before one for all."""
+    """The multiple for each variable: the one given for it, else the one given for all, else 1."""
     multiples = dict.fromkeys(dims, 1)
     for dim, number in sorted(given, key=lambda pair: pair[0] is not None):
         if dim is None:
@@ -115,7 +115,7 @@ def _code(plan: Plan) -> str:
 
 
 def _as_json(sizes: Mapping[str, list[int]], k: int, plans: list[Plan]) -> dict[str, Any]:
-    """What ``--json`` prints. Waste is a share, 0 to 1."""
+    """The output of ``--json``. Waste is a share, 0 to 1."""
     return {
         "calls": len(next(iter(sizes.values()))),
         "k": k,

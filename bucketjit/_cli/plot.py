@@ -1,4 +1,4 @@
-"""Drawings of plans, by matplotlib."""
+"""Draws bucket plans with matplotlib."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def plot(
     """Draw the sizes with the best buckets, and executables against waste.
 
     Args:
-        path: Where to; its ending tells the format.
+        path: The file to write; its suffix chooses the format.
         sizes: The sizes seen of each variable.
-        plans: The plans.
-        k: The most executables of a plan whose buckets are drawn.
-        frontier: The least waste by number of executables, or nothing.
+        plans: The plans. The buckets of the one that wastes least are drawn.
+        k: The largest number of executables of the plan whose buckets are drawn.
+        frontier: The least waste by number of executables; empty to leave it out.
 
     Raises:
-        CommandError: If matplotlib is not installed, or the file cannot be written.
+        CommandError: If matplotlib is not installed, ``path`` has no suffix, or the file cannot be
+            written.
     """
     try:
         from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def plot(
         ) from None
     if not Path(path).suffix:
         raise CommandError(f"cannot draw {path!r}: its ending tells the format, such as .png")
-    # Not by pyplot, which keeps figures and chooses a window system.
+    # Not with pyplot: it keeps every figure alive, and chooses a window system.
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     affordable = [plan for plan in plans if plan.assessment.executables <= k]
@@ -54,7 +55,7 @@ def plot(
 
 
 def _draw_sizes(axes: Axes, sizes: Mapping[str, list[int]], best: Plan) -> None:
-    """The calls, and the buckets of a plan; of several variables the first two."""
+    """Draw the calls and the buckets of a plan, along the first two variables."""
     dims = list(sizes)
     if len(dims) == 1:
         axes.hist(sizes[dims[0]], bins=60, color="0.7")
@@ -70,7 +71,7 @@ def _draw_sizes(axes: Axes, sizes: Mapping[str, list[int]], best: Plan) -> None:
 
 
 def _draw_plans(axes: Axes, plans: Sequence[Plan], frontier: Sequence[Assessment]) -> None:
-    """One point for each plan; down and to the left is better."""
+    """Draw a point for each plan; down and to the left is better."""
     if frontier:
         needs, waste = zip(*((a.executables, 100 * a.waste) for a in frontier), strict=True)
         axes.plot(needs, waste, color="0.8", label="least possible")

@@ -1,4 +1,4 @@
-"""``report STATS.json``: a snapshot of an executor's counters, as tables."""
+"""The command ``report``: shows a saved snapshot of an executor's counters as tables."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     source = shown_name(options.stats)
+    # `_load` checks the fields that any version has; others may still have unexpected types.
     stats = _load(read_text(options.stats), source)
     try:
         tables = tables_of(stats)
@@ -48,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _load(text: str, source: str) -> Mapping[str, Any]:
-    """A snapshot, with the fields that it cannot do without."""
+    """Parse a snapshot, and check the fields that the tables need."""
     try:
         stats = json.loads(text, parse_constant=_refuse)
     except ValueError as error:
@@ -73,7 +74,7 @@ def _load(text: str, source: str) -> Mapping[str, Any]:
     return stats
 
 
-# The numbers of `Stats`, by their annotations, which are text.
+# The numbers of `Stats` by name. Annotations are text: the module postpones their evaluation.
 _KINDS = {
     field.name: {"int": int, "float": float}[field.type]
     for field in dataclasses.fields(Stats)
@@ -82,13 +83,13 @@ _KINDS = {
 
 
 def _is(kind: type, value: Any) -> bool:
-    """Whether a value of JSON is a number of a kind, and one that can be told."""
+    """Whether a value of JSON is a number of a kind, not negative and below ``2**63``."""
     kinds = (int,) if kind is int else (int, float)
     return type(value) in kinds and 0 <= value < 2**63
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Refuse what Python takes for JSON and no one else does."""
+    """Refuse NaN and infinities, which Python's parser accepts and JSON does not have."""
     raise ValueError(f"{constant} is no value of JSON")
 
 

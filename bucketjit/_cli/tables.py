@@ -1,4 +1,4 @@
-"""Tables on standard output, by rich."""
+"""Prints tables on standard output with rich."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def print_table(
     """Print a table, as wide as the terminal.
 
     Args:
-        title: What stands above it.
+        title: The text above the rows.
         columns: The headings.
         rows: The cells, as text.
         numeric: Headings of the columns to align to the right.
@@ -30,7 +30,10 @@ def print_table(
 
 
 def console_or_error() -> Any:
-    """Where tables are printed; ask before long work whose results are to be one.
+    """The console that tables are printed on. Call it before long work, to fail early.
+
+    Returns:
+        The console of rich.
 
     Raises:
         CommandError: If rich is not installed.
@@ -42,7 +45,14 @@ def console_or_error() -> Any:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print some tables, as `print_table` does."""
+    """Print tables, as wide as the terminal.
+
+    Args:
+        tables: The tables.
+
+    Raises:
+        CommandError: If rich is not installed.
+    """
     console = console_or_error()
     for table in tables:
         title, grid = rendered(table)

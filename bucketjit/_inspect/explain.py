@@ -1,7 +1,8 @@
-"""What a call would do, in words: sizes, bucket, program, and what is masked where.
+"""Explains what a call would do: sizes, bucket, program, and which equations are masked.
 
-Nothing is compiled or run: the function is traced, if it has not been, and its program is walked
-with abstract arrays, while every masking rule is watched.
+Nothing is compiled or run. The function is traced if it has not been. Its program is then
+interpreted on abstract arrays with the ordinary masking rules, each wrapped by a function that
+notes whether the rule did anything else than bind the equation unchanged.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from bucketjit._tracing.program import Program
 
 @dataclass(frozen=True)
 class MaskedEquation:
-    """An equation that padding would change, and what is done about it.
+    """An equation whose result padding would change, and how its masking rule prevents that.
 
     Attributes:
-        primitive: Its primitive.
-        sizes: The open sizes that it meets.
+        primitive: Name of its primitive.
+        sizes: The open sizes in the shapes of its operands and results.
         how: What its masking rule does, in words.
         fills: What is written into the padding of its operands, such as ``"-inf along s"``.
-        where: File, line and function of the user's code.
+        where: File, line and function of the user's code; empty if not known.
     """
 
     primitive: str
@@ -60,22 +61,22 @@ class MaskedEquation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `BucketedExec.explain` says; ``print`` it.
+    """The result of `BucketedExec.explain`; ``print`` it.
 
     Attributes:
         name: Name of the function.
         sizes: Logical size of each dimension variable.
-        bucket: Padded size of each; equal to ``sizes`` if the call runs exact.
-        kind: ``"masked"``, ``"paired"`` (masked too, its program made of concrete traces) or
-            ``"exact"``.
-        compiled: Whether the executable it needs is in the cache.
-        program: How the program was made.
-        guards: What holds of the sizes of every call that the program serves.
+        bucket: Padded size of each dimension variable; equal to ``sizes`` if the call runs exact.
+        kind: ``"masked"``; ``"paired"`` if masked and its program was made from traces at concrete
+            sizes; or ``"exact"``.
+        compiled: Whether the executable that the call needs is in the cache.
+        program: How the program was made, in words.
+        guards: Conditions that hold for the sizes of every call that the program serves.
         masked: The equations that are masked, in the order of the program.
-        reason: Why it runs exact, or an empty string.
+        reason: Why the call runs exact, or an empty string.
         remedy: What to do about that, or an empty string.
-        splits: Variables that are cut into chunks, each with the sizes of its chunks; the rest is
-            told of the first chunk.
+        splits: The variables that are split into chunks, each with the sizes of its chunks. The
+            other attributes, except ``name`` and ``sizes``, then describe the first chunk.
     """
 
     name: str
@@ -130,8 +131,11 @@ def masked_equations(
 
     Args:
         program: The program.
-        bucket: Padded size of each variable, those of the program's own included.
+        bucket: Padded size of each variable, unfitted sizes of the program included.
         rules: The rule table.
+
+    Returns:
+        The equations, in the order of the program.
 
     Raises:
         MaskingError: The program cannot be masked.
@@ -151,19 +155,28 @@ def masked_equations(
     ]
     avals = [v.aval for v in program.jaxpr.invars]
     arrays = [struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
-    with forgetful_jax():  # it may fail
+    with forgetful_jax():  # the interpretation may fail, and JAX must not cache what it did
         jax.eval_shape(run, dict.fromkeys(bucket, scalar), size_constants, arrays)
     return tuple(equation for _, equation in found.values())
 
 
-_CALLS = (  # whose equations are listed themselves
+_CALLS = (  # not listed: the equations of the program that they call are
     *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "call_hi_primitive"),
 )
 
 
 def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
-    """A rule that notes the equations for which it does more than run them as they stand."""
+    """A rule that notes the equations which it masks.
+
+    A rule that does not mask returns what ``ctx.bind`` returned for the unchanged operands. So the
+    wrapper replaces ``bind`` and ``fill`` of the context: it remembers those results, and compares.
+
+    Args:
+        rule: The rule.
+        found: The noted equations by identity; the equation itself is kept, so that no other gets
+            the same ``id``.
+    """
 
     @functools.wraps(rule)
     def watched(ctx: RuleContext, *operands: object) -> Any:
@@ -173,6 +186,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
 
         def watched_bind(*given: Any, **overrides: Any) -> Any:
             out = bind(*given, **overrides)
+            # Only a bind of the same operands, with no parameter changed, is the plain equation.
             same = len(given) == len(operands) and all(map(_is, given, operands))
             if same and not overrides:
                 plain.append(out)
@@ -215,10 +229,25 @@ def _shown(value: object) -> str:
 
 
 def explain(engine: Engine, signed: SignedCall) -> Explanation:
-    """What a call would do; see `BucketedExec.explain`."""
+    """Explain what a call would do; see `BucketedExec.explain`.
+
+    Args:
+        engine: The engine that would serve the call.
+        signed: The call.
+
+    Returns:
+        The explanation.
+
+    Raises:
+        BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
+        SplitError: The call would have to be split, and cannot be.
+        SizeMismatchError: The sizes of the arguments contradict each other.
+        ArgumentError: An argument does not fit its declaration in ``dynamic_axes``.
+    """
     if engine.config.always_exact:
         sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
         return _explained_exact(engine, signed, sizes, NO_STRATEGY)
+    # Resolving may open axes of the signature, which an explanation must not leave behind.
     with engine.lock, signed.signature.restoring_axes():
         call = signed.signature.resolve(signed.shapes)
     return _explained(engine, signed, call)

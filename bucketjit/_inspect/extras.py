@@ -1,4 +1,4 @@
-"""What other libraries do, which are not always installed."""
+"""Imports of optional libraries, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from bucketjit._errors import MissingExtraError
 
 
 class Extra:
-    """Imports inside of this tell which extra to install, if one fails.
+    """A context for imports of an optional package.
 
     Args:
-        what: What need it, such as ``"plots"``.
+        what: What needs the package, in the plural, such as ``"plots"``.
         package: The package.
-        extra: The extra of bucketjit that has it.
+        extra: The extra of bucketjit that installs the package.
 
     Raises:
         MissingExtraError: The package is not installed.

@@ -1,4 +1,4 @@
-"""Drawings of a snapshot, by matplotlib."""
+"""Draws a snapshot of the counters with matplotlib."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bucketjit._runtime.statistics import Stats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = 2
-_BARS = 60
+_COLUMNS = 2  # drawings beside each other
+_BARS = 60  # bars of a histogram of sizes, at most
 
 
 def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
     """Draw sizes with buckets, waste, and calls and compiles over time.
 
     Args:
-        path: Where to; its ending tells the format.
+        path: The file to write; its suffix chooses the format.
         name: Name of the function.
         stats: The snapshot.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        SpecError: ``path`` has no ending, or one that matplotlib knows no format by.
+        SpecError: ``path`` has no suffix, or one of a format that matplotlib does not write.
         OSError: The file cannot be written.
     """
     if not isinstance(path, str | os.PathLike) or not Path(path).suffix:
@@ -41,7 +41,7 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
         raise SpecError(f"expected a path that ends in one of {', '.join(formats)}, got {path!r}")
     dims = list(stats.size_counts)
     rows = math.ceil((len(dims) + 2) / _COLUMNS)
-    # Not by pyplot, which keeps figures and chooses a window system.
+    # Not with pyplot: it keeps every figure alive, and chooses a window system.
     figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
     figure.suptitle(
         f"{printable(name)}: {stats.calls:,} calls, {stats.compiles} compiles, "
@@ -60,7 +60,7 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
 
 
 def _draw_sizes(axes: Axes, dim: str, stats: Stats) -> None:
-    """Calls by logical size, and the buckets that are compiled."""
+    """Draw calls by logical size, and the buckets that are compiled."""
     counts = stats.size_counts[dim]
     smallest, largest = min(counts), max(counts)
     step = math.ceil((largest - smallest + 1) / _BARS)
@@ -76,7 +76,8 @@ def _draw_sizes(axes: Axes, dim: str, stats: Stats) -> None:
 
 def _draw_waste(axes: Axes, stats: Stats) -> None:
     shares = [*stats.dimension_waste.values(), stats.padding_waste, stats.flop_waste]
-    names = [*stats.dimension_waste, "all", "FLOPs"]  # which may be those of variables too
+    names = [*stats.dimension_waste, "all", "FLOPs"]
+    # Bars are placed by number: a variable may be called "all" too.
     drawn = axes.bar(range(len(names)), [100 * share for share in shares], color="C1")
     axes.set_xticks(range(len(names)), names)
     axes.bar_label(drawn, fmt="%.1f")
@@ -84,7 +85,7 @@ def _draw_waste(axes: Axes, stats: Stats) -> None:
 
 
 def _draw_history(axes: Axes, stats: Stats) -> None:
-    """Calls and hits to the left, compiles to the right."""
+    """Draw calls and hits on the left axis, compiles on the right one."""
     seconds = [0.0, *(m.seconds for m in stats.history)]
     axes.plot(seconds, [0, *(m.calls for m in stats.history)], color="0.6", label="calls")
     axes.plot(seconds, [0, *(m.hits for m in stats.history)], color="C0", label="hits")

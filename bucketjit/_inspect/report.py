@@ -1,4 +1,7 @@
-"""A snapshot as tables for terminals, files and notebooks."""
+"""Shows a snapshot of the counters as tables in terminals, files and notebooks.
+
+`bucketjit._inspect.tables` makes the tables; here they become rich renderables and HTML.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,23 @@ from bucketjit._inspect.tables import Table, tables_of
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-WIDTH_OF_A_FILE = 120
-_NARROWEST = 40  # below that, rich leaves columns of a table out
+WIDTH_OF_A_FILE = 120  # characters of a line in output that is no terminal
+_NARROWEST = 40  # characters; below that, rich leaves out columns of a table
 
 
 class Report:
     """The counters of an executor, as tables.
 
-    ``print`` it: in colour and as wide as a terminal, plain where the output goes into a file.
-    It is a rich renderable as well, and HTML in a notebook.
+    ``print`` it: in colour and as wide as the terminal, or plain text if the output is a file. It
+    is a rich renderable too, and HTML in a notebook.
 
     Args:
-        title: What stands above the tables.
+        title: The text above the tables.
         stats: ``dataclasses.asdict`` of a `bucketjit.Stats`.
+
+    Attributes:
+        title: The text above the tables.
+        tables: The tables.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -62,11 +69,14 @@ class Report:
 
 
 def console_for(stream: TextIO, file: TextIO | None = None) -> Console:
-    """A console that prints as is fit for a stream.
+    """A rich console whose width and colours suit a stream.
 
     Args:
-        stream: A terminal, or a file.
-        file: Where to print to; the stream itself by default.
+        stream: A terminal or a file.
+        file: What to print to; the stream itself by default.
+
+    Returns:
+        The console.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -83,7 +93,7 @@ def console_for(stream: TextIO, file: TextIO | None = None) -> Console:
 
 
 def rendered(table: Table) -> Iterator[RenderableType]:
-    """A table for rich: title and rows."""
+    """A table as rich renderables: its title, then its rows."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -93,7 +103,7 @@ def rendered(table: Table) -> Iterator[RenderableType]:
         grid.add_column(
             Text(printable(column)),
             justify="right" if column in table.numeric else "left",
-            overflow="fold",  # an ellipsis would lose something
+            overflow="fold",  # wrap long cells; an ellipsis would hide their end
         )
     for row in table.rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
@@ -102,7 +112,7 @@ def rendered(table: Table) -> Iterator[RenderableType]:
 
 
 def as_html(title: str, tables: Sequence[Table]) -> str:
-    """Tables as HTML; whatever stands in them is text."""
+    """Tables as HTML. All their texts are escaped."""
     parts = [f"<p><code>{_escaped(title)}</code></p>"]
     for table in tables:
         align = ["right" if c in table.numeric else "left" for c in table.columns]

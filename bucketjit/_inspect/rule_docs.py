@@ -1,4 +1,8 @@
-"""How a masking rule masks, in the words of its docstring."""
+"""Describes how a masking rule masks, by the first paragraph of its docstring.
+
+A rule is often made by a function (``reduction(identity)``) or by `functools.partial`. So the
+docstrings of its maker and of the functions that it closes over are used too.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,22 @@ from typing import Any
 
 
 def how(rule: Callable[..., Any]) -> str:
-    """What the docstrings say of a rule, and of the functions it was made with."""
+    """What a rule does, in words.
+
+    Args:
+        rule: The rule.
+
+    Returns:
+        The first paragraph of its docstring, or of its maker's, and those of the functions of
+        bucketjit that it was made with.
+    """
     text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
     made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
     return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
 
 
 def closure_of(rule: object) -> dict[str, Any]:
-    """What a rule was made with: its arguments of `functools.partial`, and what it closes over."""
+    """The values that a rule was made with, by name: keywords of a partial, and closure cells."""
     if isinstance(rule, functools.partial):
         return {**closure_of(rule.func), **rule.keywords}
     if not isinstance(rule, FunctionType):
@@ -27,12 +39,12 @@ def closure_of(rule: object) -> dict[str, Any]:
 
 
 def first_paragraph(text: str | None) -> str:
-    """The first paragraph of a docstring, in one line."""
+    """The first paragraph of a docstring, as one line."""
     return " ".join((text or "").strip().split("\n\n")[0].split())
 
 
 def functions_in(values: Any) -> Iterator[FunctionType]:
-    """The functions of bucketjit among some values, and in their tuples and lists."""
+    """The functions of bucketjit among some values, and in tuples and lists among them."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from functions_in(value)
@@ -41,7 +53,7 @@ def functions_in(values: Any) -> Iterator[FunctionType]:
 
 
 def maker_of(rule: object) -> Any:
-    """The function at the top level of its module that a rule is, or was made by."""
+    """The function at the top level of a module that made a rule; the rule itself if it is one."""
     if isinstance(rule, functools.partial):
         return maker_of(rule.func)
     if not isinstance(rule, FunctionType):

@@ -1,7 +1,7 @@
-"""A snapshot as tables of text, whatever is done with them then.
+"""Turns a snapshot of the counters into tables of text, for any kind of output.
 
-They are made of the fields as JSON has them, so one that was saved by another version is shown
-too: fields that are not known here are rows and columns like the others.
+The tables are made from the fields as they are in JSON. So a snapshot that another version saved is
+shown too: unknown fields become rows and columns like the others.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_TIMES = ("last_used", "since")
-_LISTS = {"buckets": "Executables", "programs": "Programs"}
+_TIMES = ("last_used", "since")  # fields in seconds since 1970
+_LISTS = {"buckets": "Executables", "programs": "Programs"}  # lists that become tables, with titles
 
 
 class Table(NamedTuple):
     """Rows of text.
 
     Attributes:
-        title: What stands above them.
+        title: The text above the rows.
         columns: The headings.
         rows: The cells.
         numeric: Headings of the columns to align to the right.
@@ -36,6 +36,12 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
 
     Args:
         stats: ``dataclasses.asdict`` of a `bucketjit.Stats`, or the same read from JSON.
+
+    Returns:
+        One table of the plain counters, one for each mapping, and one for each list of records.
+
+    Raises:
+        Exception: A field read from JSON has another type than in a snapshot.
     """
     counters = [
         (_words(name), shown(name, value))
@@ -62,7 +68,7 @@ def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
     if name != "size_counts" or not are_counts:
         return [(str(key), shown(name, value)) for key, value in values.items()]
     pairs = []
-    for key, counts in values.items():  # sizes, which are too many to be listed
+    for key, counts in values.items():  # `size_counts` has too many sizes to list each
         sizes = list(map(int, counts))
         calls = sum(counts.values())
         told = f"{min(sizes)} to {max(sizes)}, {len(sizes)} different in {calls:,} calls"
@@ -71,7 +77,7 @@ def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each; the sizes of each dimension variable are columns."""
+    """A table with a row for each record. Each dimension variable is a column of sizes."""
     dims = list(dict.fromkeys(dim for r in records for dim in r.get("sizes", {})))
     fields = list(dict.fromkeys(f for r in records for f in r if f != "sizes"))
     rows = [
@@ -88,7 +94,15 @@ def _records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def shown(name: str, value: object) -> str:
-    """A value in its unit, which its name tells."""
+    """A value as text.
+
+    Args:
+        name: Name of the field, whose ending decides the unit: seconds, waste, bytes.
+        value: The value.
+
+    Returns:
+        The text; ``-`` for None.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -110,7 +124,7 @@ def shown(name: str, value: object) -> str:
 
 
 def shown_bytes(count: float) -> str:
-    """An amount of memory, as people read it: ``1.5 MiB``."""
+    """A number of bytes as text, such as ``1.5 MiB``."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB"):
         if count < 1024:
@@ -120,5 +134,5 @@ def shown_bytes(count: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 executable``, ``2 executables``."""
+    """A number with its noun, such as ``1 executable`` and ``2 executables``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

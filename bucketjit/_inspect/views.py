@@ -1,4 +1,4 @@
-"""What an executor tells of itself."""
+"""The methods of `BucketedExec` that show what it has done: statistics, report, drawing, repr."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from bucketjit._config import Config
 
 
-_LONGEST = 80  # characters that one line shows of a strategy
+_LONGEST = 80  # characters of a strategy in the repr of an executor
 
 
 class Views:
-    """The methods of `BucketedExec` that tell what it has done."""
+    """The methods of `BucketedExec` that show what it has done."""
 
     _config: Config
     _engine: Engine
@@ -30,9 +30,13 @@ class Views:
     def stats(self) -> Stats:
         """A snapshot of what this executor has done; see `Stats`.
 
-        Counting costs a call well under a microsecond; all else is worked out here. What grows
-        with the calls is bounded: 64 reasons of fallbacks, of 500 characters each, with the rest
-        counted as ``"other"``; 4,096 sizes of each dimension variable; 257 moments of the history.
+        Counting costs a call well under a microsecond; sums are made when a snapshot is taken. The
+        memory for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the
+        rest counted as ``"other"``; 4,096 sizes of each dimension variable; 257 moments of the
+        history.
+
+        Returns:
+            The snapshot, which does not change any more.
         """
         engine = self._engine
         info = engine.cache.info()
@@ -42,7 +46,7 @@ class Views:
         )
 
     def reset_stats(self) -> None:
-        """Start the counters again, those of `cache_info` included. What is compiled stays.
+        """Reset the counters to zero, those of `cache_info` included. Executables are kept.
 
         Examples:
             >>> import numpy as np
@@ -64,7 +68,7 @@ class Views:
             rich renderable.
 
         Raises:
-            MissingExtraError: rich is not installed, which the extra ``cli`` has.
+            MissingExtraError: rich is not installed; the extra ``cli`` installs it.
 
         Examples:
             >>> import numpy as np
@@ -80,11 +84,11 @@ class Views:
         """Draw sizes with buckets, waste, and hits and compiles over time.
 
         Args:
-            path: Where to; its ending tells the format, such as ``.png`` or ``.svg``.
+            path: The file to write; its suffix chooses the format, such as ``.png`` or ``.svg``.
 
         Raises:
-            MissingExtraError: matplotlib is not installed, which the extra ``cli`` has.
-            SpecError: ``path`` has no ending, or one that matplotlib knows no format by.
+            MissingExtraError: matplotlib is not installed; the extra ``cli`` installs it.
+            SpecError: ``path`` has no suffix, or one of a format that matplotlib does not write.
             OSError: The file cannot be written.
         """
         plot(path, self._engine.name, self.stats())
@@ -107,7 +111,8 @@ class Views:
 
 
 def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
-    """The programs of an executor, those of its derivatives last."""
+    """The programs of an executor and of its derivatives."""
+    # Executables of exact shapes have a signature in place of a program in their keys.
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
     for other in engine.shared.engines:

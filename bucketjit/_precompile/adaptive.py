@@ -1,4 +1,9 @@
-"""Strategies that follow the sizes that occur: who tells them, and compiles what they propose."""
+"""Feeds adaptive strategies with the sizes of calls, and compiles the bucket plans they propose.
+
+An adaptive strategy (`bucketjit.strategies.Adaptive`) has a bucket plan and proposes a better one
+for the sizes that it observed. Calls keep to the present plan until the buckets of the next one are
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +30,26 @@ from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._tracing.program import Program
 from bucketjit.strategies.base import Strategy
 
-_EVERY = 64  # calls between two looks for a better plan
-_MOST_KINDS, _MOST_SIZES = 256, 4096
-_SHARE = 0.05  # of the calls, below which a kind of them is not compiled for ahead
+_EVERY = 64  # calls between two searches for a better plan
+_MOST_KINDS, _MOST_SIZES = 256, 4096  # programs remembered, and combinations of sizes for each
+_SHARE = 0.05  # share of the calls below which no buckets are compiled for a group of calls
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-Others = tuple[tuple[str, int], ...]  # padded sizes of the variables that a strategy has not
+Others = tuple[tuple[str, int], ...]  # padded sizes of the variables of other strategies
 
 
 @dataclass
 class _Kind:
-    """Calls of one program.
+    """The calls of one program that took the slow path.
 
     Attributes:
-        signed: The latest of them that was new.
-        tokens: Its axes.
-        latest: Its sizes.
-        config: The configuration of JAX in force then.
-        sizes: Those of all, in the order of those of ``latest``.
+        signed: The latest call, its arrays replaced by their types.
+        tokens: Its token for each axis of each leaf.
+        latest: Its logical sizes.
+        config: The configuration of JAX in the thread of that call.
+        sizes: The logical sizes of all calls, each in the order of ``latest``. Used as a set in
+            which the oldest comes first.
     """
 
     signed: SignedCall
@@ -54,24 +60,27 @@ class _Kind:
 
 
 class Adapting:
-    """Keeps the adaptive strategies of an engine informed.
+    """Tells the adaptive strategies of an engine which sizes occur, and carries out their plans.
 
-    Calls go by the present plan until the buckets of the next one are compiled, in a thread of its
-    own; then the plans are swapped. They are compiled for all calls that have a share in what was
-    called: of any types, in the buckets of other variables, of derivatives; where several variables
-    share a strategy, in the buckets that the sizes of the calls seen have together.
+    A thread compiles the buckets of a proposed plan, and then swaps the plans. It compiles for
+    every group of calls that is at least 5 % of the calls: groups differ in the program (that is
+    in argument types, or in being a derivative) and in the buckets of other variables. If several
+    variables share a strategy, it compiles the combinations of their buckets that occurred.
 
     Args:
-        engine: Serves the calls.
-        strategies: The adaptive strategies by dimension variable; that of None is the one for all
-            others.
+        engine: Serves the calls. It holds this object, so it is held by a weak reference only.
+        strategies: The adaptive strategies by dimension variable; the one of None is for all
+            variables without one of their own.
+
+    Attributes:
+        workers: The thread that looks for plans and compiles.
     """
 
     def __init__(self, engine: Engine, strategies: Mapping[str | None, Any]) -> None:
-        self._engine = weakref.ref(engine)  # it holds this, and goes with its last reference
+        self._engine = weakref.ref(engine)
         self._strategies = dict(strategies)
         self._own = engine.config.per_dim.keys()
-        plan = engine.config.plan  # which goes before strategies
+        plan = engine.config.plan  # a joint plan has precedence over strategies
         self._planned = frozenset[str]() if plan is None else frozenset(plan.dims)
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
@@ -80,7 +89,7 @@ class Adapting:
         self.workers = Workers(Background(1, 1))
 
     def learn(self, signed: SignedCall, call: ResolvedCall) -> None:
-        """Take note of how calls look, to compile for others like it."""
+        """Remember the types and sizes of a call, so that buckets can be compiled for its like."""
         assert call.program is not None
         if all(self._of(variable) is None for variable in call.sizes):
             return
@@ -97,7 +106,7 @@ class Adapting:
             )
 
     def note(self, sizes: Mapping[str, int]) -> None:
-        """Count a call, and look for a better plan once in a while."""
+        """Count a call of these sizes; every 64 calls, start a search for better plans."""
         for variable, size in sizes.items():
             strategy = self._of(variable)
             if strategy is not None:
@@ -107,20 +116,21 @@ class Adapting:
             self.workers.submit("replan", self.replan)
 
     def replan(self) -> None:
-        """Look for better plans, compile their buckets, and go by them."""
+        """Look for a better plan of each strategy, compile its buckets, and adopt it."""
         for strategy in {id(found): found for found in self._strategies.values()}.values():
             if not self._replan(strategy):
                 return
 
     def _replan(self, strategy: Any) -> bool:
-        """Look for a better plan of one strategy; False to look for no others now."""
+        """Look for a better plan of one strategy. Returns False if the search should stop."""
         engine = self._engine()
         if engine is None:
             return False
         epoch = engine.provider.epoch
         sizes: Mapping[str, int] = {}
         try:
-            # What does not pay with all that is there does not with less; this is found out sooner.
+            # A cheap test first: a plan that does not pay although every bucket in the cache counts
+            # as compiled does not pay if only the buckets of frequent groups count.
             if strategy.propose(_made(engine, strategy)) is None:
                 return True
             uses = _in_use(engine, strategy)
@@ -136,7 +146,8 @@ class Adapting:
             if why := _too_many(engine, strategy, proposal.plan, uses):
                 self._tell_failed(engine, sizes, why)
                 return True
-            # Whoever drops the executor meanwhile need not wait until all of it is compiled.
+            # Compiling may take minutes. Only weak references are held in between, so that an
+            # executor that is dropped meanwhile is freed, and ends this loop.
             todo = [
                 (weakref.ref(used.engine), used.kind, example, dict(own))
                 for used in uses
@@ -150,11 +161,11 @@ class Adapting:
                 sizes = bucket
                 kind.config.run(_compile, engine, kind, example, bucket, may_compile, epoch)
                 del engine
-        except (Ended, Cleared):  # so does the interpreter; the calls are forgotten
+        except (Ended, Cleared):  # the interpreter ends, or the cache was cleared
             return False
-        except CompileBudgetError:  # others have spent it, or it is not in files
+        except CompileBudgetError:  # other compiles have spent the budget, or no file has a bucket
             return True
-        except Exception as error:  # nobody waits for this thread
+        except Exception as error:  # no caller would get it, so it becomes an event
             engine = self._engine()
             if engine is not None:
                 self._tell_failed(engine, sizes, in_one_line(error))
@@ -162,13 +173,13 @@ class Adapting:
         engine = self._engine()
         if engine is not None and strategy.adopt(proposal):
             for other in engine.shared.engines:
-                other.memory.forget_all()
+                other.memory.forget_all()  # handlers of the fast path have the old buckets
             detail = f"{proposal.plan!r} saves {proposal.saving:.0%} a call"
             engine.emit(Event("plan", engine.name, here, 0, detail))
         return True
 
     def _tell_failed(self, engine: Engine, sizes: Mapping[str, int], why: str) -> None:
-        """Tell of an error, once: the next look for a better plan may well end in the same."""
+        """Emit an error event, once for each text: the next search may fail in the same manner."""
         if why not in self._failed:
             self._failed.add(why)
             engine.emit(Event("error", engine.name, sizes, detail=f"the plan stays: {why}"))
@@ -179,7 +190,15 @@ class Adapting:
         return self._strategies.get(variable if variable in self._own else None)
 
     def kinds_of(self, strategy: Strategy) -> list[tuple[Program, _Kind, list[str]]]:
-        """The programs of which a strategy chooses buckets, and of which variables."""
+        """The programs that have variables of a strategy.
+
+        Args:
+            strategy: The strategy.
+
+        Returns:
+            Each program with its calls and those of its variables whose buckets the strategy
+            chooses.
+        """
         found = []
         with self._lock:
             kinds = list(self._kinds.items())
@@ -191,15 +210,15 @@ class Adapting:
 
 
 class _Used(NamedTuple):
-    """Calls of one program that differ in the buckets of a strategy's variables only.
+    """A group of calls of one program, whose buckets differ only in the variables of a strategy.
 
     Attributes:
         engine: Serves them.
-        kind: Those of the program.
-        own: The variables.
-        sizes: Their sizes, of all variables, in the order of those of ``kind.latest``.
-        calls: How many there were, about.
-        made: Buckets of the variables that the cache holds.
+        kind: The calls of the program.
+        own: The variables whose buckets the strategy chooses.
+        sizes: Logical sizes of all variables, each in the order of ``kind.latest``.
+        calls: Number of calls, estimated from the hits of the executables in the cache.
+        made: The buckets of ``own`` that the cache holds.
     """
 
     engine: Engine
@@ -211,13 +230,18 @@ class _Used(NamedTuple):
 
     @property
     def sizes_of_own(self) -> dict[str, int]:
-        """Sizes of the variables in the latest call."""
+        """Logical sizes of ``own`` in the latest call."""
         return {variable: self.kind.latest[variable] for variable in self.own}
 
     def buckets_of(self, plan: Any) -> dict[tuple[tuple[str, int], ...], dict[str, int]]:
-        """The buckets of a plan for the sizes, each with some of the sizes that go there.
+        """The buckets that a plan needs for the group.
 
-        Sizes that the plan has none for are left out.
+        Args:
+            plan: The plan.
+
+        Returns:
+            Each bucket of ``own`` with the logical sizes of one call that it serves. Sizes without
+            a bucket are left out.
         """
         found: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
         for sizes in self.sizes:
@@ -227,14 +251,14 @@ class _Used(NamedTuple):
         return found
 
     def new_of(self, plan: object) -> int:
-        """How many executables a plan needs that are not there."""
+        """Number of executables that a plan needs and the cache does not hold."""
         return sum(tuple(n for _, n in own) not in self.made for own in self.buckets_of(plan))
 
 
 def _programs(
     engine: Engine, strategy: Strategy
 ) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
-    """Of which programs a strategy chooses buckets, and which variables; derivatives included."""
+    """The programs that have variables of a strategy, derivatives included; see `kinds_of`."""
     for other in engine.shared.engines:
         if isinstance(other.observer, Adapting):
             for program, kind, own in other.observer.kinds_of(strategy):
@@ -242,7 +266,7 @@ def _programs(
 
 
 def _made(engine: Engine, strategy: Strategy) -> set[int]:
-    """Buckets of a strategy's variables that the cache holds."""
+    """The buckets of a strategy's variables that the cache holds."""
     counts = _counts(engine)
     return {
         bucket[variable]
@@ -253,7 +277,7 @@ def _made(engine: Engine, strategy: Strategy) -> set[int]:
 
 
 def _in_use(engine: Engine, strategy: Strategy) -> list[_Used]:
-    """What has a share in all calls, derivatives included; the largest first."""
+    """The groups of calls with at least `_SHARE` of the calls, the largest first."""
     found = []
     counts = _counts(engine)
     for other, program, kind, own in _programs(engine, strategy):
@@ -269,13 +293,14 @@ def _in_use(engine: Engine, strategy: Strategy) -> list[_Used]:
                 made = frozenset(tuple(bucket[v] for v in own) for bucket, _ in there)
                 calls = sum(count for _, count in there)
                 found.append(_Used(other, kind, tuple(own), tuple(members), calls, made))
+    # Groups with few calls would cost a compile for each bucket of each plan.
     least = _SHARE * sum(used.calls for used in found)
     found = [used for used in found if used.calls >= least]
     return sorted(found, key=lambda used: -used.calls)
 
 
 def _put(into: MutableMapping[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
-    """Put something last; what was put longest ago goes beyond so many."""
+    """Put an item last, and drop the first one if there are more than ``most``."""
     into.pop(key, None)
     into[key] = value
     if len(into) > most:
@@ -287,23 +312,27 @@ def _others(bucket: Mapping[str, int], kind: _Kind, own: Collection[str]) -> Oth
 
 
 def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]]:
-    """How often the executables of each program were called, with their buckets."""
+    """The masked executables of each program in the cache: bucket and number of calls."""
     found: dict[Program, list[tuple[Mapping[str, int], int]]] = {}
     for (program, *_), slot in engine.cache.slots():
         entry = slot.entry
         if entry is not None and not entry.exact:
+            # The call that compiled it is no hit, so one is added.
             found.setdefault(program, []).append((entry.sizes, 1 + slot.uses.read()))
     return found
 
 
 def _affordable(engine: Engine, plan: object, uses: Sequence[_Used]) -> bool:
-    """Whether all that is new of a plan may be compiled."""
+    """Whether the budget allows to compile all new buckets of a plan."""
     new = sum(used.new_of(plan) for used in uses)
     return not new or engine.provider.allowance.affordable(new)
 
 
 def _too_many(engine: Engine, strategy: Strategy, plan: object, uses: Sequence[_Used]) -> str:
-    """Why the cache is too small for a plan, where it has more buckets than the one in use."""
+    """Why the cache is too small for a plan; empty if it is not.
+
+    A plan with no more executables than the present one is always accepted.
+    """
     bound = engine.config.maxsize
     needed, now = (sum(len(used.buckets_of(p)) for used in uses) for p in (plan, strategy))
     if bound is None or needed <= max(bound, now):
@@ -319,7 +348,16 @@ def _compile(
     may_compile: bool,
     epoch: object,
 ) -> None:
-    """Compile what a plan has for some sizes, of which it pads some variables to a bucket."""
+    """Compile, or load, one bucket of a plan.
+
+    Args:
+        engine: Serves the calls.
+        kind: The calls of the program.
+        sizes: Logical sizes of a call that the bucket serves.
+        bucket: Padded sizes of the variables of the plan.
+        may_compile: Whether to compile it if it is not in a file.
+        epoch: The epoch of the provider when the plan was proposed.
+    """
     at = at_sizes(kind.signed, kind.tokens, {**sizes, **bucket})
     wanted = engine.resolve(at)
     if wanted.program is None:
@@ -340,7 +378,7 @@ def _compile(
 
 
 def adaptive(engine: Engine) -> Adapting | None:
-    """What keeps an engine's adaptive strategies informed; None if it has none."""
+    """The observer for the adaptive strategies of an engine; None if it has no such strategy."""
     config = engine.config
     every: dict[str | None, Any] = {None: config.default}
     every.update(config.per_dim.items())

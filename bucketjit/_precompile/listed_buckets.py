@@ -1,4 +1,8 @@
-"""Compile what the strategies list with the first call that a program serves."""
+"""Compiles all buckets that the strategies list, with the first call that a program serves.
+
+Strategies with a largest bucket, such as ``Pow2(max=64)``, list their buckets. The option is
+`BucketedExec.with_ahead_compile`.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +23,36 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 
-_MOST = 1024  # buckets of a plan, where the cache has no bound
+_MOST = 1024  # listed buckets that are compiled at most if the cache has no bound
 
-Choice = tuple[tuple[str, int], ...]  # sizes of some variables
+Choice = tuple[tuple[str, int], ...]  # padded sizes of some variables
 
 
 class Ahead:
-    """Compiles the plan of an engine, once for each program.
+    """Compiles the listed buckets of an engine, once for each program.
 
     Args:
-        workers: Threads that compile; None for as many as there are cores, up to four.
+        workers: Number of threads that compile; None for one per core, at most four.
     """
 
     def __init__(self, workers: int | None) -> None:
         self._workers = workers
-        # Whether compiles were allowed; else only what is in files was looked for.
+        # By program, whether the budget allowed compiles; if not, only files were loaded.
         self._begun: weakref.WeakKeyDictionary[Program, bool] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def prepare(
         self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Hashable
     ) -> None:
-        """Compile the buckets for calls like this one, if its program serves its first.
+        """Compile the listed buckets if this is the first call of its program.
 
-        Its own bucket comes first, then the largest, which can stand in for all others. Nothing
-        that fails here fails the call: a bucket that is missing is compiled by the call that needs
-        it, which gets the error. Threads that call meanwhile do not wait for the plan, only for
-        their own bucket. An attempt that was interrupted is repeated.
+        The bucket of the call comes first, then the largest one, which can stand in for all others.
+        An error does not fail the call, but becomes an event: a bucket that is missing is compiled
+        by the call that needs it, which gets the error. Calls in other threads wait for their own
+        bucket only. An attempt that was interrupted is repeated by the next call.
 
         Args:
-            engine: Serves the call. (Held here, it would not go with the last reference to it.)
+            engine: Serves the call. It is not kept, because it holds this object.
             signed: The call.
             call: The same call, resolved.
             key: The key of its executable.
@@ -77,7 +81,7 @@ class Ahead:
     def _compile(
         self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Hashable
     ) -> str:
-        """Compile what is missing. Returns what was not compiled and why, or nothing."""
+        """Compile what is missing. Returns what was not compiled and why; empty if all is there."""
         listed = listed_buckets(engine.config, call)
         if not listed:
             return ""
@@ -93,6 +97,7 @@ class Ahead:
         todo = [request for request in asked.requests if request.key not in engine.cache]
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
+        # The bucket of the call first, because it waits for it; then the largest.
         todo.sort(key=lambda request: (request.key != key, -volume(request.sizes)))
         before = engine.cache.evictions
         problems = [why for _, why in asked.failed]
@@ -104,7 +109,7 @@ class Ahead:
             for request, outcome in compiling:
                 if isinstance(outcome, CompileBudgetError):
                     problems.append("the rest is beyond what may be compiled")
-                    if in_files:  # another one may be there
+                    if in_files:  # a file may have one of the others
                         continue
                     break
                 if engine.cache.evictions != before:
@@ -123,12 +128,12 @@ def listed_buckets(config: Config, call: ResolvedCall) -> list[list[Choice]]:
     """The buckets that the strategies of a call list.
 
     Args:
-        config: Names the strategies.
+        config: The configuration, with the strategies.
         call: A call.
 
     Returns:
-        The choices for the variables that are planned together, and for each one that has a
-        strategy of its own. Variables whose strategy lists no buckets are left out.
+        A list of choices for the variables of the joint plan, if any, and one for each other
+        variable. Variables whose strategy lists no buckets are left out.
     """
     found: list[list[Choice]] = []
     together: tuple[str, ...] = ()
@@ -146,5 +151,5 @@ def listed_buckets(config: Config, call: ResolvedCall) -> list[list[Choice]]:
 
 
 def ahead(config: Config) -> Ahead | None:
-    """What compiles plans ahead of calls, if a configuration wants that."""
+    """The object that compiles listed buckets; None if the configuration does not want that."""
     return None if config.ahead is None else Ahead(config.ahead.workers)

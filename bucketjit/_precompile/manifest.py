@@ -1,4 +1,7 @@
-"""What an executor has compiled, as JSON: enough to get the same ready in another process."""
+"""Writes down as JSON what an executor has compiled, so that another process can warm up the same.
+
+`written_arguments` writes and reads the arguments.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,14 @@ class Entry(NamedTuple):
 
     Attributes:
         args: Positional arguments: ``jax.ShapeDtypeStruct`` for arrays, at the first of the sizes.
-        kwargs: Keyword arguments.
-        sizes: Sizes of the dimension variables, one mapping for each bucket; empty if the call has
-            no open axes.
-        fingerprint: Digests of the program and its constants; None if they had none.
-        problem: Why there are no arguments: what they need is not in this process.
-        derivative: Which derivative is called, if it is one.
+        kwargs: Keyword arguments, likewise.
+        sizes: Logical sizes of the dimension variables, one mapping for each bucket; empty if the
+            call has no open axes.
+        fingerprint: Digests of the program and its constants; None if the call runs exact or they
+            have no digest.
+        problem: Why ``args`` and ``kwargs`` are empty: they need something that this process does
+            not have, such as a device. None if they could be made.
+        derivative: The derivative that is called; None for the function itself.
     """
 
     args: tuple[Any, ...]
@@ -64,9 +69,9 @@ class Manifest:
         function: Name of the function.
         environment: Versions, device and flags of the process that made it.
         signatures: What was compiled, as JSON values: ``args`` and ``kwargs`` (trees of arrays by
-            dtype, shape, and how they are sharded), ``variables``, ``buckets`` (each with the
-            ``sizes`` that asked for it), ``fingerprint``, whether it is ``exact``, and for calls
-            of a ``derivative`` how it comes about, and of which arguments of the function.
+            dtype, shape and sharding), ``variables``, ``buckets`` (each with the ``sizes`` of the
+            call that first needed it), ``fingerprint``, ``exact``, and ``derivative`` (how it is
+            made, and the arguments of the function it is a derivative of; null for the function).
         left_out: What cannot be written down, and why.
 
     Examples:
@@ -92,12 +97,15 @@ class Manifest:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, of which nobody ever sees a part.
+        """Write the manifest to a file, atomically: readers see the old or the new content.
 
-        A link is followed, and into what is no file, such as a pipe, it is written.
+        A symbolic link is followed. Something else than a file, such as a pipe, is written to.
+
+        Args:
+            path: The file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         place, text = Path(path).absolute(), self.text().encode()
         if place.exists() and not place.is_file():
@@ -107,11 +115,17 @@ class Manifest:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Manifest:
-        """Read it from a file.
+        """Read a manifest from a file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The manifest.
 
         Raises:
             SpecError: The file is no manifest, or damaged.
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         try:
             return cls.parse(Path(path).read_text(encoding="utf-8"))
@@ -122,7 +136,13 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """Read it from JSON. Nothing in it is run.
+        """Read a manifest from JSON. Nothing in it is run or imported.
+
+        Args:
+            text: The JSON.
+
+        Returns:
+            The manifest.
 
         Raises:
             SpecError: The text is no manifest.
@@ -150,7 +170,10 @@ class Manifest:
         return made
 
     def entries(self) -> list[Entry]:
-        """What to warm up: arguments, and the sizes to do it with.
+        """The calls to warm up: their arguments, and the sizes for each bucket.
+
+        Returns:
+            An entry for each signature.
 
         Raises:
             SpecError: A field is not as expected.
@@ -158,21 +181,27 @@ class Manifest:
         return [_entry(signature) for signature in self.signatures]
 
     def changes(self) -> list[str]:
-        """What of the process that made it is another in this one, in words.
+        """Compare the process that made the manifest with this one.
 
-        Where this is not empty, executables that were kept in files are not found again, and
-        warming up compiles.
+        If anything differs, executables in files are not found again, and warming up compiles.
+
+        Returns:
+            What differs in versions, device and flags, in words.
         """
         return environment_changes(self.environment, environment(default_device()))
 
 
 def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
-    """What the cache of an engine holds.
+    """The manifest of what the cache of an engine holds.
 
     Args:
         engine: The engine.
-        derivatives: Those that share the cache with it.
+        derivatives: The derivatives that share the cache with it.
+
+    Returns:
+        The manifest.
     """
+    # An executable belongs to the function or to a derivative by the signature of its origin.
     owners: dict[int, Derived | None] = dict.fromkeys(map(id, engine.signer.signatures()))
     for made in derivatives:
         owners |= dict.fromkeys(map(id, made.engine.signer.signatures()), made)
@@ -183,14 +212,14 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
         if origin is None or id(origin.signed.signature) not in owners:
             left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
             continue
-        # Buckets of a program may have been made for calls that are placed otherwise.
+        # Buckets of one program may be for calls with arrays on other devices: another signature.
         placed = tuple(getattr(x, "sharding", None) for x in origin.signed.leaves)
         group = key[0], entry.exact, origin.tokens, placed
         groups.setdefault(group, []).append((origin, entry, key[0]))
     signatures = []
     for members in groups.values():
         derived = owners[id(members[0][0].signed.signature)]
-        # Without open axes every shape is a signature.
+        # An exact shape has no open axes, so each one is a signature.
         parts = [[m] for m in members] if members[0][1].exact else [members]
         for part in parts:
             try:
@@ -205,7 +234,19 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
 def changes_of(
     engine: Engine, signed: SignedCall, fingerprint: Mapping[str, str] | None
 ) -> list[str]:
-    """What of a program is another now than when its fingerprint was taken, in words."""
+    """Compare the program of a call with the fingerprint in a manifest.
+
+    Args:
+        engine: Serves the call.
+        signed: The call.
+        fingerprint: The digests at the time of the manifest; None if there were none.
+
+    Returns:
+        What has changed, in words.
+
+    Raises:
+        Exception: Whatever tracing the function raises.
+    """
     if fingerprint is None or engine.config.always_exact:
         return []
     program = engine.resolve(signed).program

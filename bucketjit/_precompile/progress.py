@@ -1,4 +1,4 @@
-"""How far a warm-up is, on standard error."""
+"""Shows on standard error how far a warm-up is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bucketjit._events import one_line, printable, shown
 
 
 class _Unbreakable:
-    """A stream that a full disk or a closed pipe does not break: progress is worth no warm-up."""
+    """A stream that ignores errors of writing, such as a full disk: they must not end a warm-up."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -40,18 +40,18 @@ class _Unbreakable:
 
 @contextlib.contextmanager
 def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
-    """Tell how far a warm-up is: a bar in a terminal, lines elsewhere; on standard error.
+    """Show on standard error how far a warm-up is: a bar in a terminal, lines elsewhere.
 
     Args:
-        name: The function.
-        total: How many buckets there are.
-        wanted: False to tell nothing.
+        name: Name of the function.
+        total: Number of buckets.
+        wanted: False to show nothing.
 
     Yields:
-        What to call with each order that is done, and what came of it.
+        A function to call for each compile request that is done, with its outcome.
     """
     stream = sys.stderr
-    if not wanted or not total or stream is None:  # pythonw and daemons have none
+    if not wanted or not total or stream is None:  # pythonw and daemons have no standard error
         yield lambda request, outcome: None
         return
     done, told, name = itertools.count(1), _Unbreakable(stream), one_line(name)

@@ -1,4 +1,4 @@
-"""What a warm-up did: how many executables it compiled, found and failed to compile."""
+"""Reports what a warm-up did: which executables it compiled, found and failed to compile."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class WarmupReport:
     """What a warm-up has done; ``print`` it.
 
     Attributes:
-        compiled: The buckets that it compiled, or read from files: `loaded` of them. Where calls
-            run exact, the sizes of their exact shapes.
-        present: Those that were compiled already.
-        failed: Those that could not be compiled, or sizes that no bucket was found for, and why.
-        exact: Sizes that no bucket serves, since the call cannot be masked, and why. Their exact
-            shapes are compiled like the buckets of others.
+        compiled: The buckets that were compiled, or read from files: `loaded` of them. For calls
+            that run exact, the sizes of their exact shapes.
+        present: The buckets that were in the cache already.
+        failed: Buckets that could not be compiled, or sizes that no bucket was found for, and why.
+        exact: Sizes that no bucket serves because the call cannot be masked, and why. Their exact
+            shapes are compiled like buckets.
         left: Buckets that there was no time for, or sizes whose bucket there was no time to look
-            up; another warm-up goes on with them.
-        seconds: What it took.
-        evicted: Those of the compiled ones, and of those that were present, that are gone: others
-            have driven them out, since the cache does not hold all of them, or it was cleared.
-        stale: What is another now than when the manifest was made, in words. What it names was
-            compiled all the same, as the function and the versions are now.
-        loaded: How many of the compiled ones were read from files.
-        left_out: What the manifest could not name, and why: calls compile it as they come.
-        cleared: Whether the cache was cleared meanwhile, after which nothing more is begun.
+            up; another warm-up continues with them.
+        seconds: How long the warm-up took.
+        evicted: Buckets of ``compiled`` and ``present`` that are no longer in the cache: it is too
+            small for all of them, or it was cleared.
+        stale: What has changed since the manifest was made, in words. The signatures of the
+            manifest are compiled nevertheless, with the present function and versions.
+        loaded: Number of the ``compiled`` buckets that were read from files.
+        left_out: What the manifest could not write down, and why; calls compile it when they come.
+        cleared: Whether the cache was cleared meanwhile; then nothing more is compiled.
     """
 
     compiled: tuple[Mapping[str, int], ...]
@@ -68,11 +68,11 @@ class WarmupReport:
 
 
 class Warmed(NamedTuple):
-    """What a warm-up has compiled or found.
+    """The outcome of the warm-up of one signature.
 
     Attributes:
-        report: Of the warm-up, without what has become of it since.
-        orders: Those of which the executables are to be in the cache now.
+        report: The report, without ``evicted``, ``stale``, ``left_out`` and ``cleared``.
+        requests: The requests whose executables were compiled or found.
     """
 
     report: WarmupReport
@@ -80,13 +80,13 @@ class Warmed(NamedTuple):
 
 
 def none_begun(sizes: Sequence[Mapping[str, int]]) -> Warmed:
-    """A warm-up of calls that was not begun."""
+    """The outcome of a warm-up that was not begun: all sizes are left."""
     left = tuple(FrozenDict(chosen) for chosen in sizes or [{}])
     return Warmed(WarmupReport((), (), (), (), left, 0.0))
 
 
 def none_warmed(sizes: Sequence[Mapping[str, int]], error: Exception) -> Warmed:
-    """A warm-up of calls that failed as a whole."""
+    """The outcome of a warm-up that failed before anything was compiled: all sizes failed."""
     failed = [(FrozenDict(chosen), in_one_line(error)) for chosen in sizes or [{}]]
     return Warmed(WarmupReport((), (), tuple(failed), (), (), 0.0))
 
@@ -98,18 +98,21 @@ def report_of(
     stale: Iterable[str] = (),
     left_out: tuple[str, ...] = (),
 ) -> WarmupReport:
-    """One report of several warm-ups, and of what is left of them in the cache.
+    """One report of several warm-ups, and of what has left the cache since.
 
     Args:
-        warmed: The warm-ups.
+        warmed: The outcomes.
         engine: Has the cache.
-        epoch: When they began.
+        epoch: The epoch of the provider when the warm-ups began.
         stale: See `WarmupReport`.
-        left_out: Likewise.
+        left_out: See `WarmupReport`.
+
+    Returns:
+        The report.
     """
     reports = [one.report for one in warmed]
     requests = {o.key: o for one in warmed for o in one.requests}
-    # Before it is asked whether the cache was cleared: else a clear could pass for a full cache.
+    # Read before the epoch: a clear between the two would otherwise be reported as a full cache.
     evicted = tuple(FrozenDict(o.sizes) for key, o in requests.items() if key not in engine.cache)
     return WarmupReport(
         compiled=tuple(b for r in reports for b in r.compiled),

@@ -1,4 +1,4 @@
-"""The sizes that a warm-up is asked for, in whatever form they are given."""
+"""Turns the ``sizes`` argument of a warm-up, in all its forms, into combinations of sizes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bucketjit._config import is_int_from
 from bucketjit._errors import SpecError
 from bucketjit.strategies.listing import MOST_LISTED
 
-_LOOKED_AT_EACH = 4096  # combinations; each takes 0.1 ms
-_MOST_SIZES = 1 << 22  # of one variable
-_MOST_DICTS = 1 << 20  # of a list, or whatever else gives them
+_LOOKED_AT_EACH = 4096  # combinations that are not thinned; looking up the bucket of one is 0.1 ms
+_MOST_SIZES = 1 << 22  # sizes of one variable
+_MOST_DICTS = 1 << 20  # dicts of a list, or of any other iterable
 
 BucketOf = Callable[[str, int], Hashable]
 
@@ -26,20 +26,24 @@ BucketOf = Callable[[str, int], Hashable]
 def combinations(
     sizes: Any, variables: Sequence[str], own: Mapping[str, int], bucket_of: BucketOf
 ) -> list[dict[str, int]]:
-    """The sizes that a warm-up is for.
+    """The combinations of sizes that a warm-up is for.
 
-    Too many to look at each are thinned: the smallest and the largest size in a bucket stand for
-    those between.
+    Too many combinations are thinned: of the sizes in one bucket of a variable, only the smallest
+    and the largest are kept.
 
     Args:
-        sizes: None; a dict of a variable to a size, to sizes, or to a strategy that has a largest
-            bucket; a list of dicts to sizes; a joint plan; or the strategy of the one variable.
-        variables: The variables there are.
-        own: The sizes of the example.
-        bucket_of: The bucket of a variable's size, or what else its sizes are told apart by.
+        sizes: None for ``own``; a dict from a variable to a size, to sizes, or to a strategy that
+            has a largest bucket; a list of dicts from a variable to a size; a joint plan; or, if
+            there is one variable, its strategy.
+        variables: The dimension variables of the arguments.
+        own: The sizes of the example arguments.
+        bucket_of: Takes a variable and a size; sizes with equal results are in one bucket.
+
+    Returns:
+        Sizes by variable. Variables that ``sizes`` leaves out are left out.
 
     Raises:
-        SpecError: It is none of these, or there is no such variable.
+        SpecError: ``sizes`` has another form, an unknown variable, or too many combinations.
     """
     if sizes is None:
         return [dict(own)]
@@ -50,7 +54,7 @@ def combinations(
                 f"{_listed(variables)}; give a dict of each to its sizes"
             )
         sizes = {variables[0]: sizes}
-    if hasattr(sizes, "bucket_of"):
+    if hasattr(sizes, "bucket_of"):  # a joint plan becomes the list of its buckets
         sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
     if isinstance(sizes, Mapping):
         check_names(sizes, variables)
@@ -90,10 +94,14 @@ def _size_of(variable: str, given: object) -> int:
 
 
 def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
-    """Hold the names of sizes to those of variables.
+    """Check that all names are dimension variables.
+
+    Args:
+        sizes: Anything by name of a variable.
+        variables: The dimension variables.
 
     Raises:
-        SpecError: There is no such variable.
+        SpecError: A name is none of them.
     """
     if unknown := [v for v in sizes if v not in variables]:
         raise SpecError(
@@ -121,7 +129,7 @@ def _ends(sizes: Sequence[int], bucket_of: Callable[[int], Hashable]) -> list[in
 
 
 def _is_strategy(sizes: object) -> bool:
-    """Whether it has buckets; one's own strategies list theirs in ``boundaries``."""
+    """Whether an object is a strategy; strategies of users may have ``boundaries`` only."""
     return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
 
 
@@ -129,7 +137,7 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
     if _is_strategy(given):
         given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
     values: list[Any] = []
-    try:
+    try:  # `given` may be any object, or an iterable without end
         one = isinstance(given, int | np.integer)
         values = [given] if one else list(itertools.islice(given, _MOST_SIZES + 1))
         found = [int(n) for n in values]

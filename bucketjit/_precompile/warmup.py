@@ -1,4 +1,9 @@
-"""Compile buckets before calls need them."""
+"""Compiles buckets before calls need them: `BucketedExec.warmup`.
+
+A warm-up turns sizes into compile requests (`orders_for`) and has several threads carry them out
+(`compile_all`). `bucketjit._precompile.requested_sizes` reads the sizes that users ask for,
+`bucketjit._precompile.report` reports.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +43,16 @@ from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 
-_LOOKED_UP_AT_LEAST = 0.1  # seconds that sizes are looked up for, whatever the time budget
+_LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time budget is smaller
 
 
 def check_options(workers: object, time_budget: object, **flags: object) -> None:
-    """Hold options of a warm-up to what they may be.
+    """Check the options of a warm-up.
+
+    Args:
+        workers: None or an int of at least 1.
+        time_budget: None or seconds.
+        **flags: Booleans by name.
 
     Raises:
         SpecError: One of them is something else.
@@ -56,10 +66,14 @@ def check_options(workers: object, time_budget: object, **flags: object) -> None
 
 
 def check_seconds(what: str, given: Any) -> None:
-    """Hold a limit of time to what it may be.
+    """Check a limit of time.
+
+    Args:
+        what: Name of the limit in messages.
+        given: The limit.
 
     Raises:
-        SpecError: It is neither None nor a number that is not negative.
+        SpecError: The limit is neither None nor a number of at least 0.
     """
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     if given is not None and not (is_number and given >= 0):
@@ -76,17 +90,24 @@ def warm_up(
     first_run: bool,
     epoch: object,
 ) -> Warmed:
-    """See `BucketedExec.warmup`.
+    """Warm up the calls of one signature; see `BucketedExec.warmup`.
 
     Args:
         engine: Serves the calls.
-        signed: A call like those to come.
-        sizes: Their sizes, or None for those of the call.
-        workers: Threads that compile.
-        time_budget: Seconds after which no compile begins.
-        progress: Whether to tell how far it is.
+        signed: An example of the calls.
+        sizes: Sizes of the calls, in any form that `combinations` takes.
+        workers: Number of threads that compile; None for the default of `compile_all`.
+        time_budget: Seconds after which no compile begins, or None.
+        progress: Whether to show on standard error how far the warm-up is.
         first_run: Whether to run each executable once.
-        epoch: See `compile_all`; nothing is begun after a `ExecutableProvider.clear`.
+        epoch: The epoch of the provider; after a `ExecutableProvider.clear` nothing is begun.
+
+    Returns:
+        The report, and the requests whose executables were compiled or found.
+
+    Raises:
+        SpecError: ``sizes`` is malformed or has an unknown variable.
+        Exception: Whatever tracing the function at the sizes of the example raises.
     """
     began = time.monotonic()
     tokens, own, wanted = _asked(engine, signed, sizes)
@@ -137,14 +158,14 @@ def warm_up(
 
 @dataclasses.dataclass(frozen=True)
 class _WarmUp:
-    """A warm-up that is under way.
+    """A running warm-up.
 
     Attributes:
         engine, signed, workers, progress, first_run: See `warm_up`.
         tokens, own: See `orders_for`.
-        deadline: When to begin no more.
+        deadline: The time (``time.monotonic``) after which nothing is begun, or None.
         epoch: See `compile_all`.
-        tried: What came of each order so far.
+        tried: The outcome of each request so far, by key.
     """
 
     engine: Engine
@@ -160,21 +181,21 @@ class _WarmUp:
 
     @property
     def is_late(self) -> bool:
-        """Whether to begin no more."""
+        """Whether nothing more may begin: the deadline has passed, or the cache was cleared."""
         if self.engine.provider.epoch is not self.epoch:
             return True
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def some(self, wanted: Sequence[Mapping[str, int]]) -> Asked:
-        """Compile what can be looked up in half of the time that is left.
+        """Look up buckets for half of the time that is left, and compile what was found.
 
-        A look-up may trace the function, once for each size where it runs exact.
+        A look-up may trace the function. If calls run exact, it does so once for each size.
 
         Args:
             wanted: See `orders_for`.
 
         Returns:
-            What was looked up, and what was not.
+            What was looked up; ``left`` has the sizes that were not.
         """
         now, until = time.monotonic(), None
         if self.deadline is not None:
@@ -183,10 +204,12 @@ class _WarmUp:
         not_yet = set(map(id, asked.left))
         looked_up = [sizes for sizes in wanted if id(sizes) not in not_yet]
         left = asked.left
+        # A build may find that a program cannot be masked. The same sizes are then looked up again,
+        # which yields requests for their exact shapes.
         while self._compile(asked):
             asked = self._look_up(looked_up, None)
         with self.engine.lock:
-            for one in asked.exact.values():  # so that the next warm-up need not trace it
+            for one in asked.exact.values():  # so that the next warm-up does not trace it again
                 if isinstance(self.tried.get(one.request.key), str):
                     self.signed.signature.remember_refusal(one.call, one.shapes)
         return asked._replace(left=left)
@@ -195,7 +218,7 @@ class _WarmUp:
         return orders_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
 
     def _compile(self, asked: Asked) -> bool:
-        """Compile what is not there; whether exact shapes are what calls need in its place."""
+        """Compile what is missing. Returns whether a program turned out not to be maskable."""
         engine, tried = self.engine, self.tried
         every = {o.key: o for o in asked.every_order}
         tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
@@ -230,22 +253,26 @@ def compile_all(
     first_run: bool,
     is_asked_for: bool = True,
 ) -> Generator[tuple[CompileRequest, Source | Exception]]:
-    """Compile several executables at the same time; XLA does so without Python's lock.
+    """Compile several executables in parallel. XLA compiles without holding Python's lock.
 
-    Only as many are handed to the threads as they can take, so that an interrupt, the deadline or
-    a `ExecutableProvider.clear` stops all others.
+    A request is handed to the thread pool only when a thread is free, so that an interrupt, the
+    deadline or a `ExecutableProvider.clear` stops all later ones.
 
     Args:
         engine: Serves the calls.
-        requests: What to compile.
-        workers: Threads that compile; None for as many as there are cores, up to four.
-        epoch: When the orders were made; see `ExecutableProvider.prepare`.
-        deadline: When to begin no more.
+        requests: The compile requests.
+        workers: Number of threads; None for one per core, at most four.
+        epoch: The epoch of the provider when the requests were made; see
+            `ExecutableProvider.prepare`.
+        deadline: The time (``time.monotonic``) after which none begins, or None.
         first_run: Whether to run each executable once.
         is_asked_for: See `ExecutableProvider.prepare`.
 
     Yields:
-        Each one that was tried, and where it comes from, or why it does not.
+        Each request that was tried, with where its executable comes from, or the error.
+
+    Raises:
+        BaseException: An interrupt, or what else is no ``Exception``, in one of the threads.
     """
     prepare = functools.partial(
         engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
@@ -253,7 +280,7 @@ def compile_all(
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(requests)
     running: dict[Future[Source], CompileRequest] = {}
-    config = ThreadConfig()  # contexts that are entered here hold there too
+    config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
             late = deadline is not None and time.monotonic() >= deadline
@@ -264,9 +291,11 @@ def compile_all(
                 try:
                     running[pool.submit(config.run, prepare, request)] = request
                 except RuntimeError as refused:
-                    if "shutdown" not in str(refused):  # which is all that tells it
+                    # At the end of the interpreter pools refuse work, in a daemon thread of the
+                    # user for instance. Only the text of the error distinguishes that.
+                    if "shutdown" not in str(refused):
                         raise
-                    return  # the interpreter ends, and this is a daemon thread of the user
+                    return
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -283,10 +312,10 @@ class Unmasked(NamedTuple):
     """A call that cannot be masked.
 
     Attributes:
-        why: Why not.
-        order: What to compile for its exact shape.
+        why: Why it cannot be masked.
+        request: The request for its exact shape.
         call: The call.
-        shapes: Its shapes.
+        shapes: The shapes of its leaves.
     """
 
     why: str
@@ -296,13 +325,13 @@ class Unmasked(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What serves calls of some sizes.
+    """The compile requests for calls of some sizes.
 
     Attributes:
-        requests: What to compile.
-        exact: Sizes at which the calls cannot be masked.
-        failed: Sizes that no executable was found for, and why.
-        left: Sizes that were not looked at.
+        requests: The requests for calls that are masked, and for those that the user wants exact.
+        exact: The calls that cannot be masked, by their sizes.
+        failed: Sizes for which no request could be made, and why.
+        left: Sizes that were not looked at, because the time was up.
     """
 
     requests: list[CompileRequest]
@@ -312,7 +341,7 @@ class Asked(NamedTuple):
 
     @property
     def every_order(self) -> list[CompileRequest]:
-        """Those of the sizes at which calls cannot be masked included."""
+        """All requests, those for calls that cannot be masked included."""
         return [*self.requests, *(one.request for one in self.exact.values())]
 
 
@@ -324,15 +353,19 @@ def orders_for(
     wanted: Iterable[Mapping[str, int]],
     until: float | None = None,
 ) -> Asked:
-    """What to compile for some sizes.
+    """The compile requests for calls of some sizes.
 
     Args:
         engine: Serves the calls.
-        signed: A call like those to come.
-        tokens: Its axes.
-        own: Its sizes.
-        wanted: Sizes of the calls to come; a variable that is left out has the size of this one.
-        until: When to look at no more sizes, beyond the first.
+        signed: An example of the calls.
+        tokens: Its token for each axis of each leaf.
+        own: Its logical sizes.
+        wanted: Logical sizes of the calls. A variable that is left out has its size in ``own``.
+        until: The time (``time.monotonic``) to stop at, or None. The first sizes are always looked
+            at.
+
+    Returns:
+        The requests. An error of the function at some sizes is in ``failed``.
     """
     found: dict[Hashable, CompileRequest] = {}
     exact: dict[FrozenDict[str, int], Unmasked] = {}
@@ -358,7 +391,7 @@ def orders_for(
                 else:
                     sizes = chosen if one.call is call else one.call.sizes
                     exact[FrozenDict(sizes or one.request.sizes)] = one
-        except Exception as error:  # of the function at these sizes, perhaps
+        except Exception as error:  # often of the function, which does not take these sizes
             failed.append((FrozenDict(chosen), in_one_line(error)))
     return Asked(list(found.values()), exact, failed, list(waiting))
 
@@ -366,16 +399,15 @@ def orders_for(
 def _orders_of(
     engine: Engine, signed: SignedCall, call: ResolvedCall, whole: tuple[SignedCall, ResolvedCall]
 ) -> Iterator[CompileRequest | Unmasked]:
-    """What to compile for a call, or for its chunks, one of each size.
+    """The compile requests for a call: one for its bucket, or one for each size of its chunks.
 
     Args:
         engine: Serves the call.
         signed: The call.
-        call: The same, resolved.
-        whole: The call that it is a chunk of, or the call itself, also resolved.
+        call: The same call, resolved.
+        whole: The call that it is a chunk of, or the call itself; signed and resolved.
     """
-    # A chunk that must not be run by itself is served as a part of the whole; see
-    # `ResolvedCall.whole`.
+    # If such a chunk has to run exact, the engine runs the whole call instead; see `_PartRefused`.
     own = whole if call.whole is not None else (signed, call)
     match engine.decide(signed, call):
         case Masked(bucket=bucket):
@@ -399,16 +431,17 @@ def _orders_of(
 def _asked(
     engine: Engine, signed: SignedCall, sizes: object
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
-    """The axes of a call, its sizes, and those that are asked for.
+    """The tokens and logical sizes of a call, and the sizes to warm up.
 
     Args:
         engine: Serves the call.
-        signed: The call.
-        sizes: What sizes are asked for, or None for those of the call.
+        signed: The example of the calls.
+        sizes: The sizes that the user asks for; None for those of the call.
     """
     signature, shapes = signed.signature, signed.shapes
     wanted: list[dict[str, int]] | None = None
     bucket_of = functools.partial(bucket_or_size, engine.config)
+    # Without strategies calls are not resolved: open axes are those declared, or else guessed.
     if engine.config.always_exact:
         is_named = bool(signature.declared_sizes(shapes)) or sizes is None
         tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)
@@ -418,7 +451,9 @@ def _asked(
         other = next(others, None)
         if is_named or other is None or _takes(signed, tokens, own, other):
             return tokens, own, wanted
-    call = engine.resolve(signed)  # weights that happen to have the size of the batch, perhaps
+    # Without a strategy, guessed axes may be wrong (weights that happen to have the size of the
+    # batch, say), and the function fails at other sizes. Resolving the call finds the right ones.
+    call = engine.resolve(signed)
     tokens, own = call.tokens, call.sizes
     if not own and sizes is not None:  # all sizes run exact
         tokens = signature.guessed_tokens(shapes)
@@ -433,10 +468,10 @@ def _asked(
 def _takes(
     signed: SignedCall, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]
 ) -> bool:
-    """Whether the function takes other sizes; it is traced at them."""
+    """Whether the function can be traced at other sizes."""
     try:
         result_types(at_sizes(signed, tokens, {**own, **other}))
-    except Exception as error:  # calls will raise it
+    except Exception as error:
         if is_of_machine(error):
             raise
         return False
@@ -444,5 +479,5 @@ def _takes(
 
 
 def volume(sizes: Mapping[str, int]) -> int:
-    """How many padded combinations a bucket holds."""
+    """The product of the padded sizes of a bucket; 0 without variables."""
     return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0

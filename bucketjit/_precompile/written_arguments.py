@@ -1,4 +1,8 @@
-"""Arguments as a manifest writes them, and as they are read from it again."""
+"""Writes the arguments of a call as JSON values for a manifest, and reads them again.
+
+A manifest may come from anybody. So reading imports nothing, runs no constructor, and evaluates
+only expressions of sizes that `_is_plain` accepts.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +27,20 @@ from bucketjit._sizes.expressions import evaluate_text, variables_of
 
 _EXPRESSION = re.compile(r"[\w+\-*^(), ]{1,1000}")
 
-# Powers of powers take for ever, and all memory: JAX writes ``b^2``.
+# Refused in expressions, because evaluating it could take unbounded time and memory: ``**``, powers
+# of powers, exponents of two digits, five powers, and numbers of 20 digits. JAX writes ``b^2``.
 _POWERS = re.compile(r"\*\*|\^(?!\d(?![\d^]))|(\^.*){5}|\d{20}")
 
-_LONGEST_PATH = 4  # derivatives of derivatives take ever longer to trace
+_LONGEST_PATH = 4  # order of derivatives; tracing takes longer with each order
 
 
 class DerivativeOf(NamedTuple):
-    """Which derivative calls are of.
+    """A derivative of a function.
 
     Attributes:
-        path: How it comes about.
+        path: The steps that lead from the function to the derivative.
         args: Positional arguments of the function that it is a derivative of, as in `Entry`.
-        kwargs: Its keyword arguments.
+        kwargs: Keyword arguments of that function.
     """
 
     path: equations.Path
@@ -48,11 +53,23 @@ class CannotWrite(Exception):
 
 
 class NotHere(SpecError):
-    """A signature that is as it should be, but not for this process."""
+    """A well-formed signature needs a device or a class that this process does not have."""
 
 
 def written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
-    """What a manifest says of a derivative."""
+    """A derivative as JSON values.
+
+    Args:
+        engine: The engine of the function.
+        derived: The derivative.
+
+    Returns:
+        Its path, and the arguments of the function.
+
+    Raises:
+        CannotWrite: Its order is too high, its arrays are sharded, or an argument cannot be
+            written.
+    """
     if len(derived.path) > _LONGEST_PATH:
         raise CannotWrite(f"a derivative of {engine.name} of order {len(derived.path)}")
     if derived.origin is None:
@@ -68,8 +85,19 @@ def written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
 
 
 def written_arguments(origin: Origin) -> dict[str, Any]:
-    """The arguments of calls like one, and the dimension variables that they have."""
+    """The arguments of calls like one, as JSON values.
+
+    Args:
+        origin: The call.
+
+    Returns:
+        ``args``, ``kwargs``, and the dimension ``variables`` in them.
+
+    Raises:
+        CannotWrite: An argument cannot be written.
+    """
     signed = origin.signed
+    # Written leaves are put into the tree of the arguments, which is then written around them.
     leaves = [
         _written_leaf(origin, i, kind.dtype, kind.weak_type)
         for i, kind in enumerate(signed.signature.types)
@@ -93,7 +121,7 @@ def written_arguments(origin: Origin) -> dict[str, Any]:
 
 
 class _Leaf:
-    """A leaf as it is written, told from the containers around it."""
+    """A written leaf. The class distinguishes it from a dict that is a container."""
 
     def __init__(self, written: dict[str, Any]) -> None:
         self.written = written
@@ -118,14 +146,14 @@ def _written_leaf(origin: Origin, leaf: int, dtype: Any, weak: bool) -> dict[str
     sharding = getattr(origin.signed.leaves[leaf], "sharding", None)
     if is_on_several_devices(sharding):
         written["sharding"] = _written_sharding(sharding, origin.signed.signature.paths[leaf])
-    elif sharding is not None:  # committed, which jit compiles otherwise
+    elif sharding is not None:  # committed to a device, for which jit has another executable
         [device] = sharding.device_set
         written["device"] = [device.platform, device.id]
     return written
 
 
 def _written_sharding(sharding: object, path: str) -> dict[str, Any]:
-    """A sharding over a mesh, whose devices are written by their numbers."""
+    """A sharding over a mesh, as JSON values; devices are written by their numbers."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         raise CannotWrite(f"{path}: a {type(sharding).__name__} is not written down")
     mesh = sharding.mesh
@@ -147,6 +175,7 @@ def _written(value: Any, path: str) -> Any:
         return value.written
     if value is None:
         return {"none": True}
+    # Exact types only: a subclass could not be made again without running its constructor.
     if type(value) in (tuple, list):
         return {type(value).__name__: [_written(x, f"{path}[{i}]") for i, x in enumerate(value)]}
     if _is_named_tuple(type(value)):
@@ -162,13 +191,13 @@ def _written(value: Any, path: str) -> Any:
 
 
 def _is_named_tuple(cls: Any) -> bool:
-    """Whether a class is a named tuple, such as optax's states, that its name leads to."""
+    """Whether a class is a named tuple that can be found by its module and name."""
     is_one = isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
     return is_one and _imported(cls.__module__, cls.__qualname__) is cls
 
 
 def _imported(module: str, name: str) -> Any:
-    """What a module that is imported has under a name, or None. Nothing is imported for it."""
+    """The object of a name in a module; None if there is none or the module is not imported."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
@@ -194,13 +223,36 @@ def _variables(leaves: Iterable[Mapping[str, Any]]) -> list[str]:
 def read_arguments(
     written: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that a manifest describes, at some sizes."""
+    """Read the arguments of a signature.
+
+    Args:
+        written: The signature.
+        sizes: Logical sizes of its variables.
+
+    Returns:
+        Positional and keyword arguments, with ``jax.ShapeDtypeStruct`` for arrays.
+
+    Raises:
+        SpecError: The signature is malformed.
+        NotHere: It needs a device or a class that this process does not have.
+    """
     args = tuple(_read(x, sizes) for x in written["args"])
     return args, {str(k): _read(x, sizes) for k, x in written["kwargs"].items()}
 
 
 def read_derivative(written: Any) -> DerivativeOf | None:
-    """The derivative that a manifest describes; None for the function itself."""
+    """Read the derivative of a signature.
+
+    Args:
+        written: The derivative as JSON values, or None.
+
+    Returns:
+        The derivative; None for the function itself.
+
+    Raises:
+        SpecError: The derivative is malformed, or its order is too high.
+        NotHere: It needs a device or a class that this process does not have.
+    """
     if written is None:
         return None
     path = []
@@ -215,19 +267,52 @@ def read_derivative(written: Any) -> DerivativeOf | None:
 
 
 def read_sizes(written: Mapping[str, Any], variables: Sequence[str]) -> dict[str, int]:
-    """The sizes of these dimension variables, checked."""
+    """Read the sizes of dimension variables.
+
+    Args:
+        written: Sizes by variable, as JSON values.
+        variables: The variables.
+
+    Returns:
+        Sizes by variable.
+
+    Raises:
+        SpecError: A size is no int, negative or too large.
+    """
     return {v: _whole(written[v]) for v in variables}
 
 
 def read_text(name: str, value: object) -> str:
-    """A text of a manifest, checked."""
+    """Check that a value is text, and return it.
+
+    Args:
+        name: Name of the value in messages.
+        value: The value.
+
+    Returns:
+        The value.
+
+    Raises:
+        SpecError: The value is no text.
+    """
     if not isinstance(value, str):
         raise SpecError(f"{name}: expected text, got {value!r}")
     return value
 
 
 def read_texts(name: str, values: object) -> Mapping[str, str]:
-    """The texts of a manifest by their names, checked."""
+    """Check that a value is a dict of texts, and return it.
+
+    Args:
+        name: Name of the value in messages.
+        values: The value.
+
+    Returns:
+        A new dict with the texts.
+
+    Raises:
+        SpecError: The value is no dict, or has something else than text.
+    """
     if not isinstance(values, dict):
         raise SpecError(f"{name}: expected texts by name, got {values!r}")
     return {key: read_text(f"{name}[{key!r}]", value) for key, value in values.items()}
@@ -251,7 +336,7 @@ def _read(value: Any, sizes: Mapping[str, int]) -> Any:
                     f"{', '.join(map(str, fields))}, and no such named tuple is imported; import "
                     "what defines it before the warm-up"
                 )
-            return tuple.__new__(cls, values)  # its constructor is not run: nothing in a file is
+            return tuple.__new__(cls, values)  # no constructor runs: the file may be anybody's
         case {"static": bool() | int() | float() | str() | None as static}:
             return static
         case {"size": int() | str() as size}:
@@ -266,7 +351,7 @@ def _read(value: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _placement(written: Mapping[str, Any]) -> jax.sharding.Sharding | None:
-    """Where an array was committed to be, if it was."""
+    """The sharding or device that an array was committed to, or None."""
     match written:
         case {"sharding": sharding}:
             return _sharding(sharding)
@@ -313,7 +398,7 @@ def _size(size: int | str, sizes: Mapping[str, int]) -> int:
 
 
 def _is_plain(size: str) -> bool:
-    """Whether an expression may become Python code: no other characters may get there."""
+    """Whether an expression of sizes is safe to evaluate: its characters, and its powers."""
     return _EXPRESSION.fullmatch(size) is not None and _POWERS.search(size) is None
 
 

@@ -1,5 +1,6 @@
-"""One call, from its arguments to its results: the engine, its decisions, and what is counted.
+"""Serves one call, from its arguments to its results: engine, decisions, counters, statistics.
 
-The package may import `bucketjit._compile` and what is below it. It knows neither derivatives nor
-the executor that users hold.
+`fast_path` serves calls whose shapes were seen before; `chunks` splits calls beyond the largest
+bucket. The package may import `bucketjit._compile` and what is below it. It knows neither
+derivatives nor the executor that users hold.
 """

@@ -1,6 +1,7 @@
-"""The bucket of a call, and what happens to sizes beyond the largest one.
+"""Chooses the bucket of a call, and handles sizes beyond the largest bucket.
 
-Those are an error, go on by a rule, run at their exact size, or run in chunks.
+Per variable such a size raises, is extended to further buckets, runs at its exact size, or is
+split into chunks; see `Overflow`. `bucketjit._runtime.decisions` turns the result into a decision.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ from bucketjit._tracing.program import Program
 from bucketjit.strategies.base import checked_bucket, checked_joint
 from bucketjit.strategies.extended import extended
 
-_CUT = 1024  # sizes of a program whose cut bucket is remembered
+_CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 
 
 def policy_of(config: Config, variable: str) -> Overflow:
-    """What happens to sizes of a variable that are beyond its largest bucket."""
+    """The overflow policy of a variable: its own one, or that of the configuration."""
     return config.overflow_per_dim.get(variable, config.overflow)
 
 
 def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The bucket of each variable.
+    """The bucket of each variable, by the joint plan if there is one, else by its strategy.
+
+    Args:
+        config: The configuration.
+        sizes: Logical size of each variable.
+
+    Returns:
+        Padded size of each variable, in the order of ``sizes``.
 
     Raises:
         BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise or
@@ -42,7 +50,12 @@ def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
 def _planned(
     config: Config, sizes: Mapping[str, int]
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """The buckets that the joint plan chooses; and of those left as they are, the largest."""
+    """The buckets that the joint plan chooses, and what is beyond them.
+
+    Returns:
+        Padded size of each variable of the plan, empty without a plan that applies; and the largest
+        bucket of each variable that stays at its exact size (`Overflow.EXACT`).
+    """
     plan = config.plan
     if plan is None or any(dim not in sizes for dim in plan.dims):
         return {}, {}
@@ -51,6 +64,8 @@ def _planned(
         plan = plan.extended(grows)
     wanted = {dim: sizes[dim] for dim in plan.dims}
     beyond: dict[str, int] = {}
+    # The plan names one variable that is too large at a time. If that one may stay exact, the plan
+    # is asked again with its largest bucket; each round adds a variable, so the loop ends.
     while True:
         try:
             chosen = checked_joint(plan, wanted)
@@ -64,7 +79,15 @@ def _planned(
 
 
 def padded_size(config: Config, variable: str, n: int) -> int:
-    """The bucket of one variable.
+    """The bucket of one variable, by its strategy.
+
+    Args:
+        config: The configuration.
+        variable: The variable.
+        n: Its logical size.
+
+    Returns:
+        The padded size; ``n`` if it is beyond the largest bucket and stays exact.
 
     Raises:
         BucketOverflowError: The size is beyond the largest bucket, and its policy is to raise or
@@ -83,21 +106,30 @@ def padded_size(config: Config, variable: str, n: int) -> int:
 
 
 def bucket_or_size(config: Config, variable: str, n: int) -> tuple[bool, int]:
-    """Whether the size of one variable, by itself, has a bucket; and that bucket, or the size."""
+    """The bucket of one variable, if its size alone decides it.
+
+    Args:
+        config: The configuration.
+        variable: The variable.
+        n: Its logical size.
+
+    Returns:
+        True and the bucket; False and ``n`` if a joint plan decides, or the strategy raises.
+    """
     if config.plan is not None and variable in config.plan.dims:
         return False, n
     try:
         return True, padded_size(config, variable, n)
-    except Exception:  # it is told of where the size is looked at
+    except Exception:  # the decision on the call raises it again
         return False, n
 
 
 class Exactly(NamedTuple):
-    """A call with variables at their exact size.
+    """A call in which some variables keep their exact size.
 
     Attributes:
         reason: Why, in words.
-        wholly: Whether no variable is padded, so that nothing need be masked.
+        wholly: Whether no variable is padded, so that masks are not needed.
     """
 
     reason: str
@@ -105,7 +137,15 @@ class Exactly(NamedTuple):
 
 
 def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
-    """Which of these sizes are beyond the largest bucket and left as they are; None if none is."""
+    """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`).
+
+    Args:
+        config: The configuration.
+        sizes: Logical size of each variable.
+
+    Returns:
+        The reason, and whether no variable is padded; None if no size is beyond its bucket.
+    """
     planned, beyond = _planned(config, sizes)
     found = dict(beyond)
     exact = len(found)
@@ -131,8 +171,8 @@ class Buckets:
     """Chooses the bucket of each call of one configuration.
 
     Args:
-        config: Names the strategies.
-        lock: Held while something is remembered of a program.
+        config: The configuration, with the strategies.
+        lock: Guards what is remembered per program.
     """
 
     def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
@@ -143,12 +183,19 @@ class Buckets:
         self._largest = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
-        """Forget what was remembered of programs."""
+        """Forget the cut buckets and the largest unfitted sizes."""
         self._cut.clear()
         self._largest.clear()
 
     def of(self, program: Program, call: ResolvedCall) -> dict[str, int]:
-        """The padded size of each variable of a call, those of its program's own included.
+        """The padded size of each variable of a call, unfitted sizes of its program included.
+
+        Args:
+            program: The program of the call.
+            call: The call. A larger unfitted size than seen before enlarges the bucket.
+
+        Returns:
+            Padded sizes by variable.
 
         Raises:
             BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise or
@@ -157,7 +204,8 @@ class Buckets:
         bucket = self.chosen(program, call.sizes)
         if not program.unfitted:
             return bucket
-        # Nothing bounds these over the bucket, so room is made for the largest seen in it.
+        # No guard bounds an unfitted size over the bucket, so the bucket has room for the largest
+        # one seen in it. Growing at least twofold keeps the number of compiles logarithmic.
         there = program.unfitted_sizes(bucket) or {}
         with self._lock:
             seen = self._largest.setdefault(program, {}).setdefault(tuple(bucket.values()), {})
@@ -167,7 +215,14 @@ class Buckets:
             return {**bucket, **seen}
 
     def chosen(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The padded size of each variable: what the strategies choose, or the guards allow of it.
+        """The padded size of each variable, unfitted sizes left out.
+
+        Args:
+            program: The program.
+            sizes: Logical size of each variable.
+
+        Returns:
+            The bucket that the strategies choose, cut to what the guards of the program allow.
 
         Raises:
             BucketOverflowError: See `of`.
@@ -175,7 +230,8 @@ class Buckets:
         bucket = padded_sizes(self._config, sizes)
         if program.fits(bucket):
             return bucket
-        key = (*sizes.items(), *bucket.items())  # a strategy may change its mind
+        # Adaptive strategies choose another bucket for the same sizes later: both are in the key.
+        key = (*sizes.items(), *bucket.items())
         with self._lock:
             known = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
             if key not in known:
@@ -187,7 +243,12 @@ class Buckets:
 def _cut_bucket(
     program: Program, sizes: Mapping[str, int], bucket: Mapping[str, int]
 ) -> dict[str, int]:
-    """The largest sizes up to the bucket that satisfy the guards: one for all its sizes."""
+    """A smaller bucket that satisfies the guards.
+
+    One variable is lowered at a time, from its bucket down to its logical size, so calls of
+    several logical sizes get the same cut bucket. If no variable alone helps, the call keeps its
+    logical sizes.
+    """
     for variable, size in sizes.items():
         trial = dict(bucket)
         for n in range(bucket[variable], size - 1, -1):

@@ -1,4 +1,9 @@
-"""Checked execution, for tests: a call is compared with other runs of the same; see `Check`."""
+"""Checked execution, for tests: compare a call with other runs of itself, by `Check`.
+
+`Check.POISON` runs the bucket twice with other padding and compares to the bit. `Check.EXACT` and
+`Check.EXACT_ALWAYS` compare with the unpadded run, within rounding. The comparison itself, and the
+search for the rule to blame, are in `bucketjit._masking.checks`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +26,12 @@ class CheckedCall(NamedTuple):
     """A call in a bucket that is to be checked.
 
     Attributes:
-        name: How messages name the function.
-        check: What it is compared with.
-        rules: Gives the rule table.
+        name: Name of the function in messages.
+        check: What the call is compared with.
+        rules: Returns the table of masking rules.
         entry: The executable of the bucket.
         signed: The call.
-        call: The same, resolved.
+        call: The same call, resolved.
         out: The form of its results.
     """
 
@@ -44,12 +49,15 @@ class CheckedCall(NamedTuple):
         run: Callable[[], Any],
         run_exact: Callable[[], Any],
     ) -> Any:
-        """Run it, and compare.
+        """Run the call and compare its result.
 
         Args:
-            counting: Counts the call.
-            run: Runs it in the bucket.
-            run_exact: Runs it at its exact shape.
+            counting: Counts the call when its executable has run.
+            run: Runs the call in the bucket.
+            run_exact: Runs the call at its exact shape.
+
+        Returns:
+            The result in the bucket.
 
         Raises:
             MaskingError: The results differ.
@@ -62,14 +70,17 @@ class CheckedCall(NamedTuple):
             return results[0]
         with counting:
             result = run()
+        # `Check.EXACT` compares the first call of each executable only.
         is_known = self.entry.checked and self.check is not Check.EXACT_ALWAYS
-        # The whole is compared, and the function may do other things at the size of a part.
+        # A chunk is not compared: at its size the function may trace to another program. The
+        # joined results are compared instead, by `check_joined`.
         if self.call.whole is None and not is_known:
             self._compare(result, run_exact(), "the unpadded run", False)
         return result
 
     def _compare(self, result: object, other: object, what: str, to_the_bit: bool) -> None:
         problem = compare(result, other, what, to_the_bit)
+        # Two runs of one executable must agree to the bit, so jit cannot be at fault there.
         if problem and (to_the_bit or not is_of_jit(self.name, problem, self.signed, result)):
             program = self.call.program
             assert program is not None
@@ -89,8 +100,14 @@ class CheckedCall(NamedTuple):
 def check_joined(name: str, signed: SignedCall, result: object, other: object) -> None:
     """Compare the joined results of chunks with those of a run in one piece.
 
+    Args:
+        name: Name of the function in messages.
+        signed: The whole call.
+        result: The joined results.
+        other: The results of the run in one piece.
+
     Raises:
-        MaskingError: They differ.
+        MaskingError: The results differ.
     """
     problem = compare(result, other, "the run in one piece", False)
     if problem and not is_of_jit(name, problem, signed, result):
@@ -98,13 +115,22 @@ def check_joined(name: str, signed: SignedCall, result: object, other: object) -
 
 
 def is_of_jit(name: str, problem: str, signed: SignedCall, result: object) -> bool:
-    """Whether it is the compiled unpadded run that is wrong, and the bucket is right.
+    """Whether the unpadded run under ``jax.jit`` is wrong and the bucket is right.
+
+    The function runs unpadded once more, one operation at a time; the bucket is right if it agrees
+    with that run. Then a warning is logged.
 
     Args:
-        name: How messages name the function.
-        problem: How the two differ, in words.
+        name: Name of the function in messages.
+        problem: How the two results differ, in words.
         signed: The call.
         result: The result of the bucket.
+
+    Returns:
+        True if the bucket agrees; False if not, or if the function fails when run like that.
+
+    Raises:
+        Exception: An error of the machine, such as exhausted memory; see `is_of_machine`.
     """
     try:
         want = one_by_one(signed)

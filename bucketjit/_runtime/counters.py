@@ -1,4 +1,8 @@
-"""The counters of an executor. A warm call adds one to a number, without a lock."""
+"""Counts what an executor does: calls, compiles, loads, fallbacks, padding.
+
+A warm call adds one to a `CallCounter` without a lock; sums are made when a snapshot is taken.
+`bucketjit._runtime.statistics` has the snapshots, `bucketjit._runtime.timeline` their history.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +28,26 @@ from bucketjit._runtime.statistics import (
 )
 from bucketjit._runtime.timeline import Clock, Reading
 
-_SIZES_KEPT = 4096
+_SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then they are rounded up
 
-_RETIRED = 256  # lines whose plans gave way, and whose last calls may still be under way
+# Call counters kept after their handler was dropped: its last calls may still be running.
+_RETIRED = 256
 
 
 class CallCounter:
-    """Calls of one kind, counted without a lock.
+    """Counts, without a lock, calls that have the same sizes and executable.
 
     Args:
         logical: Logical size of each dimension variable.
-        padded: Their padded sizes; None where the calls run exact.
-        real: Elements of their padded arguments that are real.
-        total: All of them.
+        padded: Padded size of each dimension variable; None if the calls run exact.
+        real: Elements of the padded arguments that are not padding, per call.
+        total: Elements of the padded arguments, per call.
         flops: Floating point operations of a call; NaN if not known.
-        reason: Why they are not masked, or None.
+        reason: Why the calls are not masked, or not wholly; None if they are.
 
     Attributes:
-        calls: How many, see `count`.
-        clock: Takes moments.
+        calls: The atomic count; never reset, see `count`.
+        clock: Takes moments. Set by `Counters.open`.
     """
 
     __slots__ = (
@@ -68,7 +73,7 @@ class CallCounter:
     ) -> None:
         self.calls = AtomicCount()
         self._before = 0
-        self.clock: Clock  # set where it is opened
+        self.clock: Clock  # set by `Counters.open`
         self.logical = tuple(logical.items())
         self.padded = () if padded is None else tuple(padded[v] for v in logical)
         self.real = real
@@ -77,17 +82,20 @@ class CallCounter:
         self.reason = reason
 
     def count(self) -> int:
-        """Calls since the counters started."""
+        """Calls since the counters started or were reset."""
         return self.calls.read() - self._before
 
     def start_again(self) -> None:
-        """Count from zero."""
+        """Reset `count` to zero."""
         self._before = self.calls.read()
 
 
 @dataclass
 class _Sizes:
-    """Calls by logical size of one variable."""
+    """Calls by logical size of one variable, in at most `_SIZES_KEPT` entries.
+
+    Sizes are rounded up to a multiple of ``step``, which doubles whenever there are too many.
+    """
 
     step: int = 1
     counts: dict[int, int] = field(default_factory=dict)
@@ -105,7 +113,7 @@ class _Sizes:
 
 @dataclass
 class _Sums:
-    """What calls add up to."""
+    """Sums over calls."""
 
     calls: int = 0
     real: int = 0
@@ -113,7 +121,8 @@ class _Sums:
     flops: float = 0.0
     wasted_flops: float = 0.0
     reasons: dict[str, int] = field(default_factory=dict)
-    seen: Reasons = field(default_factory=Reasons)  # copies share it: no reason changes its name
+    # Copies share `seen`, so that a reason is counted under the same name in all of them.
+    seen: Reasons = field(default_factory=Reasons)
     logical: dict[str, int] = field(default_factory=dict)
     padded: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, _Sizes] = field(default_factory=dict)
@@ -151,14 +160,19 @@ class _Sums:
 
 
 class Counters:
-    """The counters that only the executor knows; the cache keeps hits and misses itself."""
+    """All counters of an executor except hits, misses and evictions, which its cache counts.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: dict[int, CallCounter] = {}
         self._retired: deque[CallCounter] = deque()
         self._clock = Clock()
-        alive = weakref.ref(self)  # lines have the clock: no cycle
+        # Call counters hold the clock, and the clock holds `read`: a strong reference would be a
+        # cycle that keeps a dropped executor alive until the garbage collector runs.
+        alive = weakref.ref(self)
 
         def read() -> Reading:
             counters = alive()
@@ -168,7 +182,7 @@ class Counters:
         self.clear()
 
     def clear(self) -> None:
-        """Start again from zero, and count no line any more."""
+        """Reset to zero, and drop all call counters."""
         with self._lock:
             self._lines.clear()
             self._retired.clear()
@@ -176,7 +190,7 @@ class Counters:
         self.reset()
 
     def reset(self) -> None:
-        """Start again from zero, and go on counting what the lines count."""
+        """Reset to zero, and keep the call counters."""
         with self._lock:
             self._sums = _Sums()
             self._missed = 0
@@ -186,12 +200,17 @@ class Counters:
             self._load_seconds = 0.0
             for line in self._every_line():
                 line.start_again()
-            # Taken once: snapshots of the same counters are equal.
+            # Both times are read once here, so snapshots of the same counters are equal.
             self._since, self._started = time.time(), time.monotonic()
         self._clock.start(self._started)
 
     def call(self, line: CallCounter, compiled: bool = False) -> None:
-        """Count one call of a kind, and whether it had to compile."""
+        """Count one call of the slow path.
+
+        Args:
+            line: Describes the call; its own count is not used.
+            compiled: Whether the call compiled its executable.
+        """
         with self._lock:
             self._sums.add(line, 1)
             self._missed += compiled
@@ -200,18 +219,25 @@ class Counters:
             self._clock.tick(now)
 
     def open(self, line: CallCounter) -> None:
-        """Count what a line counts, from now on."""
+        """Add a call counter of the fast path, and give it the clock."""
         with self._lock:
             line.clock = self._clock
             self._lines[id(line)] = line
 
     def counts(self, lines: Iterable[CallCounter]) -> bool:
-        """Whether it counts what all of these lines count."""
+        """Whether all of these call counters are open."""
         with self._lock:
             return all(id(line) in self._lines for line in lines)
 
     def close(self, line: CallCounter) -> None:
-        """Keep what a line has counted, and let go of it before long."""
+        """Retire the call counter of a handler that was dropped.
+
+        Its last calls may still be running, so it goes on counting. It is added to the sums and
+        dropped once `_RETIRED` others were retired after it.
+
+        Args:
+            line: The counter. One that is not open is ignored.
+        """
         with self._lock:
             if self._lines.pop(id(line), None) is not None:
                 self._retired.append(line)
@@ -223,22 +249,27 @@ class Counters:
         return itertools.chain(self._lines.values(), self._retired)
 
     def compile(self, seconds: float) -> None:
-        """Count a compile."""
+        """Count a compile that took so many seconds."""
         with self._lock:
             self._compiles += 1
             self._compile_seconds += seconds
         self._clock.mark(time.monotonic())
 
     def load(self, seconds: float) -> None:
-        """Count an executable that was read from a file."""
+        """Count an executable that was read from a file, and the seconds that took."""
         with self._lock:
             self._loads += 1
             self._load_seconds += seconds
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
-        """Count a fallback, unless the call was counted with its reason; True if that is new.
+        """Count a fallback.
 
-        Of all reasons beyond the first `REASONS_KEPT`, one is new.
+        Args:
+            reason: Why the call is not masked.
+            counted: Whether the call was already counted together with its reason.
+
+        Returns:
+            Whether the reason is new. All reasons beyond the first `REASONS_KEPT` are one reason.
         """
         with self._lock:
             if not counted:
@@ -256,7 +287,7 @@ class Counters:
             return calls, calls - self._missed, self._compiles, share(total - real, total)
 
     def bucket(self, slot: Slot[Any]) -> BucketStats | None:
-        """The numbers of one executable; None if it has just left the cache."""
+        """The statistics of the executable in a slot; None if it has just left the cache."""
         entry = slot.entry
         if entry is None:
             return None
@@ -279,7 +310,18 @@ class Counters:
         slots: Iterable[Slot[Any]],
         programs: tuple[ProgramStats, ...] = (),
     ) -> Stats:
-        """The counters as they are now, with those of the cache."""
+        """A snapshot of the counters.
+
+        Args:
+            hits: Hits of the cache.
+            misses: Misses of the cache.
+            evictions: Evictions of the cache.
+            slots: The slots of the cache.
+            programs: The programs traced so far.
+
+        Returns:
+            The snapshot, which does not change any more.
+        """
         buckets = tuple(b for b in map(self.bucket, slots) if b is not None)
         with self._lock:
             sums = self._sums.copy()

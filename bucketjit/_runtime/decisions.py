@@ -1,7 +1,8 @@
-"""What a call does: masked in a bucket, exact and why, in chunks and how, or refused and why.
+"""Decides what a call does: masked in a bucket, at its exact shape, in chunks, or refused.
 
-Serving, `explain` and warm-up ask here, and match on the answer. Nothing is compiled or run to
-find it, so building may still find a program that cannot be masked: `Refusals` then knows it.
+The engine, `explain` and warm-up all match on the `Decision`, so they cannot disagree. Deciding
+compiles and runs nothing. So building the executable may still find that the program cannot be
+masked; that is noted in `Refusals`, and the next decision is `Exact`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Masked:
 
     Attributes:
         program: The program.
-        bucket: The padded size of each variable, those of the program's own included.
+        bucket: Padded size of each variable, unfitted sizes of the program included.
         beyond: Why some variables keep their exact size, in words; None if none does.
     """
 
@@ -37,12 +38,12 @@ class Masked:
 
     @property
     def key(self) -> tuple[Program, Hashable]:
-        """The key of its executable."""
+        """The key of the executable in the cache."""
         return RequestFactory.masked_key(self.program, self.bucket)
 
 
 class Because(enum.Enum):
-    """Why a call runs at its exact shape."""
+    """The kinds of reasons for which a call runs at its exact shape."""
 
     NO_OPEN_AXIS = "no axis is open"
     EMPTY = "an axis has size 0"
@@ -55,7 +56,7 @@ class Exact:
     """The call runs at its exact shape.
 
     Attributes:
-        because: The kind of its reason. Only `Because.UNMASKED` is a fallback.
+        because: The kind of the reason. Only `Because.UNMASKED` is a fallback.
         why: The reason and the remedy, in words.
     """
 
@@ -65,10 +66,10 @@ class Exact:
 
 @dataclass(frozen=True)
 class Chunked:
-    """The call is split along an axis, and each chunk is decided for itself.
+    """The call is split along an axis, and a decision is made for each chunk.
 
     Attributes:
-        splitting: How.
+        splitting: The axis and the sizes of the chunks.
     """
 
     splitting: Splitting
@@ -100,8 +101,8 @@ class Decisions:
     Args:
         config: The configuration.
         buckets: Chooses buckets.
-        splitter: Plans chunks.
-        refusals: Programs that building found cannot be masked.
+        splitter: Splits calls into chunks.
+        refusals: The programs that could not be masked when they were built.
     """
 
     def __init__(
@@ -113,19 +114,19 @@ class Decisions:
         self._refusals = refusals
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
-        """What a call does.
+        """Decide what a call does.
 
         Args:
             signed: The call.
-            call: The same, resolved. (Where no variable has a strategy no call is, and all run
-                exact; see `NO_STRATEGY`.)
+            call: The same call, resolved. Without any strategy the engine neither resolves nor
+                decides calls: all run exact, for the reason `NO_STRATEGY`.
 
         Returns:
-            One of the kinds of `Decision`. A call that is part of another one is decided in the
-            same way; see `ResolvedCall.whole` for what then may not be run.
+            One of the kinds of `Decision`. A chunk of another call is decided in the same manner;
+            if it has `ResolvedCall.whole`, the caller must not run it at its exact shape.
 
         Raises:
-            SizeMismatchError: An array cannot be reshaped as the function wants it, at these sizes.
+            SizeMismatchError: At these sizes an array cannot be reshaped as the function does.
         """
         program = call.program
         if program is None:
@@ -135,6 +136,8 @@ class Decisions:
                 return Exact(Because.EMPTY, _EMPTY)
             return Exact(Because.NO_OPEN_AXIS, _NO_OPEN_AXIS)
         program.check_reshapes(call.sizes)
+        # Refusals of the program come before the bucket: a call that runs exact anyway must not
+        # raise because its size is beyond the largest bucket.
         if (refusal := self._refusals.of_program(program)) is not None:
             return Exact(Because.UNMASKED, refusal)
         try:
@@ -144,6 +147,8 @@ class Decisions:
                 return Chunked(self._splitter.plan(call, error))
             except BucketOverflowError as refused:
                 return Refused(refused)
+        # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
+        # is all of them, there is nothing to mask.
         beyond = exactly(self._config, call.sizes)
         if beyond is not None and beyond.wholly:
             return Exact(Because.BEYOND, MaskingError(beyond.reason))

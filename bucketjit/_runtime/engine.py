@@ -1,4 +1,8 @@
-"""The call path behind `BucketedExec`: signature, program, bucket, executable, result."""
+"""Serves calls on the slow path: signature, program, decision, executable, result.
+
+`BucketedExec` asks the fast path first (`bucketjit._runtime.fast_path`) and calls `Engine.serve`
+for the calls that it does not know. A call that was served here is then remembered there.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +59,30 @@ from bucketjit._tracing.program import Program
 
 
 class CallObserver(Protocol):
-    """Who is told of each call; see `bucketjit._precompile.adaptive`."""
+    """Learns from masked calls after they ran; see `bucketjit._precompile.adaptive`."""
 
     def learn(self, signed: SignedCall, call: ResolvedCall) -> None:
-        """Take note of how calls look."""
+        """Remember a call as an example of its signature; called on the slow path only."""
 
     def note(self, sizes: Mapping[str, int]) -> None:
-        """Take note of a call."""
+        """Count a call of these logical sizes; called for every call, on the fast path too."""
 
 
 class Preparer(Protocol):
-    """Who is told of each new call before it runs; see `bucketjit._precompile.listed_buckets`."""
+    """Compiles for later calls before a new call runs; see `bucketjit._precompile.listed_buckets`.
+
+    It is called on the slow path only.
+    """
 
     def prepare(self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: object) -> None:
-        """Compile what calls like this one will need; ``key`` is that of its own executable."""
+        """Compile what later calls of the program need.
+
+        Args:
+            engine: The engine that serves the call.
+            signed: The call.
+            call: The same call, resolved.
+            key: The key of the executable that the call itself needs.
+        """
 
 
 _NOT_AS_TRACED = MaskingError(
@@ -78,11 +92,14 @@ _NOT_AS_TRACED = MaskingError(
 
 
 class _PartRefused(Exception):
-    """A part of a call cannot be served by the program, and so must not be served at all.
+    """A chunk cannot be served by the program of the whole call.
+
+    At the size of the chunk the function may trace to another program, so the chunk must not run
+    exact either. `Engine._run_split` catches this and runs the whole call in one piece.
 
     Attributes:
-        refusal: Why.
-        is_chosen: Whether it is the user who wants such sizes to run exact.
+        refusal: Why the chunk cannot be served.
+        is_chosen: Whether the user wants such sizes to run exact (`Overflow.EXACT`).
     """
 
     def __init__(self, refusal: MaskingError, is_chosen: bool = False) -> None:
@@ -95,23 +112,27 @@ class Engine:
 
     Args:
         config: The configuration.
-        shared: What it shares with the engine of the function whose derivative it serves; None for
-            the engine of a function.
+        shared: The state of the engine of the function whose derivatives this engine serves; None
+            to create it.
 
     Attributes:
         config: The configuration.
-        shared: What it shares with the engines of derivatives; `cache`, `supply` and `counters`
-            are parts of it.
-        signer: From arguments to families.
-        orders: What to ask of the cache.
+        shared: Cache, provider and counters, shared by the engines of a function and its
+            derivatives.
+        cache: The executables; part of ``shared``.
+        provider: Loads or compiles executables; part of ``shared``.
+        counters: Count what is done; part of ``shared``.
+        signer: Finds the signature of a call's arguments.
+        requests: Makes compile requests, and the keys of executables.
         memory: The calls that the fast path serves.
         buckets: Chooses buckets.
-        splitter: Runs calls in chunks that are beyond the largest bucket.
+        splitter: Splits calls that are beyond the largest bucket into chunks.
         refusals: Programs that cannot be masked, and why.
         decisions: Decides what a call does.
-        lock: Held while programs are traced.
-        watcher: Who is told of each call, or None.
-        preparer: Who compiles what later calls will need, or None.
+        lock: Held while programs are traced, and while what is known of them changes. Reentrant,
+            because the function that is traced may call its own executor.
+        observer: Learns from each masked call, or None.
+        preparer: Compiles for later calls, or None.
     """
 
     def __init__(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
@@ -144,7 +165,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """How messages name the function."""
+        """Name of the function in messages."""
         return getattr(self.config.fn, "__name__", type(self.config.fn).__name__)
 
     def emit(self, event: Event) -> None:
@@ -164,9 +185,21 @@ class Engine:
 
         Args:
             signed: The call.
-            given: Its arguments as they came, if the next one like it may skip the slow path.
-            out: The form of its results; by default the configured one.
-            part: The same call, resolved, if it is a part of another one.
+            given: The arguments as they came, to remember the call for the fast path; None to
+                not remember it.
+            out: The form of the results; by default the configured one.
+            part: The same call, resolved, if it is a chunk of another call.
+
+        Returns:
+            What the function returns, with open axes cut to their logical sizes.
+
+        Raises:
+            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
+            SplitError: The call would have to be split, and cannot be.
+            FallbackError: The call cannot be masked, and the policy is to raise.
+            CompileBudgetError: A compile is needed that the budget does not allow.
+            SizeMismatchError: The sizes of the arguments contradict each other.
+            ShapeCheckError: A check is configured, and the results differ.
         """
         out = out or self.config.out
         if self.config.always_exact:
@@ -179,6 +212,8 @@ class Engine:
                 return self._run_masked(decision, signed, call, out, given)
             case Exact(Because.UNMASKED, why):
                 result = self._fall_back(why, signed, call, out, given)
+                # Tracing failed. Only now that the exact run has succeeded is it known that the
+                # cause is not a wrong call, so only now is tracing given up for such calls.
                 if call.program is None:
                     with self.lock:
                         signed.signature.remember_refusal(call, signed.shapes)
@@ -207,11 +242,13 @@ class Engine:
             self._note_beyond(masked.beyond, call)
         if self.preparer is not None:
             self.preparer.prepare(self, signed, call, masked.key)
+        # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
+        # counting use what `entry` says, and a stand-in is not remembered (see the end).
         try:
             entry, source, stands_in = self.provider.get(
                 masked.key, lambda: self.requests.masked(signed, call, masked.bucket)
             )
-        except MaskingError as error:
+        except MaskingError as error:  # from the build: no rule masks an equation in this bucket
             self.refusals.note(masked.key, error)
             return self._fall_back(error, signed, call, out, given)
         is_compiled = source == "compile"
@@ -235,13 +272,14 @@ class Engine:
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
+        # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
             served = ServedCall(masked.key, sizes, finish, line, self._note_of(call))
             self.memory.add_masked(signed, given, call, served)
         return result
 
     def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
-        """Count a call whose sizes the user wants exact, and tell of each reason once."""
+        """Log that sizes beyond the largest bucket stay exact, once for each reason."""
         if self.counters.fallback(reason):
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
 
@@ -252,13 +290,19 @@ class Engine:
     def find_handler(
         self, signed: SignedCall, call: ResolvedCall, given: CallArguments
     ) -> Handler | None:
-        """How chunks like this one are served, if what serves them is there and is known to do so.
+        """The handler for chunks like this one, if their executable is in the cache.
+
+        Nothing is run, compiled or loaded.
 
         Args:
-            signed: A chunk. It is not run.
-            call: The same, resolved; it has a program.
-            given: Its arguments as they came.
+            signed: A chunk.
+            call: The same chunk, resolved; it has a program.
+            given: The arguments of the chunk, in the form in which the call got them.
+
+        Returns:
+            The handler, which is remembered; None if the slow path has to serve the chunk.
         """
+        # Checked calls take the slow path, chunk by chunk. Without strategies nothing is split.
         if self.config.always_exact or self.config.check is not Check.OFF:
             return None
         decision = self.decide(signed, call)
@@ -277,18 +321,51 @@ class Engine:
         return handler
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
-        """What a call does; see `bucketjit._runtime.decisions`."""
+        """Decide what a call does; see `Decisions.decide`.
+
+        Args:
+            signed: The call.
+            call: The same call, resolved.
+
+        Returns:
+            The decision.
+
+        Raises:
+            SizeMismatchError: At these sizes an array cannot be reshaped as the function does.
+        """
         return self.decisions.decide(signed, call)
 
     def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
-        """Take note that the program of an order cannot be masked, or not in its bucket."""
+        """Note that a compile request failed because its program cannot be masked.
+
+        Args:
+            request: The request. One for an exact shape is ignored.
+            refusal: Why it failed: for all buckets, or for the bucket of the request.
+        """
         if isinstance(request.key[0], Program):
             self.refusals.note(request.key, refusal)
 
     def resolve(self, signed: SignedCall) -> ResolvedCall:
-        """The sizes and the program of a call; what is learnt from it is told."""
+        """The sizes and the program of a call.
+
+        The function is traced if no known program holds at these sizes. What the signature learns
+        from the call is emitted as events.
+
+        Args:
+            signed: The call.
+
+        Returns:
+            The call with its sizes, and its program or the reason why it has none.
+
+        Raises:
+            SizeMismatchError: The sizes of the arguments contradict each other.
+            ArgumentError: An argument does not fit its declaration in ``dynamic_axes``, or sizes
+                break a constraint.
+            SpecError: A constraint names an unknown variable.
+        """
         began = time.perf_counter()
         with self.lock:
+            # The first call of a signature: start to load its files before it is traced.
             if signed.signature.tokens is None:
                 self.requests.expect(signed)
             call = signed.signature.resolve(signed.shapes)
@@ -301,7 +378,10 @@ class Engine:
 
     @contextmanager
     def _counting(self, line: CallCounter, compiled: bool) -> Iterator[None]:
-        """Count a call when its executable has run, well or not."""
+        """Count a call once its executable has run, even if running it failed.
+
+        Errors from before the run, such as `SignatureChanged`, are not counted.
+        """
         try:
             yield
         except Exception as error:
@@ -325,6 +405,7 @@ class Engine:
         entry, source, _ = self.provider.get(key, lambda: self.requests.exact(signed, sizes))
         finish = _exact_finisher(entry, signed, program, out)
         line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
+        # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = self._counting(line, source == "compile") if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
@@ -353,6 +434,7 @@ class Engine:
                 serve, self.find_handler, signed, call, splitting, out, given, fast_path
             )
         except _PartRefused as refused:
+            # This call may itself be a chunk, split along another axis, that must not run exact.
             if call.whole is not None:
                 raise
             why = refused.refusal
@@ -370,6 +452,7 @@ class Engine:
                 signed, call.sizes, Out.JAX, program=call.program, is_call=False
             )
             check_joined(self.name, signed, result, other)
+        # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.
         args, _ = signed.tree.unflatten(signed.leaves)
         give_away([args[i] for i in signed.donate])
         return result
@@ -386,17 +469,17 @@ class Engine:
     ) -> Any:
         if call.whole is not None:
             raise _PartRefused(refusal)
-        if self.config.fallback is Fallback.EXACT:  # it may raise; then it is no fallback
+        if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
         self.note_fallback(refusal, counted=True)
         return result
 
     def note_fallback(self, refusal: MaskingError, counted: bool = False) -> None:
-        """Count a call that is not masked, and warn of it once per reason.
+        """Count a call that is not masked, and warn of each reason once.
 
         Args:
-            refusal: Why it is not.
-            counted: It was counted already, with the reason.
+            refusal: Why the call is not masked.
+            counted: Whether the call was already counted together with its reason.
 
         Raises:
             FallbackError: The policy is to raise.
@@ -418,7 +501,7 @@ def _run(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | Non
 
 
 def _line(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:
-    """What is counted of calls like one that was served by an executable."""
+    """A call counter for calls like this one, served by this executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
     return CallCounter(logical, entry.sizes, real, total, entry.flops)

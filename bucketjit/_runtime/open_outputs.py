@@ -1,4 +1,7 @@
-"""Which results of a function have open axes, where no program tells."""
+"""Finds which results of a function have open axes when there is no program to read it from.
+
+Calls at their exact shape need it to return `Padded` results: only those with open axes are.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,26 @@ from bucketjit._errors import is_of_machine
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.signer import SignedCall
 
-# A size times the first number and more by the second: a few rows more need not show in ``x[::2]``.
+# The function is traced at sizes ``first * n + second * i`` for the i-th variable. Several factors,
+# because a few rows more need not show in the shape of ``x[::2]``.
 _LARGER = ((1, 1), (2, 7), (3, 5))
 
 
 def open_outs(entry: Executable, signed: SignedCall) -> Sequence[int]:
-    """The results whose shapes are others at other sizes.
+    """The results whose shapes change with the sizes of the arguments.
 
-    The function is traced at the sizes of a call and at several larger ones. All results count as
-    open where it takes no others, or returns another tree there.
+    The function is traced at the sizes of a call and at several larger ones. If it fails at larger
+    sizes, or returns another tree there, all results count as open.
 
     Args:
-        entry: The executable of the exact shape, which remembers the answer.
+        entry: The executable of the exact shape; the answer is stored in it.
         signed: The call.
+
+    Returns:
+        Positions among the leaves of the result.
+
+    Raises:
+        Exception: An error of the machine, such as exhausted memory; see `is_of_machine`.
     """
     if entry.open_outs is None:
         entry.open_outs = tuple(_found(entry.out_tree.num_leaves, signed))
@@ -42,7 +52,7 @@ def _found(count: int, signed: SignedCall) -> Sequence[int]:
     ]
     try:
         found = [result_types(at_sizes(signed, tokens, at)) for at in (sizes, *larger)]
-    except Exception as error:  # of the function, at sizes that nobody has called it with
+    except Exception as error:  # from the user's function, at sizes it was never called with
         if is_of_machine(error):
             raise
         return range(count)

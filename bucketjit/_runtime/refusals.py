@@ -1,4 +1,4 @@
-"""What cannot be masked, and why: programs in any bucket, or in some."""
+"""Remembers which programs cannot be masked, in any bucket or in one, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bucketjit._tracing.program import Program
 
 
 class Refusals:
-    """What building has found out.
+    """The refusals found when executables were built.
 
     Keys are those of executables: a program, and the padded sizes of its bucket.
     """
@@ -21,21 +21,26 @@ class Refusals:
         self._found = weakref.WeakKeyDictionary()
 
     def note(self, key: tuple[Program, Hashable], refusal: MaskingError) -> None:
-        """Take note that a program cannot be masked in a bucket, or not at all."""
+        """Remember that a program cannot be masked.
+
+        Args:
+            key: The key of the executable.
+            refusal: Why; its ``in_bucket`` is True if only this bucket is refused.
+        """
         program, bucket = key
         at = bucket if refusal.in_bucket else None
         self._found.setdefault(program, {})[at] = refusal.without_frames()
 
     def of_program(self, program: Program) -> MaskingError | None:
-        """Why it cannot be masked in any bucket."""
+        """Why a program cannot be masked in any bucket; None if it may be possible."""
         return self._found.get(program, {}).get(None)
 
     def of(self, key: tuple[Program, Hashable]) -> MaskingError | None:
-        """Why a program cannot be masked in a bucket."""
+        """Why a program cannot be masked in a bucket; None if it may be possible."""
         program, bucket = key
         found = self._found.get(program, {})
         return found.get(None) or found.get(bucket)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all refusals."""
         self._found.clear()

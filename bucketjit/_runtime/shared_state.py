@@ -1,4 +1,7 @@
-"""What the engine of a function shares with the engines of its derivatives."""
+"""Holds what the engine of a function shares with the engines of its derivatives.
+
+That is the cache, the provider that fills it, the counters, and preloading from files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ from bucketjit._tracing.program import Program
 
 
 class Related(Protocol):
-    """An engine, as far as what it shares needs to know it."""
+    """The part of an engine that the shared state uses.
+
+    Attributes:
+        signer: Keeps the programs; those of evicted executables are released.
+    """
 
     signer: Signer
 
@@ -28,36 +35,36 @@ E = TypeVar("E", bound=Related)
 
 
 class Engines(Generic[E]):
-    """The engines that share one cache and its counters, held by weak references only."""
+    """The engines that share one cache, held by weak references only."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[E, None] = weakref.WeakKeyDictionary()
 
     def __iter__(self) -> Iterator[E]:
-        """Those that are there now, whatever other threads add meanwhile."""
+        """The engines that exist now; other threads may add some during the iteration."""
         return iter([e for alive in self._known.keyrefs() if (e := alive()) is not None])
 
     def add(self, engine: E) -> None:
-        """Count an engine among them."""
+        """Add an engine."""
         self._known[engine] = None
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all engines."""
         self._known.clear()
 
 
 class SharedState(Generic[E]):
-    """The cache, what fills it, and what counts, of a function and its derivatives.
+    """Cache, provider and counters of a function and its derivatives.
 
     Args:
         config: The configuration of the function.
-        name: Its name.
+        name: Name of the function in messages.
 
     Attributes:
         cache: The executables.
-        supply: Compiles them.
-        counters: What was done so far.
-        preloading: What is loaded from files before it is asked for.
+        provider: Loads or compiles executables.
+        counters: Count what is done.
+        preloading: Loads executables from files before they are needed.
         engines: The engine of the function, and those of its derivatives.
     """
 
@@ -68,7 +75,7 @@ class SharedState(Generic[E]):
         self.preloading = Preloading(self.cache)
 
     def clear(self) -> None:
-        """Drop every executable, and start the counters again."""
+        """Drop every executable and engine, and reset the counters."""
         self.provider.clear()
         self.cache.clear()
         self.preloading.clear()
@@ -82,23 +89,36 @@ def make_cache(
     counters: Counters,
     engines: Engines[Any],
 ) -> tuple[ExecutableCache[Any, Executable], ExecutableProvider]:
-    """A cache, and what fills it."""
+    """A cache, and the provider that fills it.
+
+    Args:
+        config: The configuration of the function.
+        name: Name of the function in messages.
+        counters: Count compiles and loads.
+        engines: Release the programs of executables that leave the cache.
+
+    Returns:
+        Both. They do not hold each other in a cycle: the cache reaches the provider by a weak
+        reference.
+    """
 
     def compiled(entry: Executable) -> None:
         count = counters.load if entry.loaded else counters.compile
         count(entry.compile_seconds)
         entry.on_compile = again
 
+    # jit has compiled an executable once more by itself; how long that took is not known.
     def again(entry: Executable) -> None:
         counters.compile(0.0)
         provider = supplies[0]()
         if provider is not None:
             provider.allowance.compiled_again(entry)
 
+    # Filled below: the cache is made with callbacks that need the provider, which needs the cache.
     supplies: list[weakref.ref[ExecutableProvider]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
-        if isinstance(key[0], Program):
+        if isinstance(key[0], Program):  # else an exact shape, whose key starts with a signature
             for engine in engines:
                 engine.signer.release(key[0])
         provider = supplies[0]()

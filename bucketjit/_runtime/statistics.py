@@ -1,7 +1,6 @@
-"""What an executor has done so far: counters behind a lock, and frozen snapshots of them.
+"""Frozen snapshots of the counters of an executor: `Stats`, and the records that it is made of.
 
-A warm call adds one to a `CallCounter`, without a lock. All else is worked out when a snapshot is
-taken.
+`bucketjit._runtime.counters` counts and makes the snapshots.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ V = TypeVar("V")
 
 K = TypeVar("K")
 
-REASONS_KEPT = 64  # each is a series of metrics
+REASONS_KEPT = 64  # distinct reasons counted by name; each is a time series in `bucketjit.metrics`
 
-OTHER = "other"
+OTHER = "other"  # the name under which all further reasons are counted
 
 
 class FrozenDict(dict[K, V]):
-    """A dict that cannot be changed; unlike a mapping proxy it can be hashed, copied, pickled."""
+    """A dict that cannot be changed: every method that would change it raises TypeError.
+
+    Unlike a mapping proxy it can be hashed, copied and pickled.
+    """
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("a snapshot cannot be changed")
@@ -45,16 +47,17 @@ class BucketStats:
     """One executable of the cache.
 
     Attributes:
-        sizes: Size of each dimension variable: padded, or logical where ``exact``. Where no axis
-            has a name, those of some axes of arguments (``x[0]``).
+        sizes: Size of each dimension variable: padded, or logical if ``exact``. If no axis has a
+            name, the sizes of some axes of arguments (``x[0]``).
         hits: Calls it has served after the one that compiled it.
-        compile_seconds: What tracing, lowering and compiling it took, or reading it from a file.
+        compile_seconds: Seconds for tracing, lowering and compiling it, or for reading it from a
+            file.
         exact: True if it runs one exact shape, without masks.
-        last_used: When it last served a call: seconds since 1970, as ``time.time()`` has them.
-        nbytes: Memory that it takes, as XLA's memory analysis tells: temporaries, results,
-            generated code (on CPU left out), and the arrays that it closes over.
-        flops: Floating point operations of one call; None where XLA does not tell.
-        pinned: Whether eviction passes it over.
+        last_used: When it last served a call, in seconds since 1970 (``time.time()``).
+        nbytes: Bytes of memory by XLA's memory analysis: temporaries, results, generated code (not
+            on CPU), and the arrays that it closes over.
+        flops: Floating point operations of one call; None if XLA does not report them.
+        pinned: Whether it is exempt from eviction.
     """
 
     sizes: Mapping[str, int]
@@ -74,10 +77,10 @@ class ProgramStats:
     Attributes:
         inputs: The arguments with open axes, such as ``"x: float32[b, s, 64]"``.
         guards: What must hold of the sizes of a call, such as ``"b >= 5"``.
-        kind: ``"symbolic"``, or ``"paired"`` where it was made of traces at concrete sizes.
-        executables: How many buckets of it the cache holds.
-        refused: Why it cannot be masked, in the words of ``fallback_reasons``, unless it is counted
-            as *other* there; None if it can.
+        kind: ``"symbolic"``, or ``"paired"`` if it was made from traces at concrete sizes.
+        executables: Number of its buckets in the cache.
+        refused: Why it cannot be masked, in the words of ``fallback_reasons`` (where it may be
+            counted as *other*); None if it can.
     """
 
     inputs: tuple[str, ...]
@@ -92,30 +95,30 @@ class Stats:
     """A snapshot of an executor's counters.
 
     Attributes:
-        calls: Calls so far, those inlined into another transformation aside.
+        calls: Calls so far, without those inlined into another transformation.
         hits: Calls that found their executable in the cache.
-        misses: Executables that were not there, and were compiled or read from a file: for a
-            call, for a warm-up, or in the background.
+        misses: Executables that were not in the cache, and were compiled or read from a file: for
+            a call, for a warm-up, or in the background.
         compiles: Executables compiled.
-        compile_seconds: Seconds spent on that.
+        compile_seconds: Seconds spent on compiling.
         evictions: Executables dropped to make room.
         fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
             beyond the largest bucket (``Overflow.EXACT``).
-        fallback_reasons: How often, by reason; the counts add up to ``fallback_calls``. A reason
-            is printable text of at most 500 characters. Calls with other reasons than the first
-            64 are counted as ``"other"``.
-        padding_waste: Padding among all elements of padded arguments, 0 to 1.
+        fallback_reasons: Number of fallback calls by reason; the counts add up to
+            ``fallback_calls``. A reason is printable text of at most 500 characters. Calls with
+            other reasons than the first 64 are counted as ``"other"``.
+        padding_waste: Share of padding in the elements of padded arguments, 0 to 1.
         buckets: The executables in the cache, in the order of their compiles.
-        dimension_waste: Padding among all padded sizes of each dimension variable, 0 to 1.
-        flop_waste: ``padding_waste`` where each call weighs as much as the floating point
-            operations of its executable: about the share of them that is spent on padding.
-        programs: The programs traced so far, without those that went with their executables.
-        size_counts: Calls by logical size, of each dimension variable. Beyond 4096 sizes of one
-            variable they are rounded up, to a multiple of 2, of 4 and so on.
+        dimension_waste: Share of padding in the padded sizes of each dimension variable, 0 to 1.
+        flop_waste: ``padding_waste`` with each call weighted by the floating point operations of
+            its executable: about the share of them that is spent on padding.
+        programs: The programs traced so far, without those dropped with their executables.
+        size_counts: Number of calls by logical size, of each dimension variable. Beyond 4096 sizes
+            of one variable they are rounded up to a multiple of 2, then of 4 and so on.
         history: How the counters grew, in at most 257 moments.
-        since: When the counters started: seconds since 1970.
-        loads: Executables that were read from files, see `BucketedExec.with_persistence`.
-        load_seconds: Seconds spent on that.
+        since: When the counters started, in seconds since 1970.
+        loads: Executables read from files, see `BucketedExec.with_persistence`.
+        load_seconds: Seconds spent on reading them.
     """
 
     calls: int
@@ -144,7 +147,7 @@ class Stats:
             indent: Spaces by which to indent; None for one line.
 
         Returns:
-            An object with the fields of this class; sizes that are keys are text, as JSON has it.
+            A JSON object with the fields of this class. Sizes that are keys become strings.
 
         Examples:
             >>> import json, numpy as np
@@ -159,19 +162,20 @@ class Stats:
 
 
 def shown_reason(reason: str) -> str:
-    """A reason as it is counted and shown: one line that is printable, of bounded length."""
+    """A reason as it is counted and shown: one printable line of bounded length."""
     return one_line(reason, LONGEST_LABEL)
 
 
 class Reasons:
-    """The first reasons that were seen; all others are one reason, `OTHER`."""
+    """Names of the first `REASONS_KEPT` reasons seen; all others are counted as `OTHER`."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def see(self, reason: str) -> tuple[str, bool]:
-        """What a reason is counted as, and whether that is seen for the first time."""
+        """The name that a reason is counted under, and whether that name is new."""
         name = shown_reason(reason)
+        # `OTHER` comes as the 65th name, and is new once like the others.
         if name not in self._known and len(self._known) >= REASONS_KEPT:
             name = OTHER
         is_new = name not in self._known

@@ -1,8 +1,9 @@
-"""How counters grew over time, in bounded memory and next to nothing a call.
+"""Records how the counters grew over time, in bounded memory and at almost no cost per call.
 
-Nothing is noted call by call, but every compile is. The warm path compares the time, which it has
-read anyway, with the time at which the next moment is `Clock.due`. When there are too many moments,
-every second one goes and the time between two of them doubles, so they always span the whole run.
+A `Moment` is taken at every compile, and otherwise when the time between two moments has passed.
+The warm path compares the time, which it has read anyway, with `Clock.due`. When there are
+`MOMENTS` moments, every second one is dropped and the interval doubles, so that the moments always
+span the whole run.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOMENTS = 256  # the most that are kept
-_FIRST_INTERVAL = 0.05
-_PATIENCE = 300  # how much longer it is until the next moment than taking one has taken
+MOMENTS = 256  # moments kept at most
+_FIRST_INTERVAL = 0.05  # seconds between two moments at first
+# The next moment is due at the earliest after this many times the CPU time that taking the last one
+# took: moments cost at most 1/300 of the run.
+_PATIENCE = 300
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,11 @@ class Moment:
     """The counters at one time.
 
     Attributes:
-        seconds: Since they started.
-        calls: Calls by then.
-        hits: Those of them that did not have to compile.
-        compiles: Executables compiled by then.
-        padding_waste: Padding among all elements of padded arguments by then, 0 to 1.
+        seconds: Seconds since the counters started.
+        calls: Calls until then.
+        hits: Calls until then that did not compile.
+        compiles: Executables compiled until then.
+        padding_waste: Share of padding in the elements of padded arguments until then, 0 to 1.
     """
 
     seconds: float
@@ -43,7 +46,7 @@ class Clock:
     """Takes moments when they are due.
 
     Attributes:
-        due: When the next one is (``time.monotonic``).
+        due: When the next moment is due, in seconds of ``time.monotonic``. Read without a lock.
     """
 
     __slots__ = ("__weakref__", "_interval", "_last", "_lock", "_moments", "_read", "_start", "due")
@@ -54,7 +57,7 @@ class Clock:
         self.start(time.monotonic())
 
     def start(self, now: float) -> None:
-        """Forget every moment, and count seconds from now on."""
+        """Forget all moments, and count seconds from ``now`` on."""
         with self._lock:
             self._start = now
             self._interval = _FIRST_INTERVAL
@@ -63,18 +66,19 @@ class Clock:
             self.due = now + self._interval
 
     def watch(self, read: Callable[[], Reading]) -> None:
-        """Set what tells the counters."""
+        """Set the function that reads the counters; without one no moments are taken."""
         self._read = read
 
     def tick(self, now: float) -> None:
-        """Take a moment, if it is due still."""
-        # An interrupt may come anywhere, but not between a `with` and its lock: never `acquire`.
+        """Take a moment, unless another thread has taken it meanwhile."""
+        # Use `with`, never `acquire`: KeyboardInterrupt may be raised anywhere except between
+        # `with` and its lock, so an `acquire` could be left without its release.
         with self._lock:
             if now >= self.due:
                 self._take(now)
 
     def mark(self, now: float) -> None:
-        """Take a moment: something has happened that is rare, and takes longer than this."""
+        """Take a moment now. For rare events that take longer than this, such as a compile."""
         with self._lock:
             self._take(now)
 
@@ -90,7 +94,15 @@ class Clock:
         self.due = now + max(self._interval, _PATIENCE * worked)
 
     def moments(self, now: float, reading: Reading) -> tuple[Moment, ...]:
-        """The moments so far, the last one that of the reading; the same while nothing happens."""
+        """The moments so far, followed by one for a reading.
+
+        Args:
+            now: The time, in seconds of ``time.monotonic``.
+            reading: The counters.
+
+        Returns:
+            The moments. As long as the counters do not change, every call returns the same.
+        """
         with self._lock:
             for known in (self._last, *self._moments[-1:]):
                 if known is not None and _reading(known) == reading:

@@ -16,10 +16,10 @@ strategy            buckets                                     choose it for
 ``Exact``           every size                                  dimensions that hardly vary
 ==================  ==========================================  ===============================
 
-`assess` tells what a strategy needs and wastes for given sizes, `buckets_of` lists the buckets of
-one that has a largest. `Joint` plans buckets of several
-variables together. Your own strategy is any object with a ``bucket(n: int) -> int`` method that
-keeps the contract of :class:`Strategy`.
+`assess` returns how many executables a strategy needs for some sizes and how much it pads.
+`buckets_of` lists the buckets of a strategy that has a largest one. `Joint` plans buckets of
+several variables together. Your own strategy is any object with a ``bucket(n: int) -> int`` method
+that keeps the contract of :class:`Strategy`.
 """
 
 from bucketjit.strategies.adaptive import Adaptive as Adaptive

@@ -1,4 +1,4 @@
-"""A plan that follows the sizes that occur."""
+"""A strategy that fits its buckets to the sizes that occur while it is in use."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from bucketjit.strategies.base import (
 from bucketjit.strategies.multiple_of import MultipleOf
 from bucketjit.strategies.optimal import Optimal
 
-# What a compile is taken to cost where nobody says, in average calls. A 6-layer transformer
-# on a CPU compiles for as long as some 65 of its calls take, a smaller program for more.
+# The default cost of a compile, in average calls. A 6-layer transformer on a CPU compiles for as
+# long as some 65 of its calls take, a smaller program for more.
 _CALLS_PER_COMPILE = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Replan:
-    """A plan that would pay.
+    """A proposed plan that pays for its compiles.
 
     Attributes:
         plan: The new plan.
         new_buckets: Its buckets that have no executable yet, in increasing order.
-        saving: The share of the present cost per call that it saves, 0 to 1, compiles aside.
+        saving: The share of the present cost per call that it saves, 0 to 1, without compiles.
         replaces: The plan that it was compared with.
     """
 
@@ -45,13 +45,13 @@ class Replan:
 
 
 class Adaptive(Changing):
-    """Start with any strategy, watch the sizes, and change the plan where that pays for itself.
+    """Start with any strategy, watch the sizes, and change the plan if that pays for itself.
 
-    It counts the sizes it is told of by `observe`. `propose` fits boundaries to them that are best
-    *given the executables there are*: keeping one is free, a new one costs its compile. The
-    proposal stands only if it saves more, over as many calls as were watched since the last change,
-    than ``margin`` times what its compiles cost. So a passing fashion changes nothing, a small
-    advantage must last, and changes cause at most ``k`` compiles in ``patience`` calls. Sizes
+    `observe` counts the sizes of calls. `propose` fits boundaries to them that are best *given the
+    executables that exist*: keeping one is free, a new one costs its compile. A plan is proposed
+    only if it saves more, over as many calls as were watched since the last change, than
+    ``margin`` times what its compiles cost. So sizes that occur only for a while change nothing, a
+    small advantage must last, and changes cause at most ``k`` compiles in ``patience`` calls. Sizes
     beyond the plan are left to ``start``.
 
     Between two changes it is an ordinary strategy, `plan`, which keeps the contract and never
@@ -60,8 +60,8 @@ class Adaptive(Changing):
 
     Args:
         start: The strategy to begin with, and for sizes beyond the largest of a plan.
-        k: The most boundaries of a plan. Executables of earlier plans may live beside them until
-            the cache evicts them.
+        k: The largest number of boundaries of a plan. Executables of earlier plans may live beside
+            them until the cache evicts them.
         cost: What a call in a bucket of a given size costs; by default the padded size.
         compile_cost: What a compile costs in the same unit; by default 100 average calls.
         multiple_of: Every bucket of a plan is a multiple of this; ``start`` is rounded too.
@@ -124,7 +124,7 @@ class Adaptive(Changing):
 
     @property
     def plan(self) -> Strategy:
-        """The strategy it goes by now: ``start``, or an `Optimal`; it never changes itself."""
+        """The strategy in use now: ``start``, or an `Optimal`. It itself never changes."""
         return self._plan
 
     def observe(self, n: int, /) -> None:
@@ -148,12 +148,12 @@ class Adaptive(Changing):
             self._watched += 1
             self._remembered += 1.0
             if self._remembered >= 2 * self._memory:
-                # What occurred less than once in a memory is forgotten, so this stays bounded.
+                # Sizes with a count below 1 are forgotten, so that the dict stays bounded.
                 self._counts = {m: c / 2 for m, c in self._counts.items() if c >= 1.0}
                 self._remembered = sum(self._counts.values())
 
     def histogram(self) -> dict[int, float]:
-        """Return how often each size occurred, the past at a discount.
+        """Return how often each size occurred; older calls count less.
 
         Returns:
             Size to count; a copy.
@@ -171,7 +171,12 @@ class Adaptive(Changing):
             made: The buckets that have executables now. By default all that were in use.
 
         Returns:
-            The proposal; None if the present plan is good enough, or too young to tell.
+            The proposal; None if the present plan is good enough, or was used for less than
+            ``patience`` calls.
+
+        Raises:
+            TypeError: If ``cost`` returns no number.
+            ValueError: If a cost is out of its range.
         """
         with self._lock:
             plan, counts, watched = self._plan, dict(self._counts), self._watched
@@ -184,7 +189,8 @@ class Adaptive(Changing):
         compile_cost = self._compile_cost
         if compile_cost is None:
             compile_cost = _CALLS_PER_COMPILE * present / float(seen.counts.sum())
-        # For the calls remembered, where as many as were watched are expected to come.
+        # As many calls as were watched are expected to come, but the sums are over the calls
+        # remembered: scale the cost of a compile to these.
         fixed = self._margin * compile_cost * float(seen.counts.sum()) / watched
 
         best, least = None, present
@@ -224,13 +230,13 @@ class Adaptive(Changing):
         return found
 
     def adopt(self, proposal: Replan) -> bool:
-        """Go by a proposed plan from now on.
+        """Use a proposed plan from now on.
 
         Args:
             proposal: What `propose` returned.
 
         Returns:
-            False if the plan has changed since the proposal was made; nothing is done then.
+            True; False if the plan has changed since the proposal was made, and so stays.
         """
         with self._lock:
             if self._plan is not proposal.replaces:
@@ -243,11 +249,15 @@ class Adaptive(Changing):
     def replan(self) -> Replan | None:
         """Propose and adopt in one step; the new buckets are compiled when they are needed.
 
-        An executor looks for better plans by itself, and goes over to them in all calls. A plan
-        that is adopted in this way serves the sizes that come after it for the first time.
+        An executor looks for better plans by itself, and uses them for all its calls. A plan that
+        is adopted by this method serves only shapes that the executor has not seen before: calls of
+        known shapes keep their buckets.
 
         Returns:
             What was adopted; None if the plan stays.
+
+        Raises:
+            TypeError, ValueError: See `propose`.
         """
         proposal = self.propose()
         return proposal if proposal is not None and self.adopt(proposal) else None

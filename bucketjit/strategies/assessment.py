@@ -1,4 +1,4 @@
-"""What a strategy would have cost."""
+"""Assesses strategies: how many executables they need for some sizes, and how much they pad."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bucketjit.strategies.joint import Joint
 
 
 class Assessment(NamedTuple):
-    """What sizes cost under a strategy.
+    """What calls of some sizes cost under a strategy.
 
     Attributes:
-        executables: How many buckets were used, each of which is a compile.
-        exact: What all calls cost unpadded, in the unit of the cost function.
-        padded: What they cost in their buckets.
+        executables: Number of buckets used, each of which is a compile.
+        exact: The cost of all calls unpadded, in the unit of the cost function.
+        padded: The cost of all calls in their buckets.
     """
 
     executables: int
@@ -36,7 +36,7 @@ class Assessment(NamedTuple):
 def assess(
     strategy: Strategy, sizes: Sizes, *, cost: Callable[[int], float] | None = None
 ) -> Assessment:
-    """Tell how many executables a strategy needs for some sizes, and what it wastes.
+    """Return how many executables a strategy needs for some sizes, and how much it pads.
 
     Args:
         strategy: The strategy.
@@ -51,7 +51,7 @@ def assess(
         BucketOverflowError: If a size is beyond the strategy's largest bucket.
         StrategyContractError: If the strategy breaks its contract.
         TypeError: If the sizes are no ints, or ``cost`` returns no number.
-        ValueError: If there is no size, or one or a cost is negative.
+        ValueError: If there is no size, or a size or a cost is negative.
 
     Examples:
         >>> from bucketjit.strategies import Optimal, Pow2
@@ -65,6 +65,7 @@ def assess(
     seen = histogram(sizes)
     buckets = np.array([checked_bucket(strategy, "size", n) for n in seen.sizes.tolist()])
     exact = float(costs_of(seen.sizes, cost) @ seen.counts)
+    # The cost function is called once for each bucket that is used, and not for each size.
     used, where = np.unique(buckets, return_inverse=True)
     return Assessment(len(used), exact, float(costs_of(used, cost)[where] @ seen.counts))
 
@@ -75,10 +76,10 @@ def assess_joint(
     *,
     cost: Callable[..., float] | None = None,
 ) -> Assessment:
-    """Tell what strategies of several variables need and waste; see `assess`.
+    """Return what strategies of several variables need and pad; see `assess`.
 
     Args:
-        strategies: The strategy of each variable, by its name; or a plan for all of them.
+        strategies: The strategy of each variable, by its name; or a `Joint` plan for all of them.
         sizes: The sizes seen of each variable, by its name; the i-th of all belong to one call.
         cost: What a call in a bucket costs, a function of the padded sizes by name; by default
             their product.

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from bucketjit._errors import BucketOverflowError, StrategyContractError
 
-_MOST = 2**63 - 1  # that a shape can hold
+_MOST = 2**63 - 1  # the largest size that a shape can hold
 
 
 @runtime_checkable
@@ -51,15 +51,20 @@ class Strategy(Protocol):
 
 
 class Changing:
-    """Base of a strategy that goes by another strategy, and changes that while it is in use.
+    """Base of a strategy that delegates to another one, its plan, and swaps plans while in use.
 
-    A plan that is swapped between two questions must not look like a broken contract. So who asks
-    more than once takes the plan once and asks that, as :func:`checked_bucket` does.
+    A plan that is swapped between two calls of `bucket` must not look like a broken contract. So
+    code that calls `bucket` more than once reads `plan` once and calls that, as
+    :func:`checked_bucket` does.
     """
 
     @property
     def plan(self) -> Strategy:
-        """The strategy it goes by now; it never changes itself."""
+        """The strategy in use now, which itself never changes.
+
+        Raises:
+            NotImplementedError: A subclass has to define it.
+        """
         raise NotImplementedError
 
     def bucket(self, n: int, /) -> int:
@@ -80,10 +85,10 @@ class Changing:
 
 
 def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
-    """Ask a strategy for a bucket and hold it to its contract.
+    """Ask a strategy for a bucket, and check its contract.
 
-    What is checked at every call: the type of the answer, ``bucket >= n``, and that the bucket
-    is the bucket of itself and of a size between, as it is for a strategy that is deterministic,
+    Every call checks the type of the answer, that ``bucket >= n``, and that the bucket and a size
+    between it and ``n`` have the same bucket, as is the case for a strategy that is deterministic,
     idempotent and monotone.
 
     Args:
@@ -125,18 +130,18 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
 
 
 def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """The buckets that a joint plan chooses for a call, held to the contract.
+    """Ask a joint plan for the buckets of a call, and check its contract.
 
     Args:
         plan: An object with ``dims`` and ``bucket_of``, such as `Joint`; or None.
         sizes: Logical size of each dimension variable.
 
     Returns:
-        The bucket of each variable that is planned; none where there is no plan, or one of its
-        variables is not among those of the call.
+        The bucket of each variable of the plan; empty if there is no plan, or if the call lacks one
+        of its variables.
 
     Raises:
-        BucketOverflowError: A size is beyond the plan.
+        BucketOverflowError: A size is beyond the plan's largest bucket.
         StrategyContractError: The plan broke its contract.
     """
     if plan is None or any(dim not in sizes for dim in plan.dims):
@@ -207,6 +212,12 @@ def _is_below(largest: object, n: int) -> bool:
 def as_int(value: object) -> int:
     """Return an integer of any kind (NumPy's too) as an int.
 
+    Args:
+        value: The integer.
+
+    Returns:
+        The int.
+
     Raises:
         TypeError: If the value is no integer; a bool is none.
     """
@@ -216,7 +227,14 @@ def as_int(value: object) -> int:
 
 
 def checked_strategy(name: str, value: object) -> Strategy:
-    """Return a parameter that must be a strategy.
+    """Check that a parameter is a strategy.
+
+    Args:
+        name: Name of the parameter in messages.
+        value: The parameter.
+
+    Returns:
+        The parameter.
 
     Raises:
         StrategyContractError: If it has no ``bucket`` method, or is a class.
@@ -229,7 +247,14 @@ def checked_strategy(name: str, value: object) -> Strategy:
 
 
 def positive_int(name: str, value: object) -> int:
-    """Return a parameter that must be an integer of at least 1.
+    """Check that a parameter is an integer of at least 1.
+
+    Args:
+        name: Name of the parameter in messages.
+        value: The parameter.
+
+    Returns:
+        The parameter as an int.
 
     Raises:
         TypeError: If it is no integer.
@@ -247,7 +272,15 @@ def positive_int(name: str, value: object) -> int:
 
 
 def number_at_least(name: str, value: object, least: float) -> float:
-    """Return a parameter that must be a finite number and not too small.
+    """Check that a parameter is a finite number and not too small.
+
+    Args:
+        name: Name of the parameter in messages.
+        value: The parameter.
+        least: The smallest number allowed.
+
+    Returns:
+        The parameter as a float.
 
     Raises:
         TypeError: If it is no number.
@@ -262,7 +295,13 @@ def number_at_least(name: str, value: object, least: float) -> float:
 
 
 def logical_size(n: object) -> int:
-    """Return the argument of ``bucket``, checked.
+    """Check the argument of ``bucket``.
+
+    Args:
+        n: The argument.
+
+    Returns:
+        The logical size as an int.
 
     Raises:
         TypeError: If it is no integer.

@@ -1,4 +1,4 @@
-"""An explicit list of buckets."""
+"""A strategy with an explicit list of buckets."""
 
 from __future__ import annotations
 

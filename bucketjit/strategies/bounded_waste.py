@@ -1,4 +1,4 @@
-"""As few buckets as a bound on padding allows."""
+"""A strategy with as few buckets as a bound on padding allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class BoundedWaste(Ladder):
     Each bucket is the largest that still wastes at most ``waste`` on the smallest size it holds,
     which is one more than the bucket before. The bound is exact from ``min`` on at every scale,
     where :class:`~bucketjit.strategies.Exponential` of base ``1 / (1 - waste)`` keeps it only
-    roughly for small sizes. ``multiple_of`` may add up to one multiple less one to that.
+    roughly for small sizes. Rounding to ``multiple_of`` may add up to ``multiple_of - 1`` positions
+    of padding to that.
 
     Args:
         waste: The largest share of a bucket that may be padding, from 0.001 to below 1; a

@@ -1,4 +1,4 @@
-"""No rounding."""
+"""A strategy that does not round."""
 
 from __future__ import annotations
 

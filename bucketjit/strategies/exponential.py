@@ -1,4 +1,4 @@
-"""Powers of any base."""
+"""A strategy whose buckets are powers of any base."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Exponential(Ladder):
     trade: near 1 little padding and many buckets, at 2 those of
     :class:`~bucketjit.strategies.Pow2`.
 
-    The rungs are fixed once and a size goes to the first rung that holds it. So a bucket is its
-    own bucket for every base, which rounding the formula ``base**ceil(log(n, base))`` does not
-    give: with base 1.4 it sends 5 to 6, and 6 to 8.
+    The rungs do not depend on the size, and the bucket of a size is the first rung that holds it.
+    So a bucket is its own bucket for every base. The rounded formula ``base**ceil(log(n, base))``
+    does not have that property: with base 1.4 it sends 5 to 6, and 6 to 8.
 
     Args:
         base: The ratio of two neighbouring buckets, at least 1.001: an int, a float or a

@@ -1,4 +1,4 @@
-"""What comes after the largest bucket."""
+"""A strategy that extends another one beyond its largest bucket."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from bucketjit.strategies.optimal import Optimal
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Extended:
-    """Go on beyond the largest bucket of a strategy, by its own rule.
+    """Continue beyond the largest bucket of a strategy, by its own rule.
 
-    A ladder with a ``max`` goes on as if it had none: ``Pow2(max=48)`` has the buckets 32, 48, 64,
-    128. Where there is no rule, as for `Boundaries`, an `Optimal` without ``beyond`` or a strategy
-    of your own, each bucket is twice the one before, so that few executables hold any size and at
-    most half of one is padding. Sizes up to the largest bucket are left as they are. It is what
-    ``Overflow.EXTEND`` stands for.
+    A ladder with a ``max`` continues as if it had none: ``Pow2(max=48)`` has the buckets 32, 48,
+    64, 128. `Boundaries`, an `Optimal` without ``beyond`` and a strategy of your own have no rule:
+    then each bucket is twice the one before, so that few executables hold any size and at most half
+    of one is padding. Sizes up to the largest bucket keep their buckets. ``Overflow.EXTEND`` uses
+    this class.
 
     Args:
         inner: The strategy; not one that changes while it is in use (`Adaptive`), but its ``plan``.
 
     Raises:
         StrategyContractError: If ``inner`` is no strategy.
-        TypeError: If it is one that changes.
+        TypeError: If ``inner`` is one that changes.
 
     Examples:
         >>> from bucketjit.strategies import Boundaries, Pow2
@@ -59,6 +59,7 @@ class Extended:
         try:
             return self.inner.bucket(n)
         except BucketOverflowError as error:
+            # `inner` may be any strategy: its largest bucket is known only from its error.
             return _beyond(self.inner, error.largest).bucket(n)
 
     def __repr__(self) -> str:
@@ -66,7 +67,17 @@ class Extended:
 
 
 def extended(strategy: Strategy) -> Extended:
-    """The present plan of a strategy, going on beyond its largest bucket."""
+    """The present plan of a strategy, extended beyond its largest bucket.
+
+    Args:
+        strategy: The strategy.
+
+    Returns:
+        The extended strategy.
+
+    Raises:
+        StrategyContractError: If ``strategy`` is no strategy.
+    """
     return Extended(strategy.plan if isinstance(strategy, Changing) else strategy)
 
 

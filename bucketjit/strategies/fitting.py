@@ -1,4 +1,4 @@
-"""What the strategies that are fitted to sizes share: their options, checked."""
+"""Checks the options of the strategies that are fitted to sizes: `Optimal` and `Joint`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 
 class JointProblem(NamedTuple):
-    """What to fit the buckets of several variables to, checked.
+    """The checked arguments of a fit of several variables.
 
     Attributes:
         dims: The names of the variables.
-        table: The candidates.
-        k: The most executables there may be.
+        table: The candidates for buckets, with their costs.
+        k: The largest number of executables.
         beyond: Strategies for larger sizes, by variable.
     """
 
@@ -37,7 +37,24 @@ def joint_problem(
     max: Mapping[str, int] | None,
     beyond: Mapping[str, Strategy] | None,
 ) -> JointProblem:
-    """Check what `Optimal.fit_joint` and `Joint.fit` are given, and lay it out."""
+    """Check the arguments of `Optimal.fit_joint` and `Joint.fit`, and lay out the candidates.
+
+    Args:
+        sizes: See `Joint.fit`.
+        k: See `Joint.fit`.
+        cost: See `Joint.fit`.
+        multiple_of: See `Joint.fit`.
+        max: See `Joint.fit`.
+        beyond: See `Joint.fit`.
+
+    Returns:
+        The problem.
+
+    Raises:
+        StrategyContractError: See `Joint.fit`.
+        TypeError: See `Joint.fit`.
+        ValueError: See `Joint.fit`.
+    """
     k = positive_int("k", k)
     seen = joint_histogram(sizes)
     dims = seen.dims
@@ -49,6 +66,7 @@ def joint_problem(
         multiple = positive_int(f"multiple_of[{dim!r}]", multiple_of.get(dim, 1))
         limit = positive_int(f"max[{dim!r}]", max[dim]) if dim in max else None
         bound = largest_bucket(f"max[{dim!r}]", top, multiple, limit)
+        # Sizes seen beyond the largest bucket are not fitted to; `beyond` must serve them.
         check_beyond(f"sizes[{dim!r}]", top, bound, beyond.get(dim))
         if dim in beyond:
             rules[dim] = rounded_beyond(checked_strategy(f"beyond[{dim!r}]", beyond[dim]), multiple)
@@ -69,7 +87,17 @@ def _by_dim(name: str, option: Mapping[str, _T] | None, dims: tuple[str, ...]) -
 
 
 def check_beyond(name: str, seen: int, largest: int, beyond: Strategy | None) -> None:
-    """Refuse sizes that no bucket would hold."""
+    """Check that every size has a bucket.
+
+    Args:
+        name: Name of the sizes in messages.
+        seen: The largest size seen.
+        largest: The largest bucket.
+        beyond: The strategy for larger sizes, or None.
+
+    Raises:
+        ValueError: If ``seen`` is larger than ``largest`` and there is no ``beyond``.
+    """
     if beyond is None and seen > largest:
         raise ValueError(
             f"{name} must not be beyond max ({largest}), not {seen}; leave them out, raise max, "
@@ -78,5 +106,5 @@ def check_beyond(name: str, seen: int, largest: int, beyond: Strategy | None) ->
 
 
 def rounded_beyond(beyond: Strategy, multiple_of: int) -> Strategy:
-    """The strategy for sizes beyond the last boundary, in multiples too."""
+    """The strategy for sizes beyond the last boundary, its buckets rounded up to multiples."""
     return beyond if multiple_of == 1 else MultipleOf(beyond, multiple_of)

@@ -1,4 +1,4 @@
-"""Buckets of several variables, chosen together."""
+"""A plan that chooses the buckets of several variables together."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from bucketjit.strategies.fitting import joint_problem
 class Joint:
     """Give the sizes of several variables one bucket together, from a list of such buckets.
 
-    Boundaries for each variable make a grid, with an executable for every combination that
-    comes. Here each bucket is placed where calls are, and there are never more. Sizes go to the
-    first bucket of the list that holds them all, so a list that starts with the cheapest one gives
-    the cheapest; `fit` makes such a list.
+    Boundaries for each variable make a grid, with an executable for every combination that occurs.
+    The buckets of this list are placed where calls are, and there are never more than the list has.
+    The bucket of some sizes is the first one in the list that holds them all, so a list that starts
+    with the cheapest bucket gives the cheapest; `fit` makes such a list.
 
-    For sizes ``n``, each bucket ``bucket_of(n)`` holds them, is its own bucket, and costs no more
-    than that of larger sizes.
+    The bucket ``bucket_of(n)`` of sizes ``n`` holds them and is its own bucket. In a list of `fit`,
+    it costs no more than the bucket of larger sizes.
 
     Args:
         buckets: The buckets, the preferred one first: the same variables in each. The last one
             holds all others.
         beyond: The strategy for sizes beyond the last bucket, by variable. A call with such a
-            size gets a bucket of that strategy in it, and of the last bucket in the others;
-            variables without one refuse them.
+            size gets a bucket of that strategy for this variable, and the last bucket for the
+            others. A variable without a strategy raises `BucketOverflowError`.
 
     Raises:
         StrategyContractError: If a ``beyond`` is no strategy.
@@ -112,16 +112,16 @@ class Joint:
 
         One bucket always holds the largest size of every variable, so that every combination of
         sizes within the range has a bucket, seen before or not; it is compiled only when used.
-        The others are added where each saves most, then moved while that helps. That finds the
-        cheapest plan nearly always, not for certain, which would be a hard problem. Where a
+        The others are added where each saves most, then moved as long as that helps. That finds the
+        cheapest plan nearly always, but not with certainty, which would be a hard problem. If a
         variable has very many sizes, the best few dozen of them are candidates.
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong
                 to one call. Of a single variable, it may be a mapping of size to count.
-            k: The most executables there may be.
+            k: The largest number of executables.
             cost: What a call in a bucket costs, a function of the padded sizes by name; it must
-                not fall where a size grows. By default their product.
+                not fall when a size grows. By default their product.
             multiple_of: What the buckets of a variable are multiples of, by its name.
             max: The largest bucket of a variable, by its name; by default the largest size
                 seen, rounded up.
@@ -135,7 +135,7 @@ class Joint:
             StrategyContractError: If a ``beyond`` is no strategy.
             TypeError: If a parameter is of the wrong type, or ``cost`` returns no number.
             ValueError: If there is no size, one is negative, or one is beyond ``max`` and there
-                is no ``beyond``; or ``cost`` falls where a size grows; or a parameter or a cost
+                is no ``beyond``; or ``cost`` falls when a size grows; or a parameter or a cost
                 is out of its range.
 
         Examples:
@@ -179,14 +179,14 @@ class Joint:
         return {dim: by_dim[dim] for dim in sizes}
 
     def extended(self, dims: Iterable[str] | None = None) -> Self:
-        """This plan, going on beyond its last bucket.
+        """This plan, extended beyond its last bucket.
 
         Args:
             dims: The variables that may outgrow the last bucket; all of them by default.
 
         Returns:
-            A plan whose ``beyond`` has a rule for these variables: their own as far as it goes,
-            and from there on, or without one, twice the bucket before each time. See `Extended`.
+            A plan whose ``beyond`` has a strategy for each of these variables: its own one,
+            extended as by `Extended`, or without one, buckets of twice the size each time.
 
         Raises:
             ValueError: If the plan has no such variable.
@@ -209,14 +209,14 @@ class Joint:
         return type(self)(buckets, beyond=rules)
 
     def _extended(self, dim: str, size: int, largest: int, beyond: Strategy | None) -> int:
-        """The bucket of one variable where another one, or this one, has outgrown the last."""
+        """The bucket of one variable in a call with a size beyond the last bucket."""
         if size <= largest:
             return largest
         if beyond is None:
             raise BucketOverflowError(size, largest, dim)
         try:
             return beyond.bucket(size)
-        except BucketOverflowError as error:
+        except BucketOverflowError as error:  # `beyond` may end below the last bucket of the plan
             raise BucketOverflowError(size, max(error.largest, largest), dim) from None
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Equal steps."""
+"""A strategy whose buckets are multiples of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All the buckets of a strategy, where it has a largest one."""
+"""Lists all buckets of a strategy that has a largest one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bucketjit.strategies.boundaries import Boundaries
 from bucketjit.strategies.extended import Extended
 from bucketjit.strategies.multiple_of import MultipleOf
 
-MOST_LISTED = 65_536
+MOST_LISTED = 65_536  # buckets of a strategy that are listed at most
 
 
 def buckets_of(strategy: object) -> tuple[int, ...] | None:
     """List the buckets of a strategy, to compile them before calls need them.
 
-    Those that were planned: of one that goes on beyond them (`Extended`, an `Optimal` with
-    ``beyond``), the ones before that; of one that changes (`Adaptive`), those of its present plan.
+    A strategy that continues beyond its planned buckets (`Extended`, an `Optimal` with ``beyond``)
+    lists only the planned ones. One that changes (`Adaptive`) lists those of its present plan.
 
     Args:
         strategy: A strategy.
@@ -48,7 +48,7 @@ def buckets_of(strategy: object) -> tuple[int, ...] | None:
 
 
 def _planned(strategy: Any) -> Strategy:
-    """What a strategy goes by now, up to its largest bucket."""
+    """The present plan of a strategy, without an extension beyond its largest bucket."""
     if isinstance(strategy, Changing):
         return _planned(strategy.plan)
     if isinstance(strategy, Extended):
@@ -59,7 +59,7 @@ def _planned(strategy: Any) -> Strategy:
 
 
 def _largest(strategy: Strategy) -> int | None:
-    """A size up to which the buckets are listed."""
+    """A size whose bucket is the largest one; None if there is none or it is not known."""
     if isinstance(strategy, MultipleOf):
         return _largest(strategy.inner)
     if isinstance(strategy, Ladder):

@@ -1,4 +1,4 @@
-"""Any strategy's buckets, rounded up to multiples."""
+"""A strategy that rounds the buckets of another one up to multiples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, 
 class MultipleOf:
     """Round every bucket of another strategy up to a multiple: of a mesh axis, or of a tile.
 
-    A size goes to the smallest rounded bucket that holds it. (To round the bucket of each size
-    would make 4 -> 6 of ``Pow2`` and multiples of 3, and then 6 -> 8 -> 9: the bucket 6 would
-    not be its own.) Strategies with a parameter ``multiple_of`` do the same by themselves.
+    The bucket of a size is the smallest rounded bucket that holds it. (Rounding the bucket of each
+    size is not enough: with ``Pow2`` and multiples of 3, size 4 would get bucket 6, but size 6
+    would get 8, rounded up to 9, so 6 would not be its own bucket.) Strategies with a parameter
+    ``multiple_of`` do the same by themselves.
 
     Args:
         inner: The strategy whose buckets are rounded.
@@ -23,7 +24,7 @@ class MultipleOf:
     Raises:
         StrategyContractError: If ``inner`` is no strategy.
         TypeError: If ``multiple`` is not an int.
-        ValueError: If it is below 1.
+        ValueError: If ``multiple`` is below 1.
 
     Examples:
         >>> from bucketjit.strategies import Boundaries

@@ -1,4 +1,4 @@
-"""Boundaries fitted to the sizes that occur."""
+"""A strategy whose boundaries are fitted to the sizes that occur."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ class Optimal(Boundaries):
         Args:
             sizes: The sizes seen, in any iterable or array; or a mapping of size to count, such
                 as a ``Counter``. Size 0 does not count: such a call runs exact.
-            k: The most executables there may be.
+            k: The largest number of executables.
             cost: What a call in a bucket of a given size costs: FLOPs, or seconds measured. By
-                default the padded size itself. It is asked once for each distinct size.
+                default the padded size itself. It is called once for each distinct size.
             compile_cost: What one more executable costs, in the unit of ``cost`` summed over
                 all of ``sizes``; above 0 the plan may have fewer than ``k``.
             multiple_of: Every bucket is a multiple of this.
-            max: The largest bucket, a multiple of ``multiple_of``; the largest size seen, rounded
-                up, by default. Give it where larger sizes than those seen may come.
-            beyond: The strategy for sizes beyond the largest bucket. By default they raise
-                `BucketOverflowError`. Sizes seen that are beyond ``max`` are left to it.
+            max: The largest bucket, a multiple of ``multiple_of``; by default the largest size
+                seen, rounded up. Set it if larger sizes than those seen may come.
+            beyond: The strategy for sizes beyond the largest bucket, also for sizes seen that are
+                beyond ``max``. By default they raise `BucketOverflowError`.
 
         Returns:
             The strategy.
@@ -136,25 +136,25 @@ class Optimal(Boundaries):
     ) -> dict[str, Self]:
         """Fit the boundaries of several variables together: batch and sequence, say.
 
-        Each variable gets boundaries of its own, and there is one executable for each combination
-        of them that occurs: ``k`` for the calls seen. Where batches are made of so and so many
-        tokens, say, most combinations stay empty, and the boundaries can be close. A combination
+        Each variable gets its own boundaries, and there is one executable for each combination of
+        them that occurs: at most ``k`` for the calls seen. If batches are made of a fixed number of
+        tokens, say, most combinations do not occur, and the boundaries can be close. A combination
         that was not seen is one more executable when it comes; see `Joint` for a firm bound.
 
-        Boundaries of one variable are fitted exactly given those of the others, in turn, for all
-        numbers of boundaries, and the best results then improved boundary by boundary. That finds
-        the cheapest plan nearly always, not for certain, which would be a hard problem. Where a
-        variable has very many sizes, the best of them are candidates: a few dozen of two
-        variables, fewer of more, three of nine. The time grows with ``k``: for 100,000 calls some
-        2 s at 12, and 20 s at 32. Of more than two variables, not all numbers of boundaries are
-        tried where they are many.
+        The boundaries of one variable are fitted exactly while those of the others are fixed, in
+        turn, for all numbers of boundaries. The best results are then improved boundary by
+        boundary. That finds the cheapest plan nearly always, but not with certainty, which would be
+        a hard problem. If a variable has very many sizes, the best of them are candidates: a few
+        dozen for two variables, fewer for more, three for nine. The time grows with ``k``: for
+        100,000 calls some 2 s at 12, and 20 s at 32. For more than two variables, not all numbers
+        of boundaries are tried if there are many.
 
         Args:
             sizes: The sizes seen of each variable, by its name; the i-th of all variables belong
                 to one call. Of a single variable, it may be a mapping of size to count.
-            k: The most executables that these calls may need.
+            k: The largest number of executables that these calls may need.
             cost: What a call in a bucket costs, a function of the padded sizes by name; it must
-                not fall where a size grows. By default their product.
+                not fall when a size grows. By default their product.
             multiple_of: What the buckets of a variable are multiples of, by its name.
             max: The largest bucket of a variable, by its name; by default the largest size
                 seen, rounded up.
@@ -168,7 +168,7 @@ class Optimal(Boundaries):
             StrategyContractError: If a ``beyond`` is no strategy.
             TypeError: If a parameter is of the wrong type, or ``cost`` returns no number.
             ValueError: If there is no size, one is negative, or one is beyond ``max`` and there
-                is no ``beyond``; or ``cost`` falls where a size grows; or a parameter or a cost
+                is no ``beyond``; or ``cost`` falls when a size grows; or a parameter or a cost
                 is out of its range.
 
         Examples:
@@ -195,18 +195,19 @@ class Optimal(Boundaries):
             n: The logical size, 0 or more.
 
         Returns:
-            The smallest boundary that is at least ``n``, or what ``beyond`` says.
+            The smallest boundary that is at least ``n``; beyond the last one, the bucket of
+            ``beyond``.
 
         Raises:
             BucketOverflowError: If ``n`` is larger than the last boundary and there is no
-                ``beyond``, or than the largest bucket of that.
+                ``beyond``, or ``n`` is larger than the largest bucket of ``beyond``.
             TypeError: If ``n`` is not an int.
             ValueError: If ``n`` is negative.
         """
         if self.beyond is not None and logical_size(n) > self.boundaries[-1]:
             try:
                 return self.beyond.bucket(n)
-            except BucketOverflowError as error:
+            except BucketOverflowError as error:  # `beyond` may end below the last boundary
                 last = self.boundaries[-1]
                 if not isinstance(error.largest, int) or error.largest >= last:
                     raise

@@ -1,4 +1,4 @@
-"""Powers of two."""
+"""A strategy whose buckets are powers of two."""
 
 from __future__ import annotations
 

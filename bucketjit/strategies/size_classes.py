@@ -1,4 +1,4 @@
-"""Powers of two with steps between, as memory allocators space their size classes."""
+"""A strategy of powers of two and steps between them, like the size classes of allocators."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class SizeClasses(Ladder):
     """Round up to a power of two or one of the equal steps between two: 2, 3, 4, 6, 8, 12, ...
 
     With 2 steps these are ``2**n`` and ``1.5 * 2**n``, with 4 the size classes of jemalloc. At
-    most ``1 / (steps + 1)`` of a bucket is padding, a third for 2, where
-    it is half for :class:`~bucketjit.strategies.Pow2`; there are ``steps`` times its buckets.
+    most ``1 / (steps + 1)`` of a bucket is padding: a third for 2 steps, half for
+    :class:`~bucketjit.strategies.Pow2`. There are ``steps`` times the buckets of ``Pow2``.
 
     Args:
-        steps: How many buckets there are from one power of two to the next; with 1 they are
-            those of ``Pow2``.
+        steps: Number of buckets from one power of two to the next; with 1 they are those of
+            ``Pow2``.
         min: No bucket is smaller than this.
         max: The largest bucket, whether or not it is a rung; None for no limit.
         multiple_of: Round every bucket up to a multiple of this.

@@ -1,7 +1,7 @@
-"""How calls with one set of shapes are served in chunks, once that is known: the warm path.
+"""Serves calls with one set of shapes in chunks: the handler of the fast path for split calls.
 
-A `ChunkedHandler` is to `bucketjit._runtime.chunks.splitter` what a `BucketHandler` is to the
-engine.
+`bucketjit._runtime.chunks.splitter` serves the first call of such shapes and makes a
+`ChunkedHandler` from it, as the engine does with a `BucketHandler`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from bucketjit._runtime.fast_path.handler import Evicted, Handler, Where
 from bucketjit._runtime.fast_path.layout import arguments_of
 from bucketjit._signature.signer import SignedCall
 
-_WORTH_HELP = (
-    1e6  # floating point operations of a call below which threads cost more than they save
-)
+# Floating point operations of a call below which starting threads costs more than they save.
+_WORTH_HELP = 1e6
 
 
 class Piece(NamedTuple):
-    """What chunks have of one leaf of the call.
+    """How one leaf of the call is cut into chunks.
 
     Attributes:
         leaf: Position of the leaf.
         axis: The axis that is cut; None if the leaf is a size itself.
-        block: Positions along the axis for each of the variable.
-        values: The size, by the variable's size in the chunk.
+        block: Positions along the axis for each position of the variable: 2 for an axis ``2*b``.
+        values: For a leaf that is a size, its value by the variable's size in the chunk.
     """
 
     leaf: int
@@ -45,7 +44,7 @@ class Piece(NamedTuple):
     values: Mapping[int, int] = MappingProxyType({})
 
     def of(self, value: object, start: int, stop: int) -> Any:
-        """What the chunk from ``start`` to ``stop`` of the variable has."""
+        """The leaf of the chunk that has positions ``start`` to ``stop`` of the variable."""
         if self.axis is not None:
             return part(value, self.axis, start * self.block, stop * self.block)
         size = self.values[stop - start]
@@ -53,18 +52,18 @@ class Piece(NamedTuple):
 
 
 def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each chunk begins and ends."""
+    """Start and stop of each chunk."""
     ends = list(itertools.accumulate(sizes))
     return list(zip([0, *ends], ends, strict=False))
 
 
 class Cut(NamedTuple):
-    """What chunks have of one argument.
+    """How one argument is cut into chunks.
 
     Attributes:
         where: Its position or name.
         tree: Its tree; None for a bare array.
-        pieces: By leaf among those of the argument.
+        pieces: ``(leaf of the argument, piece)`` for each leaf that is cut.
     """
 
     where: Where
@@ -73,7 +72,16 @@ class Cut(NamedTuple):
 
 
 def by_argument(signed: SignedCall, given: CallArguments, cut: Sequence[Piece]) -> tuple[Cut, ...]:
-    """What chunks have of each argument, where they do not all have the whole of it."""
+    """How the arguments of a call are cut; arguments that chunks get whole are left out.
+
+    Args:
+        signed: The call.
+        given: Its arguments as they came.
+        cut: How its leaves are cut.
+
+    Returns:
+        A record for each argument that is cut.
+    """
     by_leaf = {piece.leaf: piece for piece in cut}
     found = []
     for argument in arguments_of(signed, given.args, given.kwargs):
@@ -85,28 +93,27 @@ def by_argument(signed: SignedCall, given: CallArguments, cut: Sequence[Piece]) 
 
 
 class ChunkedHandler:
-    """How calls with one set of shapes are served in chunks.
+    """Serves calls with one set of shapes in chunks; see `Handler`.
 
-    `bucketjit._runtime.fast_path.bucket_handler` says what a plan is.
-
-    If a chunk cannot be served by its plan, the whole call takes the slow path: what has no open
-    axes may be another thing now, of which it has not been shown that it may be cut.
+    Each chunk has a handler of its own. If one does not fit its chunk, the whole call takes the
+    slow path: an argument without open axes has changed, so the proof that the call may be split
+    need not hold any more.
 
     Args:
         sizes: The variable's size in each chunk.
-        ways: How a chunk of each size is served.
-        cut: What chunks have of the leaves that are cut.
+        handlers: The handler for the chunks of each size.
+        cut: How the leaves are cut.
         cuts: The same by argument.
         join: Joins the results of all chunks.
-        padded: Whether there are `Padded` arrays among what is cut.
+        padded: Whether there are `Padded` arrays among the leaves that are cut.
 
     Attributes:
-        following: The plan to try where this one is refused.
-        slots: Where the executables are.
-        lines: Count the chunks. They belong to their own plans.
+        next: The handler to try if this one does not fit the call; None if it is the last.
+        slots: The slots of the executables in the cache.
+        bind: None. A chunk that is itself split, along another axis, prepares its own arguments.
     """
 
-    bind = None  # a chunk of its own is cut along another axis
+    bind = None
 
     __slots__ = (
         *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
@@ -130,36 +137,60 @@ class ChunkedHandler:
         self._padded = padded
         self.next: Handler | None = None
         self.slots = tuple(slot for handler in self._ways.values() for slot in handler.slots)
+        # Helper threads must wait for their results, or they would only queue work. Executables
+        # that wait themselves need no `block_until_ready`.
         self._helped = _wants_help([self._ways[n] for n in sizes])
         entries = [slot.entry for slot in self.slots]
         self._block = self._helped and not all(e is not None and e.waits for e in entries)
 
     @property
     def lines(self) -> tuple[CallCounter, ...]:
-        """Count the chunks."""
+        """The call counters of the chunks, which belong to their handlers."""
         return tuple(line for handler in self._ways.values() for line in handler.lines)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its executables are in the cache."""
+        """Whether all its executables are in the cache."""
         return all(slot.entry is not None for slot in self.slots)
 
     def serve(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Serve a call.
 
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The joined results.
+
         Raises:
             Evicted: An executable has left the cache.
-            SignatureChanged: What has no open axes is not as it was.
+            SignatureChanged: An argument without open axes differs from what the executables were
+                built for.
+            SplitError: The chunks return different trees.
         """
         return self._join(self.run(range(len(self._sizes)), args, kwargs))
 
     def run(
         self, which: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """The results of some of its chunks, by position; see `serve`."""
+        """Run some of the chunks.
+
+        Args:
+            which: Positions of the chunks.
+            args: The positional arguments of the call.
+            kwargs: The keyword arguments of the call.
+
+        Returns:
+            Their results, in the order of ``which``.
+
+        Raises:
+            Evicted: An executable has left the cache.
+            SignatureChanged: See `serve`.
+        """
         if not self.is_alive:
-            raise Evicted  # before a chunk has been served, and counted
-        if self._padded:  # once, and not for each chunk
+            raise Evicted  # before a chunk is served and counted
+        if self._padded:  # cut `Padded` arrays to their logical sizes once, and not for each chunk
             args, kwargs = changed(args, kwargs, self._cuts, lambda value, _: plain(value))
         chunk_of = {n: self._chunk_of(handler, args, kwargs) for n, handler in self._ways.items()}
         ends = spans(self._sizes)
@@ -169,7 +200,7 @@ class ChunkedHandler:
     def _chunk_of(
         self, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[int, int], Any]:
-        """What serves the chunks of a call that go one way, by where they begin and end."""
+        """A function that serves the chunks of one handler; takes their start and stop."""
         part = None
         if handler.bind is not None:
             part = handler.bind(args, kwargs, [piece.leaf for piece in self._cut])
@@ -194,13 +225,13 @@ class ChunkedHandler:
 
 
 def _wants_help(handlers: Sequence[Handler]) -> bool:
-    """Whether chunks end sooner when several threads run them.
+    """Whether a call is faster when several threads run its chunks.
 
-    On an accelerator they are queued one after the other, whoever asks; and programs of several
-    devices wait for each other.
+    Only on the host: an accelerator queues the chunks one after the other, whichever thread asks,
+    and programs on several devices wait for each other.
     """
     entries = [slot.entry for handler in handlers for slot in handler.slots]
     flops = sum(entry.flops for entry in entries if entry is not None)
-    if flops < _WORTH_HELP:  # where they are not known (NaN), help is wanted
+    if flops < _WORTH_HELP:  # False for NaN: where they are not known, threads help
         return False
     return all(entry is not None and entry.on_host for entry in entries)

@@ -1,16 +1,21 @@
-"""Show of a program that a call may be cut into chunks along an axis, and stitched afterwards.
+"""Proves that a call can be split along one axis, and the results of its chunks concatenated.
 
-Said of one dimension variable ``v``, of every value in the program:
+The proof is for one dimension variable ``v``. It shows for every value in the program:
 
-* a value whose shape does not name ``v`` is the same whatever ``v`` is and whatever the arrays with
-  an axis of ``v`` hold;
-* a value whose shape names ``v`` has exactly one such axis. Its size is ``v`` times something, and
-  its i-th part depends on the i-th parts of arguments and on nothing else of size ``v``. Nor does
-  it depend on i itself.
+* A value whose shape does not contain ``v`` does not depend on ``v``, nor on the contents of arrays
+  that have an axis of size ``v``.
+* A value whose shape contains ``v`` has exactly one such axis. Its size is a multiple of ``v``. Its
+  i-th part depends on the i-th parts of arguments, but neither on other parts nor on ``i``.
 
-If that holds of all arguments of an equation and the equation has a rule here that agrees, it
-holds of its results. What has no rule is refused. So the shapes of a program are all there is to
-keep: the rules look at one equation each, and never let ``v`` in or out by another door.
+    b:f32[v,3] = exp a:f32[v,3]                  proven: each row depends on its own row
+    c:f32[3] = reduce_sum[axes=(0,)] b           refused: it reduces over v
+    d:i32[v] = iota[dimension=0]                 refused: it counts along v, from 0 in each chunk
+
+If the claim holds for the operands of an equation, and the rule of its primitive accepts the
+equation, the claim holds for its results. A primitive without a rule is refused. Which of the two
+cases a value is, its shape says, so the walk keeps no other state: a rule looks at one equation.
+
+`independence_rules` has the rules, `independence_walk` the walk over the program.
 """
 
 from __future__ import annotations
@@ -21,20 +26,20 @@ from bucketjit._tracing.program import Program
 
 
 def split_axes(program: Program, variable: str) -> tuple[Axis, ...]:
-    """Where the outputs of a program are put together again, if its calls are cut into chunks.
+    """The axes along which the results of chunks are joined.
 
-    Constants of the program that it was given for these sizes (see `SizeConstants`) must be the
-    same for each chunk as for the whole, which is not looked at here.
+    The size constants of the program must be the same for each chunk as for the whole call. That is
+    not checked here, but by `Splitter`.
 
     Args:
         program: The program.
         variable: The dimension variable that the chunks are cut along.
 
     Returns:
-        For each output the axis to concatenate chunks along, or None if every chunk gives the same.
+        For each output the axis to concatenate chunks along; None if every chunk returns the same.
 
     Raises:
-        MaskingError: The program does not show that its outputs are independent along that axis.
+        MaskingError: It cannot be proven that the outputs are independent along that axis.
     """
     proof = Proof(variable, Rules(RULES, CONTROL, SHOWN))
     proof.whole(program)

@@ -1,4 +1,9 @@
-"""The independence proof's rules, by primitive."""
+"""The rules of the independence proof, by primitive; `independence` says what they prove.
+
+A rule gets a `Step`, which is one equation. It returns if the results keep to the claim, and else
+calls `Step.refuse`. ``RULES`` has the rules of plain primitives, ``CONTROL`` those of primitives
+that hold programs.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,9 @@ from bucketjit._jax.primitives import called_jaxpr, primitives
 from bucketjit._runtime.chunks.independence_walk import Rule, Step
 from bucketjit._sizes.reshape_groups import groups, without_ones
 
-# Parameters whose sizes are those of the operands or results, or that a rule looks at one by one.
-# A size in any other one is refused: ``x[:, n - 2 : n]`` has the shape of ``x[:, :2]``.
+# Parameters that may contain the variable: they repeat sizes of operands or results, or the rule
+# checks them. The variable in any other parameter is refused: ``x[:, n - 2 : n]`` has the shape of
+# ``x[:, :2]``, so shapes alone do not show it.
 SHOWN: Mapping[str, frozenset[str]] = {
     "broadcast_in_dim": frozenset({"shape"}),
     "iota": frozenset({"shape"}),
@@ -35,7 +41,7 @@ _REDUCE_OUTSIDE = "return a value for each position, and put them together outsi
 
 
 def _by_shape(step: Step) -> None:
-    """The results hold what the operands hold, in the order that the shapes tell."""
+    """Accept: the results have the elements of the operands, so shapes show where the axis is."""
 
 
 def _elementwise(step: Step) -> None:
@@ -45,12 +51,12 @@ def _elementwise(step: Step) -> None:
 def _along_others(
     axes: Callable[[Step, int], bool], what: str, remedy: str = _REDUCE_OUTSIDE
 ) -> Rule:
-    """Something along axes of the first operand, which must be others.
+    """A rule for primitives that combine elements along axes, which must not be the variable's.
 
     Args:
-        axes: Whether it is along an axis.
+        axes: Whether the equation combines elements along an axis.
         what: What it does there, in words.
-        remedy: What to do about it.
+        remedy: What the user can do instead.
     """
 
     def rule(step: Step) -> None:
@@ -75,7 +81,7 @@ def _is(param: str) -> Callable[[Step, int], bool]:
 def _broadcast(step: Step) -> None:
     axis, out = step.ins[0], step.outs[0]
     if axis is None or out is None:
-        return  # the same for each part
+        return  # no axis of the variable on one side: a constant, repeated for each part
     places, shape = step.params["broadcast_dimensions"], step.out_shapes[0]
     if places[axis] != out or not step.same_size(step.in_shapes[0][axis], shape[out]):
         step.refuse(f"it repeats what is along {step.variable}")
@@ -107,7 +113,7 @@ def _concatenate(step: Step) -> None:
 
 
 def _uncut(step: Step) -> int:
-    """The axis of the first operand, which the result has in full at the same place."""
+    """The variable's axis of the first operand; the result must have all of it at that place."""
     axis = step.ins[0]
     if axis is None or axis != step.outs[0]:
         step.refuse(f"it takes part of what is along {step.variable}")
@@ -162,6 +168,7 @@ def _dot_general(step: Step) -> None:
     for axis, axes in zip(step.ins, contracted, strict=False):
         if axis in axes:
             step.refuse(f"it adds up products along {step.variable}", _REDUCE_OUTSIDE)
+    # With the variable in both operands, it must be a batch dimension: part i meets part i only.
     left, right = step.ins[:2]
     if left is not None and right is not None:
         pairs = zip(*batched, strict=True)
@@ -190,8 +197,10 @@ def _gather(step: Step) -> None:
     if at is not None and at >= len(indices) - 1:
         step.refuse(f"an index is spread along {step.variable}")
     if own is None and at is not None:
+        # Each row of indices reads the same operand, and gives one row of results.
         expected = batch[at]
     elif own is not None and at is not None:
+        # Row i of the indices must read row i of the operand only: paired batching dimensions.
         paired = zip(
             numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
         )
@@ -199,6 +208,7 @@ def _gather(step: Step) -> None:
             step.refuse(f"each part along {step.variable} may read every other", _INDEX)
         expected = batch[at]
     elif own is not None:
+        # The same indices read every row: the axis must be a whole window dimension.
         dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
         size = step.params["slice_sizes"][own]
         if own in dropped or own in numbers.start_index_map:
@@ -256,7 +266,10 @@ def _matrices(step: Step) -> None:
 
 
 def _keys_of(*generators: str) -> Callable[[Rule], Rule]:
-    """A rule for keys of these generators; others may use one key of a batch for all of it."""
+    """Restrict a rule to keys of these generators.
+
+    Another generator may use one key of a batch for the whole batch.
+    """
 
     def held_to(rule: Rule) -> Rule:
         def checked(step: Step) -> None:
@@ -290,7 +303,7 @@ def _dim_as_value(step: Step) -> None:
 
 
 def _size_constant(step: Step) -> None:
-    """A constant that depends on some size; what it is at these sizes is for others to compare."""
+    """Accept a size constant without the variable in its shape; `Splitter` compares its value."""
     if step.outs[0] is not None:
         step.refuse(f"a constant of the program has {step.variable} along an axis")
 
@@ -307,7 +320,11 @@ def _cond(step: Step) -> None:
 
 
 def _while(step: Step) -> None:
-    """A predicate with rows lets each row go on by itself: rows are the leading axes."""
+    """A loop whose predicate has an axis of the variable must carry every value along that axis.
+
+    A predicate with axes is what ``jax.vmap`` of a loop gives: each row stops when its own
+    predicate is false, so rows do not depend on each other.
+    """
     condition, body = step.params["cond_jaxpr"], step.params["body_jaxpr"]
     rows = step.proof.axis(shape_of(open_jaxpr(condition)[0].outvars[0]))
     carried = step.ins[step.params["cond_nconsts"] + step.params["body_nconsts"] :]
@@ -318,6 +335,7 @@ def _while(step: Step) -> None:
 
 
 def _scan(step: Step) -> None:
+    # A scan over the variable is a map of its steps if nothing is carried from one to the next.
     if step.proof.mentions(step.params["length"]):
         consts, carried = scan_arity(step.params)
         if carried:
@@ -407,7 +425,8 @@ RULES: dict[Any, Rule] = _table(
         ),
         "cholesky triangular_solve lu qr geqrf householder_product eigh svd": _matrices,
         "random_bits": _drawing(_drawn),
-        # On an accelerator it draws for a batch of keys at once.
+        # Has no rule: its implementation is looked into, which on an accelerator draws for a whole
+        # batch of keys at once.
         "random_gamma": _drawing(lambda step: step.proof.look_inside(step.eqn)),
         "random_split": _deriving(_drawn),
         "random_fold_in": _deriving(_elementwise),

@@ -1,4 +1,7 @@
-"""Walk a program for the independence proof: what each value depends on along the axis."""
+"""Walks a program for the independence proof and applies the rule of each equation.
+
+`independence` says what is proven, `independence_rules` has the rules.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Axis = int | None  # where a value has its axis of the variable's size; None if 
 
 
 class _Refusal(MaskingError):
-    """An equation that breaks the rules, and the user's line that made it."""
+    """A refusal of an equation, with the user's line that made the equation."""
 
     def __init__(self, reason: str, remedy: str, line: str) -> None:
         super().__init__(reason, remedy)
@@ -31,12 +34,12 @@ Rule = Callable[["Step"], object]
 
 
 class Rules(NamedTuple):
-    """What the proof knows of primitives.
+    """The rule tables of the proof.
 
     Attributes:
-        rules: Checks one equation, by primitive.
-        control: Checks one equation that holds programs, by primitive.
-        shown: The parameters that may depend on the variable, by the primitive's name.
+        rules: The rule of each plain primitive.
+        control: The rule of each primitive that holds programs; ``shown`` does not apply to them.
+        shown: The parameters that may contain the variable, by name of the primitive.
     """
 
     rules: Mapping[Any, Rule]
@@ -49,7 +52,10 @@ class Proof:
 
     Args:
         variable: The dimension variable that calls are cut along.
-        rules: What is known of primitives.
+        rules: The rule tables.
+
+    Attributes:
+        variable: The dimension variable that calls are cut along.
     """
 
     def __init__(self, variable: str, rules: Rules) -> None:
@@ -59,6 +65,14 @@ class Proof:
         self._looking_inside: list[Any] = []
 
     def whole(self, program: Program) -> None:
+        """Check a program: its effects, unfitted sizes, arguments, outputs and equations.
+
+        Args:
+            program: The program.
+
+        Raises:
+            MaskingError: The claim cannot be proven. The reason names the user's line, if known.
+        """
         v = self.variable
         if program.jaxpr.effects:
             what = first_effect(program.jaxpr)
@@ -87,10 +101,16 @@ class Proof:
         return is_symbolic(dim) and self.variable in variables_of(str(dim))
 
     def axis(self, shape: Shape) -> Axis:
-        """The axis of the variable's size.
+        """The axis whose size contains the variable.
+
+        Args:
+            shape: The shape of a value.
+
+        Returns:
+            The axis; None if there is none.
 
         Raises:
-            MaskingError: There are several, or it has another size, such as ``b + 1``.
+            MaskingError: There are several, or the size is no multiple of it, such as ``b + 1``.
         """
         named = [i for i, d in enumerate(shape) if self._named(d)]
         if not named:
@@ -105,7 +125,7 @@ class Proof:
         return named[0]
 
     def mentions(self, value: Any) -> bool:
-        """Whether a parameter of an equation names the variable, at any depth."""
+        """Whether a parameter of an equation contains the variable, at any depth."""
         if is_symbolic(value):
             return self._named(value)
         if value is None or isinstance(value, bool | int | float | complex | str):
@@ -132,17 +152,27 @@ class Proof:
     # --- the walk ---
 
     def check(self, jaxpr: Jaxpr) -> None:
-        """Hold every equation of an open jaxpr to the rules.
+        """Check every equation of an open jaxpr that contains the variable.
+
+        Args:
+            jaxpr: The jaxpr.
 
         Raises:
-            MaskingError: One of them breaks them, or has no rule.
+            MaskingError: The rule of an equation refuses it, or there is none.
         """
         for eqn in jaxpr.eqns:
             if self._equation_mentions(eqn):
                 self._equation(eqn)
 
     def inside(self, jaxpr: Jaxpr) -> None:
-        """The same for a jaxpr among the parameters of an equation."""
+        """Check a jaxpr among the parameters of an equation.
+
+        Args:
+            jaxpr: The jaxpr, open or closed.
+
+        Raises:
+            MaskingError: See `check`.
+        """
         self.check(open_jaxpr(jaxpr)[0])
 
     def _equation(self, eqn: JaxprEqn) -> None:
@@ -167,10 +197,13 @@ class Proof:
             raise _Refusal(reason, error.remedy, source_line(eqn)) from None
 
     def look_inside(self, eqn: JaxprEqn) -> None:
-        """The same for the implementation of an equation that has no rule.
+        """Check the implementation of an equation whose primitive has no rule.
+
+        Args:
+            eqn: The equation.
 
         Raises:
-            MaskingError: It breaks the rules, or cannot be looked into.
+            MaskingError: The implementation is refused, is not known, or uses its own primitive.
         """
         if any(p is eqn.primitive for p in self._looking_inside):
             raise MaskingError(f"nothing is known of what it does along {self.variable}")
@@ -186,14 +219,14 @@ class Proof:
 
 
 class Step:
-    """One equation.
+    """One equation, as a rule sees it.
 
     Attributes:
         proof: The walk.
         variable: The dimension variable.
-        eqn, params: The equation.
+        eqn, params: The equation and its parameters.
         in_shapes, out_shapes: Shapes of operands and results.
-        ins, outs: Where they have the axis of the variable's size.
+        ins, outs: The axis of the variable in each operand and result; None if it has none.
     """
 
     def __init__(self, proof: Proof, eqn: JaxprEqn) -> None:
@@ -207,7 +240,15 @@ class Step:
         self.outs = list(map(proof.axis, self.out_shapes))
 
     def refuse(self, why: str, remedy: str = "") -> NoReturn:
-        """Say that this equation does not keep the parts apart."""
+        """Refuse the equation.
+
+        Args:
+            why: The reason.
+            remedy: What the user can do instead.
+
+        Raises:
+            MaskingError: Always.
+        """
         raise MaskingError(why, remedy)
 
     def same_size(self, before: Dim, after: Dim) -> bool:
@@ -215,9 +256,12 @@ class Step:
         return str(before) == str(after)
 
     def aligned(self) -> int:
-        """The one axis that all operands and results have the variable at.
+        """The axis of the variable, which must be the same for all operands and results.
 
-        Operands without it may have size 1 there, or no axes at all.
+        An operand without the variable must have size 1 at that axis, or no axes at all.
+
+        Raises:
+            MaskingError: The axes differ, or their sizes do.
         """
         found = {axis for axis in (*self.ins, *self.outs) if axis is not None}
         if len(found) != 1:

@@ -1,8 +1,8 @@
-"""Run a call in chunks along an axis, and join their results (`Overflow.SPLIT`).
+"""Runs a call in chunks along an axis and joins their results (`Overflow.SPLIT`).
 
-Which is right where the program shows that the outputs are independent along that axis; see
-`independence`. The first call of its shapes goes chunk by chunk through the slow path. What was
-found out is kept as a `ChunkedHandler`, whose chunks are run on several cores at the same time.
+That is right if the outputs of the program are independent along that axis, which `independence`
+proves. The first call of its shapes takes the slow path, chunk by chunk. It yields a
+`ChunkedHandler`, which serves later calls and runs their chunks on several cores at the same time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.concrete import at_other_sizes
 from bucketjit._tracing.program import Program
 
-_ATTEMPTS = 16  # how far chunks may be from the largest bucket to keep the guards of a program
+# How many sizes below the largest bucket are tried for chunks, to satisfy the program's guards.
+_ATTEMPTS = 16
 Serve = Callable[[SignedCall, ResolvedCall, CallArguments | None], Any]
 FindHandler = Callable[[SignedCall, ResolvedCall, CallArguments], Handler | None]
-_Shown = tuple[int | None, ...] | MaskingError  # axes of outputs, or why there are none
+_Shown = tuple[int | None, ...] | MaskingError  # the axes of the outputs, or why they are refused
 
 
 class Splitting(NamedTuple):
@@ -47,8 +48,9 @@ class Splitting(NamedTuple):
         variable: The dimension variable that is cut.
         sizes: Its size in each chunk.
         axes: For each output, the axis along which chunks are joined, or None if all are the same.
-        largest: The largest bucket, beyond which the size is.
-        untraced: Sizes of chunks for which the function may not be the program of the whole.
+        largest: The largest bucket of the variable.
+        untraced: The sizes of chunks at which the function may trace to another program than that
+            of the whole call.
     """
 
     variable: str
@@ -60,10 +62,16 @@ class Splitting(NamedTuple):
     def part(self, call: ResolvedCall, size: int) -> ResolvedCall:
         """A chunk of a call, resolved.
 
-        It is served by the program of the whole, with the constants of the whole: that is what was
-        shown to do the same for each part. What the function by itself does at the size of a chunk
-        may be another program, and need not be looked at: at size 1 JAX broadcasts by other
-        equations.
+        A chunk is served by the program and the size constants of the whole call, because the proof
+        is about these. Tracing the function at the size of a chunk could yield another program: at
+        size 1 JAX broadcasts by other equations.
+
+        Args:
+            call: The whole call.
+            size: The variable's size in the chunk.
+
+        Returns:
+            The chunk. It has ``whole`` if its size is one of ``untraced``.
         """
         return dataclasses.replace(
             call,
@@ -74,7 +82,16 @@ class Splitting(NamedTuple):
 
 
 def pieces(signed: SignedCall, call: ResolvedCall, plan: Splitting) -> list[Piece]:
-    """What chunks have of the leaves that are cut."""
+    """How the leaves of a call are cut.
+
+    Args:
+        signed: The call.
+        call: The same call, resolved.
+        plan: How to cut it.
+
+    Returns:
+        A piece for each leaf that has the variable.
+    """
     found = []
     for i, axis, token in _cut_axes(call.tokens, plan.variable):
 
@@ -100,7 +117,19 @@ def _cut_axes(tokens: Tokens, variable: str) -> list[tuple[int, int, str]]:
 
 
 def chunk(signed: SignedCall, cut: Sequence[Piece], start: int, stop: int) -> SignedCall:
-    """The call that a chunk is. What it donates is a copy: the other chunks need the same."""
+    """The call of one chunk.
+
+    Donated leaves are copied, because the other chunks need the same arrays.
+
+    Args:
+        signed: The whole call.
+        cut: How its leaves are cut.
+        start: The first position of the variable in the chunk.
+        stop: The position after the last one.
+
+    Returns:
+        The chunk.
+    """
     positional, _ = signed.tree.unflatten(range(len(signed.leaves)))
     donated = set(jax.tree_util.tree_leaves([positional[i] for i in signed.donate]))
     leaves, shapes = list(signed.leaves), list(signed.shapes)
@@ -114,7 +143,7 @@ def chunk(signed: SignedCall, cut: Sequence[Piece], start: int, stop: int) -> Si
 
 
 def _without_padding(signed: SignedCall, cut: Sequence[Piece]) -> SignedCall:
-    """The call with its `Padded` arrays cut to their logical sizes once, and not for each chunk."""
+    """The call with its `Padded` arrays cut to their logical sizes, once for all chunks."""
     leaves = list(signed.leaves)
     for piece in cut:
         leaves[piece.leaf] = plain(leaves[piece.leaf])
@@ -145,19 +174,23 @@ class Splitter:
         self._shown = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
-        """Forget what was found out of programs."""
+        """Forget the proofs of all programs."""
         self._shown.clear()
 
     def plan(self, call: ResolvedCall, error: BucketOverflowError) -> Splitting:
-        """How to cut a call whose size is beyond the largest bucket.
+        """How to cut a call with a size beyond the largest bucket.
 
         Args:
             call: The call; it has a program.
-            error: What told so.
+            error: The error of choosing its bucket.
+
+        Returns:
+            The variable, the sizes of the chunks, and the axes to join their results along.
 
         Raises:
-            SplitError: The program does not show that the chunks can be told apart.
-            BucketOverflowError: ``error``, if the policy of its variable is another.
+            SplitError: It is not proven that chunks are independent, or the program does not hold
+                at the sizes of chunks.
+            BucketOverflowError: ``error``, if the policy of its variable is not to split.
         """
         variable, largest = error.dim, error.largest
         total = call.sizes.get(variable, 0) if variable is not None else 0
@@ -187,21 +220,22 @@ class Splitter:
         """Run a call in chunks, each an ordinary call, and join their results.
 
         Args:
-            serve: Runs a call that is resolved, with results in the form `Out.PADDED`; takes its
-                arguments as they would have come, if others like it may go a shorter way.
-            find_handler: Finds that way without running the call, if it can be told already.
-            signed: The call. What it donates is left alone.
+            serve: Runs a resolved chunk, with results in the form `Out.PADDED`. Takes the chunk's
+                arguments in the form of the whole call, to remember the chunk; None to not do so.
+            find_handler: Returns the handler of a chunk without running it, or None.
+            signed: The call. Its donated arguments are left alone.
             call: The same call, resolved.
             plan: How to cut it.
             out: The form of results.
-            given: Its arguments as they came, if others like it may go a shorter way.
-            fast_path: The ways to serve chunks of calls of its program.
+            given: The arguments as they came, to make a handler; None to make none.
+            fast_path: The handlers of chunks of this program's calls.
 
         Returns:
-            The result, and the shorter way if there is one.
+            The result, and the handler for calls like this one; None if there is none.
 
         Raises:
             SplitError: The chunks return different trees.
+            Exception: Whatever ``serve`` raises.
         """
         cut = pieces(signed, call, plan)
         ends = spans(plan.sizes)
@@ -217,20 +251,23 @@ class Splitter:
             return join([serve(*part, None) for part in parts]), None
         results: dict[int, Any] = {}
         handlers: dict[int, Handler] = {}  # by size of the chunk
+        # First find a handler for each size of chunks; a chunk is run only where that is needed to
+        # get one. The chunks that are left then run at the same time, by the chunked handler.
         for i, size in enumerate(plan.sizes):
             if size in handlers:
                 continue
             own, part = chunk(whole, cut, *ends[i]), plan.part(call, size)
             like = _as_given(own, given, fast_path)
             handler = fast_path.find(like.args, like.kwargs)
-            while handler is not None and handler.next is not None:  # one of several, if any
+            # Of several handlers only running shows which one fits: static leaves may differ.
+            while handler is not None and handler.next is not None:
                 try:
                     results[i] = handler.serve(like.args, like.kwargs)
                     break
                 except (SignatureChanged, Evicted):
                     handler = handler.next
             if handler is None and i not in results:
-                handler = find_handler(own, part, like)  # then all of them run at the same time
+                handler = find_handler(own, part, like)
             if handler is None and i not in results:
                 results[i] = serve(own, part, like)
                 handler = fast_path.find(like.args, like.kwargs)
@@ -248,6 +285,7 @@ class Splitter:
                 shorter = None
             else:
                 results.update(zip(left, found, strict=True))
+        # Without a chunked handler, or where it did not fit: one by one on the slow path.
         for i in range(len(ends)):
             if i not in results:
                 own = chunk(whole, cut, *ends[i])
@@ -271,16 +309,18 @@ class Splitter:
     def _sizes(
         self, program: Program, call: ResolvedCall, variable: str, largest: int
     ) -> tuple[tuple[int, ...], frozenset[int]]:
-        """Sizes of chunks, as large as the guards of the program let them be.
+        """The sizes of the chunks, as large as the guards of the program allow.
 
-        Its constants must be the same for the chunk. If the function itself is another program
-        there, they must be those of one certain size, so that chunks of all calls have the same.
+        The size constants at the size of a chunk must be those of the whole call. Where the
+        function traces to another program at the size of a chunk, the constants at the first sample
+        of the pairing count instead, so that the chunks of all calls have the same constants.
 
         Returns:
-            The sizes, and those of them at which the function is another program.
+            The sizes, and those of them at which the function may trace to another program.
 
         Raises:
-            MaskingError: They let no sizes be, or at least none that is near the largest bucket.
+            MaskingError: No sizes near the largest bucket satisfy the guards, or the size constants
+                differ.
         """
         sizes, total = call.sizes, call.sizes[variable]
         traced_at = call.whole or sizes
@@ -289,7 +329,7 @@ class Splitter:
         untraced: set[int] = set()
 
         def has_same_constants(n: int) -> bool | None:
-            """Whether the program is given the same at another size; None if it is not asked."""
+            """Whether the size constants are the same at size ``n``; None if there are none."""
             nonlocal changed
             with self._lock:
                 size_constants = at_other_sizes(
@@ -312,6 +352,7 @@ class Splitter:
             untraced.add(n)
             return True
 
+        # `serves` sets `changed`, if it is the constants that differ and not a guard that fails.
         if not serves(largest) and changed:
             raise MaskingError(
                 f"a number that the function computes of sizes is another for chunks of {largest}",
@@ -323,6 +364,8 @@ class Splitter:
             whole, rest = divmod(total, size)
             if not rest:
                 return (size,) * whole, frozenset(untraced)
+            # The rest gets a chunk of its own. If the guards refuse its size, the last full chunk
+            # gives some of its positions to it.
             for moved in range(min(_ATTEMPTS, size - rest + 1, size)):
                 if serves(size - moved) and serves(rest + moved):
                     chunks = (*(size,) * (whole - 1), size - moved, rest + moved)
@@ -349,7 +392,17 @@ def _join(
     nested: object,
     results: Sequence[Any],
 ) -> Any:
-    """The result of a call, of those of its chunks, which nest by their own sizes if it does."""
+    """Join the results of chunks to the result of the call.
+
+    Args:
+        told: The first arguments of `SplitError`: size, largest bucket, variable.
+        axes: For each output the axis to join along; None if all chunks return the same.
+        weak_types: Whether each output is weakly typed.
+        out: The form of results.
+        nested: The tree of the result if it depends on the logical sizes, else None. Then the trees
+            of chunks differ from it, and need not agree.
+        results: The results of the chunks, in the form `Out.PADDED`.
+    """
     leaves: list[Any]
     tree: Any
     leaves, tree = jax.tree_util.tree_flatten(list(results))

@@ -1,12 +1,13 @@
-"""How calls with one set of shapes are served: the warm path, once the plan is found.
+"""Serves calls with one set of shapes by one executable: the handler of the fast path.
 
-A plan is for exact shapes, so it stays right whatever is learnt of the function later. Everything
-that has no open axes (400 parameter arrays, say) is checked by the executable's own C++ argument
-check, whose refusal (`SignatureChanged`) sends the call to the slow path.
+A handler is for exact shapes, so it stays right whatever is learnt of the function later.
+Arguments without open axes (400 parameter arrays, say) are checked by the C++ argument check of
+``jax.jit``. If that would retrace, `SignatureChanged` sends the call to the slow path.
 
-Between two calls the caches of the processor are filled with other things, and each object that is
-looked at costs more than what is done with it. So what a plan needs is decided when it is made, and
-held by one function.
+Between two calls the caches of the processor are overwritten, so loading an object costs more than
+what is done with it. That is why everything is decided when the handler is made, and why the
+functions here return closures: a call then loads one function and its cells, and no attributes of
+several objects.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ _now = time.monotonic
 
 
 class BucketHandler:
-    """A way by one executable.
+    """Serves calls with one set of shapes by one executable; see `Handler`.
 
     Args:
-        slot: Where it is.
+        slot: The slot of the executable in the cache.
         line: Counts the calls.
-        serve: Serves a call; see `serving`.
-        bind: Serves the chunks of a call; see `binding`.
+        serve: Serves a call; made by `serving`.
+        bind: Prepares the chunks of a call; made by `binding`.
+
+    Attributes:
+        next: The handler to try if this one does not fit the call; None if it is the last.
     """
 
     __slots__ = ("bind", "next", "line", "serve", "slot")
@@ -71,17 +75,17 @@ class BucketHandler:
 
     @property
     def slots(self) -> tuple[Slot[Executable], ...]:
-        """Where its executable is."""
+        """The slot of its executable in the cache."""
         return (self.slot,)
 
     @property
     def lines(self) -> tuple[CallCounter, ...]:
-        """Counts the calls."""
+        """Its call counter."""
         return (self.line,)
 
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
-    """What counts a call of a plan."""
+    """A function that counts one call: a hit of the slot, and a call of the counter."""
     use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
 
     def counted() -> None:
@@ -103,21 +107,26 @@ def serving(
     finish: Change | None,
     joined: bool = False,
 ) -> Serve:
-    """What serves the calls of a plan.
+    """A function that serves a call; see `Handler.serve`.
 
     Args:
-        slot: Where the executable is. It is not held itself: it may leave the cache.
-        counted: See `counting`.
-        sizes: What it takes before the arguments, on the device; None where it runs exact.
-        prepare: Makes its arguments of those of the call; None if they are the same.
-        after: Told of the arguments when it has taken them.
-        finish: What is done to the result.
-        joined: Whether it is of a chunk, and will be joined with those of others on the host.
+        slot: The slot of the executable. The executable itself is not held, so that its memory is
+            freed when it leaves the cache.
+        counted: Counts a call; made by `counting`.
+        sizes: The first argument of the executable, on the device; None if it runs exact.
+        prepare: Makes the arguments of the executable from those of the call; None if they are
+            the same.
+        after: Called with the arguments of the call when the executable has run, or None.
+        finish: Makes the result of the call from that of the executable, or None.
+        joined: Whether the call is a chunk, whose result is joined with others on the host.
+
+    Returns:
+        The function.
     """
     lead = () if sizes is None else (sizes,)
 
     def serve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        entry = slot.entry
+        entry = slot.entry  # read once: another thread may evict it during the call
         if entry is None:
             raise Evicted
         values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
@@ -125,9 +134,11 @@ def serving(
         try:
             result = function(*lead, *values, **named) if named else function(*lead, *values)
         except Exception as error:
-            if failed_running(error):
+            if failed_running(error):  # an error of the run counts, one of the arguments does not
                 counted()
             raise
+        # jit compiles once more for arguments that are placed differently than before. Its own
+        # cache has grown then, and a warm call has to compare only that number.
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, named)
         counted()
@@ -147,7 +158,7 @@ def binding(
     note: Callable[[], None] | None,
     finish: Change | None,
 ) -> Bind:
-    """What serves the chunks of a call by a plan; see `Handler` and `Part`.
+    """A function that prepares a call for its chunks; see `Handler.bind`.
 
     Args:
         slot: See `serving`.
@@ -155,15 +166,18 @@ def binding(
         sizes: See `serving`.
         hosts: See `preparing`.
         without_statics: See `preparing`.
-        note: Told of each chunk.
+        note: Called for each chunk, or None.
         finish: See `serving`.
+
+    Returns:
+        The function. It returns None if the executable cannot be bound.
     """
 
     def bind(args: Sequence[Any], kwargs: Mapping[str, Any], cut: Sequence[int]) -> Part | None:
         entry = slot.entry
         if entry is None:
             raise Evicted
-        if entry.bind is None:
+        if entry.bind is None:  # only executables of the chunks' own CPU client have it
             return None
         if hosts:
             _check_hosts(hosts, args, kwargs)
@@ -200,18 +214,22 @@ def preparing(
     hosts: Sequence[Where],
     without_statics: Prepare | None,
 ) -> Prepare | None:
-    """What makes the arguments of the executable of those of a call; None if they are the same.
+    """A function that makes the arguments of the executable from those of a call.
 
     Args:
         pads: ``(where, tree, ((leaf, padder), ...))`` for each argument to pad; the tree is None
             for a bare array.
-        hosts: Arguments that hold NumPy arrays without open axes. They have to be looked at: a
-            jitted function that knows a NumPy array takes one of the other byte order for the
-            same, and reads its bytes as they are; and it does not see masks.
-        without_statics: Leaves out the static arguments, if there are any.
+        hosts: Arguments that hold NumPy arrays without open axes, which jit does not check: it
+            accepts an array of the other byte order and reads the bytes as native ones, and it
+            ignores the mask of a masked array.
+        without_statics: Leaves out the static arguments; None if there are none.
+
+    Returns:
+        The function; None if the arguments are the same.
     """
     if not pads and not hosts:
         return without_statics
+    # The most frequent case gets a shorter function: only bare positional arguments to pad.
     bare = [(w, leaves[0][1]) for w, tree, leaves in pads if tree is None and isinstance(w, int)]
     if len(bare) == len(pads) and not hosts and without_statics is None:
 
@@ -248,11 +266,14 @@ def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[st
 
 
 def afterwards(gives: Sequence[Where], note: Callable[[], None] | None) -> After | None:
-    """What is done with the arguments of a call when the executable has taken them.
+    """A function that is called with the arguments of a call when the executable has run.
 
     Args:
-        gives: Arguments to delete: they were donated, by way of a padded copy.
-        note: Told of each call.
+        gives: Donated arguments, to be deleted: the executable was given a padded copy of them.
+        note: Called for each call, or None.
+
+    Returns:
+        The function; None if there is nothing to do.
     """
     if not gives and note is None:
         return None
@@ -267,7 +288,7 @@ def afterwards(gives: Sequence[Where], note: Callable[[], None] | None) -> After
 
 
 def give_away(values: Sequence[Any]) -> None:
-    """Delete the arrays of donated arguments, as a call does that takes them without padding."""
+    """Delete the arrays of donated arguments, as ``jax.jit`` does with unpadded ones."""
     for value in jax.tree_util.tree_leaves(values):
         if isinstance(value, jax.Array | Padded):
             value.delete()
@@ -283,13 +304,16 @@ def changed(
 
     Args:
         args: The positional arguments.
-        kwargs: Those by name.
+        kwargs: The keyword arguments.
         arguments: ``(where, tree, ((leaf, what), ...))`` for each argument to change; the tree is
             None for a bare array.
-        change: Makes a leaf of a leaf and its ``what``.
+        change: Returns the new leaf; takes the leaf and its ``what``.
+
+    Returns:
+        Positional and keyword arguments. Those that came are left alone.
     """
     values = list(args)
-    if kwargs:
+    if kwargs:  # copied: the caller may hold and use the dict
         kwargs = dict(kwargs)
     for where, tree, leaves in arguments:
         place: Any = values if type(where) is int else kwargs

@@ -1,8 +1,8 @@
-"""The warm path: from arguments to a plan without flattening them.
+"""Finds the handler of a call from the arguments that have open axes.
 
-A route knows where in the arguments of one signature the open axes are, and looks at nothing
-else; a plan (`bucketjit._runtime.fast_path.bucket_handler`) is what it found out for one set of
-shapes.
+A `DispatchTable` knows where in the arguments of one layout the open axes are. It reads the shapes
+and types there, and no other argument, and looks up the handler for them
+(`bucketjit._runtime.fast_path.bucket_handler`). A `FastPath` chains the tables of an executor.
 """
 
 from __future__ import annotations
@@ -35,23 +35,28 @@ from bucketjit._runtime.fast_path.readers import (
     reading_static,
 )
 
-_MEMO_LIMIT = 16384
+_MEMO_LIMIT = 16384  # keys in a table; at that many all are dropped
 
-_MAX_ROUTES = 64
+_MAX_ROUTES = 64  # tables of a fast path; a call is looked up in one after the other
 
-_LOOKED_THROUGH = 32  # plans, at which those without an executable are first looked for
+_LOOKED_THROUGH = 32  # keys in a table when those without an executable are first dropped
 
-_ALTERNATIVES = 16  # plans for the same shapes, where other things of the signature differ
+_ALTERNATIVES = 16  # handlers for the same key, whose calls differ in arguments without open axes
 
 
 class DispatchTable:
-    """The plans of all calls of one layout.
+    """The handlers of all calls of one layout.
+
+    Args:
+        layout: Where the open axes are.
+        next: The table to try for calls that this one does not know.
 
     Attributes:
         layout: Where the open axes are.
-        key: What a plan depends on, of the arguments of a call; None for calls of other fast_path.
-        plans: The ways to serve calls, by key.
-        following: The route to try where this one has no way; None if it is the last.
+        key: Makes the key of a call from its arguments: shapes, types and static values. Returns
+            None for calls of another layout, and for arguments that `reading` does not read.
+        plans: The first handler for each key; each leads to the next one.
+        next: The table to try for calls that this one does not know; None if it is the last.
     """
 
     __slots__ = ("_look_through_at", "next", "key", "layout", "plans")
@@ -70,13 +75,22 @@ class DispatchTable:
             self.key = _key_of_several(layout.arity, frozenset(layout.names), readers)
 
     def handlers(self) -> list[Handler]:
-        """All there are."""
+        """All handlers of the table."""
         return [handler for first in list(self.plans.values()) for handler in _chain(first)]
 
     def remember(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Handler
     ) -> Sequence[Handler]:
-        """Serve calls like this one by a plan. Returns the plans that had to give way."""
+        """Serve calls like this one by a handler.
+
+        Args:
+            args: The positional arguments of the call.
+            kwargs: The keyword arguments of the call.
+            plan: The handler. It comes first among those with the same key.
+
+        Returns:
+            The handlers that were dropped.
+        """
         gone: list[Handler] = []
         if len(self.plans) >= _MEMO_LIMIT:
             gone += self.handlers()
@@ -88,6 +102,8 @@ class DispatchTable:
         for old in _chain(self.plans.get(key)):
             stays = old.is_alive and old.slots != plan.slots
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
+        # Other threads follow the chain without a lock: `plan` is complete before it is stored, and
+        # at each step of the loop every handler leads to a chain that ends.
         plan.next = None
         for other in reversed(kept):
             other.next, plan.next = plan.next, other
@@ -95,7 +111,7 @@ class DispatchTable:
         return gone
 
     def _without_executable(self) -> list[Handler]:
-        """Let go of the plans whose executables have all left the cache. Returns them."""
+        """Drop the keys none of whose handlers has its executables, and return those handlers."""
         gone: list[Handler] = []
         for key, first in list(self.plans.items()):
             handlers = list(_chain(first))
@@ -107,7 +123,7 @@ class DispatchTable:
 
 
 def _chain(handler: Handler | None) -> Iterator[Handler]:
-    """A way, and those to try where it refuses a call."""
+    """A handler and those after it."""
     while handler is not None:
         yield handler
         handler = handler.next
@@ -118,7 +134,7 @@ def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]
         if kwargs or len(args) != arity:
             return None
         value = args[where]
-        if read is reading:  # the same for the most frequent, without another call
+        if read is reading:  # `reading` inlined for the two most frequent types, to save a call
             kind = type(value)
             if kind is ARRAY:
                 return value.shape, value.dtype
@@ -157,10 +173,10 @@ def _key_of_several(
 
 
 class FastPath:
-    """All fast_path of an executor, each followed by an older one.
+    """The dispatch tables of an executor, the latest one first.
 
     Attributes:
-        latest: The latest route; None if there is none.
+        latest: The latest table, which leads to the next older one; None if there is none.
     """
 
     __slots__ = ("latest",)
@@ -175,7 +191,18 @@ class FastPath:
             table = table.next
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handler | None:
-        """The way to serve a call; None if none is known."""
+        """The handler of a call.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The first handler for its shapes; None if the slow path has to serve the call.
+
+        Raises:
+            TypeError: A static argument cannot be hashed.
+        """
         for table in self:
             handler = table.plans.get(table.key(args, kwargs))
             if handler is not None:
@@ -183,7 +210,10 @@ class FastPath:
         return None
 
     def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
-        """The route of a layout, and what had to give way for it."""
+        """The table of a layout, and the handlers dropped for it.
+
+        A new table becomes the first one. If there are `_MAX_ROUTES` tables, the last is dropped.
+        """
         known = list(self)
         for table in known:
             if table.layout == layout:
@@ -197,7 +227,7 @@ class FastPath:
         return self.latest, [handler for old in dropped for handler in old.handlers()]
 
     def clear(self) -> list[Handler]:
-        """Forget all of them. Returns the ways there were."""
+        """Drop all tables, and return their handlers."""
         fast_path, self.latest = list(self), None
         return [handler for table in fast_path for handler in table.handlers()]
 
@@ -206,9 +236,9 @@ class CallArguments(NamedTuple):
     """The arguments of a call as they came.
 
     Attributes:
-        args: The positional ones.
-        kwargs: Those by name.
-        fast_path: Where the way to serve others like it is kept.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        fast_path: Where the handler for calls like this one is kept.
     """
 
     args: Sequence[Any]
@@ -227,18 +257,21 @@ def make_handler(
     hosts: Sequence[Where] = (),
     joined: bool = False,
 ) -> BucketHandler:
-    """How to serve calls like one that was just served.
+    """The handler for calls like one that was just served.
 
     Args:
-        layout: Where its open axes are.
-        slot: Where the executable is.
-        sizes: What the executable takes before the arguments, or None.
-        leaves: The leaves of the call, as they came.
-        finish: What is done to the result.
+        layout: Where the open axes of the call are.
+        slot: The slot of the executable.
+        sizes: The first argument of the executable, on the device; None if it runs exact.
+        leaves: The leaves of the call, as they came. Only their shapes and types are kept.
+        finish: Makes the result of the call from that of the executable, or None.
         line: Counts the calls.
-        note: Told of each call.
+        note: Called for each call, or None.
         hosts: See `host_arguments`.
-        joined: See `serving`.
+        joined: Whether the calls are chunks; see `serving`.
+
+    Returns:
+        The handler.
     """
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}

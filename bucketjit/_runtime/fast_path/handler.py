@@ -1,4 +1,7 @@
-"""How a bucket's executable is called: the types that a plan is made of."""
+"""The types of the fast path: `Handler`, which serves calls of one set of shapes, and its parts.
+
+`BucketHandler` serves in one bucket, `ChunkedHandler` (`bucketjit._runtime.chunks`) in chunks.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,34 @@ from bucketjit._runtime.counters import CallCounter
 
 Where = int | str  # position or name of an argument
 
-Prepared = tuple[Sequence[Any], Mapping[str, Any]]
+Prepared = tuple[Sequence[Any], Mapping[str, Any]]  # arguments as the executable takes them
 
-Prepare = Callable[[Sequence[Any], Mapping[str, Any]], Prepared]
+Prepare = Callable[[Sequence[Any], Mapping[str, Any]], Prepared]  # of the arguments of a call
 
-After = Callable[[Sequence[Any], Mapping[str, Any]], None]
+After = Callable[[Sequence[Any], Mapping[str, Any]], None]  # called when the executable has run
 
-Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]  # from arguments to the result
 
-Own = Sequence[tuple[int, Any]]  # leaves by position in the call
+Own = Sequence[tuple[int, Any]]  # the leaves that only one chunk has: (position in the call, value)
 
 
 class Evicted(Exception):
-    """The executable of a plan has left the cache."""
+    """The executable of a handler has left the cache; the call takes the slow path."""
 
 
 class Part(NamedTuple):
-    """Serves the chunks of one call, whose common arguments were looked at already.
+    """Serves the chunks of one call, whose common arguments were prepared once.
 
     Attributes:
-        leaves: The leaves of the call, in host memory where they have open axes.
-        serve: Serves a chunk, of the leaves that are its own.
+        leaves: The leaves of the call; those with open axes are in host memory.
+        serve: Serves a chunk; takes the leaves that differ from chunk to chunk.
     """
 
     leaves: Sequence[Any]
     serve: Callable[[Own], Any]
 
 
+# Takes the arguments of a whole call, and the positions of the leaves that are cut.
 Bind = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int]], Part | None]
 
 
@@ -45,15 +49,16 @@ class Handler(Protocol):
     """Serves calls with one set of shapes, in one bucket or in chunks.
 
     Attributes:
-        following: What to try where this refuses a call.
-        is_alive: Whether its executables are in the cache.
-        slots: Where the executables are.
-        lines: Count the calls.
+        next: The handler to try if this one does not fit the call; None if it is the last.
+        is_alive: Whether all its executables are in the cache.
+        slots: The slots of its executables in the cache.
+        lines: The call counters.
         serve: Serves a call. Raises `Evicted` if an executable has left the cache, and
-            `SignatureChanged` if what has no open axes is not as it was.
-        bind: Of the arguments of a whole call, and the positions of the leaves that are cut, what
-            serves its chunks with less to do for each of them; None where each has to be served for
-            itself. Raises what ``serve`` raises.
+            `SignatureChanged` if an argument without open axes differs from what the executable
+            was built for. Raises `NotPlaced` if a padded array cannot be placed on the devices.
+        bind: Prepares the arguments that the chunks of a call have in common, once for all chunks.
+            None, or a function that may return None, if each chunk has to be served by ``serve``.
+            Raises what ``serve`` raises.
     """
 
     next: Handler | None

@@ -1,4 +1,8 @@
-"""Where the open axes are in the arguments of one signature."""
+"""Describes where in the arguments of a call the open axes are.
+
+A call is flattened once, on the slow path; its `Layout` then lets the fast path read the leaves
+with open axes without flattening the other arguments.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Opened(NamedTuple):
     Attributes:
         where: Its position or name.
         tree: Its tree.
-        leaves: ``(leaf among those of the argument, leaf of the call)`` for each with open axes.
+        leaves: For each leaf with open axes its position in the argument and in the call.
     """
 
     where: Where
@@ -29,12 +33,12 @@ class Opened(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is an array and not a container."""
+        """Whether the argument is a leaf and not a container."""
         return jax.tree_util.treedef_is_leaf(self.tree)
 
     @property
     def read(self) -> Reader:
-        """What a plan depends on of it."""
+        """The function that reads, of such an argument, what a handler depends on."""
         if self.is_bare:
             return reading
         return container_reader(self.tree, [i for i, _ in self.leaves])
@@ -45,9 +49,9 @@ class Layout(NamedTuple):
 
     Attributes:
         arity: Number of positional arguments.
-        names: Names of the keyword arguments.
-        dynamic: Positions of the arguments that are not static; None if all are dynamic.
-        statics: Where the static arguments are.
+        names: Names of the keyword arguments, sorted.
+        dynamic: Positions of the positional arguments that are not static; None if none is static.
+        statics: Positions and names of the static arguments.
         opened: The arguments with open axes.
     """
 
@@ -59,7 +63,7 @@ class Layout(NamedTuple):
 
     @property
     def without_statics(self) -> Prepare | None:
-        """Makes the arguments that the executable takes of all; None if they are the same."""
+        """A function that leaves out the static arguments; None if there are none."""
         dynamic, names = self.dynamic, {w for w in self.statics if isinstance(w, str)}
         if dynamic is None and not names:
             return None
@@ -81,7 +85,7 @@ class Argument(NamedTuple):
         where: Its position or name.
         leaves: Its leaves.
         tree: Its tree.
-        start: The position of its first leaf in the call.
+        start: The position of its first leaf among the leaves of the call.
     """
 
     where: Where
@@ -90,7 +94,7 @@ class Argument(NamedTuple):
     start: int
 
     def own(self, opened: Iterable[int]) -> list[int]:
-        """Which leaves of the call are its own, by their position among those."""
+        """The leaves of the argument among some leaves of the call, by position in the argument."""
         stop = self.start + len(self.leaves)
         return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
 
@@ -98,7 +102,16 @@ class Argument(NamedTuple):
 def arguments_of(
     signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Argument]:
-    """The arguments of a call that are not static."""
+    """The arguments of a call that are not static, flattened, in the order of `SignedCall.leaves`.
+
+    Args:
+        signed: The call.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        Positional arguments, then keyword arguments by name.
+    """
     arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
     arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
     start = 0
@@ -117,20 +130,23 @@ def layout_of(
     kwargs: Mapping[str, Any],
     arguments: Sequence[Argument],
 ) -> Layout | None:
-    """Where the open axes of a call are, or None where the slow path must look closer.
+    """The layout of a call.
 
     Args:
-        signed: The call, signed.
+        signed: The call.
         opened: Positions of its leaves that have open axes, or are sizes themselves.
         args: Its positional arguments, as they came.
         kwargs: Its keyword arguments, as they came.
-        arguments: Its arguments that are not static.
+        arguments: Its arguments that are not static; see `arguments_of`.
 
     Returns:
-        The layout; None if an array with open axes is of a kind that is not read fast.
+        The layout; None if the fast path cannot serve such calls: a leaf with open axes is of a
+        type that `reading` does not read, a `Padded` array has no open axes, or no leaf has any.
     """
     if any(reading(signed.leaves[leaf]) is None for leaf in opened):
         return None
+    # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only
+    # for arguments with open axes.
     if Padded in map(type, signed.leaves):
         known = set(opened)
         if any(type(x) is Padded and i not in known for i, x in enumerate(signed.leaves)):
@@ -140,7 +156,7 @@ def layout_of(
         places = tuple((own, argument.start + own) for own in argument.own(opened))
         if places:
             found.append(Opened(argument.where, argument.tree, places))
-    if not found:
+    if not found:  # nothing to read: calls of all shapes would have the same key
         return None
     dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
     statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)
@@ -148,7 +164,7 @@ def layout_of(
 
 
 def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list[Where]:
-    """The arguments that hold NumPy arrays without open axes; see `preparing`."""
+    """The arguments that hold NumPy arrays without open axes; `preparing` says why it matters."""
     found: list[Where] = []
     for argument in arguments:
         if ARRAY not in map(type, argument.leaves):
@@ -160,6 +176,6 @@ def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list
 
 
 def elements(pads: Sequence[tuple[int, tuple[int, ...]]], leaves: Sequence[Any]) -> tuple[int, int]:
-    """Real elements of the padded arguments of a call, and all of them."""
+    """Elements of the padded arguments of a call: those that are not padding, and all."""
     real = sum(leaves[i].size for i, _ in pads)
     return real, sum(math.prod(shape) for _, shape in pads)

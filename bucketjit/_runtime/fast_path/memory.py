@@ -1,4 +1,8 @@
-"""Which calls the fast path serves: a call that took the slow path is remembered with its way."""
+"""Remembers calls that took the slow path, so that the fast path serves the next one like them.
+
+It makes the handlers, puts them into dispatch tables, and closes their call counters when they are
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +37,10 @@ class ServedCall(NamedTuple):
 
     Attributes:
         key: The key of its executable.
-        sizes: What the executable takes before the arguments, on the device; None at exact shapes.
-        finish: What is done to the result; None if nothing.
+        sizes: The first argument of the executable, on the device; None if it runs exact.
+        finish: Makes the result of the call from that of the executable, or None.
         line: Counts calls like it.
-        note: Told of each call like it; None if nobody is.
+        note: Called for each call like it, or None.
     """
 
     key: Any
@@ -51,11 +55,11 @@ class RememberedCalls:
 
     Args:
         cache: The executables.
-        counters: Counts calls.
-        lock: Held while a way is added or forgotten.
+        counters: Holds the call counters of the handlers.
+        lock: Held while handlers are added or dropped. Looking one up takes no lock.
 
     Attributes:
-        fast_path: The ways to serve whole calls.
+        fast_path: Serves whole calls; those of chunks are in `of_chunks`.
     """
 
     def __init__(
@@ -71,18 +75,18 @@ class RememberedCalls:
         self._of_chunks: dict[weakref.ref[Program], FastPath] = {}
 
     def clear(self) -> None:
-        """Forget all calls; the counters are cleared, too."""
+        """Forget all calls. The caller clears the counters: call counters are not closed here."""
         self.fast_path.clear()
         self._of_chunks.clear()
 
     def forget_all(self) -> None:
-        """Let every call look for its bucket anew."""
+        """Forget all calls, so that each one looks for its bucket again; counts are kept."""
         with self._lock:
             every = [self.fast_path, *self._of_chunks.values()]
             self._forget([handler for fast_path in every for handler in fast_path.clear()])
 
     def of_chunks(self, program: Program) -> FastPath:
-        """The ways to serve the chunks of the calls of a program, whose results are padded."""
+        """The fast path of the chunks of a program's calls, whose results stay padded."""
         with self._lock:
             for gone in [ref for ref in self._of_chunks if ref() is None]:
                 self._forget(self._of_chunks.pop(gone).clear())
@@ -91,16 +95,17 @@ class RememberedCalls:
     def add(
         self, signed: SignedCall, given: CallArguments, opened: Sequence[int], served: ServedCall
     ) -> Handler | None:
-        """Let the next call like this one skip the slow path.
+        """Let the next call like this one take the fast path.
 
         Args:
             signed: The call.
             given: Its arguments as they came.
-            opened: Its leaves that have open axes.
+            opened: Positions of its leaves that have open axes.
             served: How it was served.
 
         Returns:
-            The way that calls like it take; None if there is none.
+            The handler; None if the executable has left the cache, or the arguments have no layout
+            (see `layout_of`).
         """
         slot = self._cache.slot(served.key)
         if slot is None:
@@ -111,7 +116,9 @@ class RememberedCalls:
             return None
         hosts = host_arguments(arguments, opened)
         with self._lock:
+            # First, because it sets the clock of the call counter, which the handler holds.
             self._counters.open(served.line)
+            # A handler in a fast path of chunks serves them; their results are joined on the host.
             table, gone = given.fast_path.of(layout)
             joined = given.fast_path is not self.fast_path
             plan = make_handler(
@@ -145,13 +152,21 @@ class RememberedCalls:
     def add_chunked(
         self, signed: SignedCall, given: CallArguments, opened: Sequence[int], handler: Handler
     ) -> None:
-        """Let the next call like this one, which runs in chunks, skip the slow path."""
+        """Let the next call like this one, which runs in chunks, take the fast path.
+
+        Args:
+            signed: The call.
+            given: Its arguments as they came.
+            opened: Positions of its leaves that have open axes.
+            handler: Serves calls like it.
+        """
         arguments = arguments_of(signed, given.args, given.kwargs)
         layout = layout_of(signed, opened, given.args, given.kwargs, arguments)
         if layout is None:
             return
         with self._lock:
-            # Who cleared the fast_path meanwhile does not count its chunks any more.
+            # If the fast path was cleared meanwhile, the counters of the chunks are closed, and
+            # calls by this handler would not be counted.
             if self._counters.counts(handler.lines):
                 self._keep(given, *given.fast_path.of(layout), handler)
 
@@ -160,10 +175,13 @@ class RememberedCalls:
     ) -> None:
         gone += table.remember(given.args, given.kwargs, handler)
         if given.fast_path is not self.fast_path and any(other.is_alive for other in gone):
-            gone += self.fast_path.clear()  # they may lead to chunks that are not counted any more
+            # A handler of a chunk was dropped whose counter is closed below. A chunked handler of
+            # a whole call may still use it, and its calls would not be counted.
+            gone += self.fast_path.clear()
         self._forget(gone)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:
-            if isinstance(handler, BucketHandler):  # the chunks of others count for themselves
+            # A chunked handler has no counter: it uses those of the handlers of its chunks.
+            if isinstance(handler, BucketHandler):
                 self._counters.close(handler.line)

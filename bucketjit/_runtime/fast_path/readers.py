@@ -1,4 +1,7 @@
-"""Read one open argument out of nested containers without flattening them."""
+"""Reads from an argument with open axes what a handler depends on: shapes, types, sharding.
+
+What is read is part of the key in a `DispatchTable`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._arrays.padded import Padded
 from bucketjit._jax.arrays import CONCRETE_ARRAY, KEY_ARRAY
 
-Reader = Callable[[Any], Hashable]  # what a plan depends on of an argument; None: look closer
+Reader = Callable[[Any], Hashable]  # returns a part of the key; None: take the slow path
 
 ARRAY = np.ndarray
 
@@ -24,16 +27,20 @@ _KEY_ARRAY = KEY_ARRAY
 
 
 def reading_static(value: object) -> Hashable:
-    """What tells values of a static argument apart."""
+    """The part of the key for a static argument: its type and value."""
     return type(value), value
 
 
 def reading(value: Any) -> Hashable:
-    """What tells arguments apart that differ in shape or type; None if it takes the long way."""
+    """The part of the key for a leaf: shape and type; None if the slow path must handle it.
+
+    Types are compared by identity, so an instance of a subclass, such as a masked array, takes the
+    slow path.
+    """
     kind = type(value)
     if kind is DEVICE_ARRAY:
         aval, placed = value.aval, value.sharding
-        if type(placed) is NAMED:  # it may be cut, and be of another type therefore
+        if type(placed) is NAMED:  # a mesh may split the array: its sharding is part of its type
             return aval.shape, aval.dtype, aval.weak_type, placed
         return aval.shape, aval.dtype, aval.weak_type
     if kind is ARRAY:
@@ -47,7 +54,15 @@ def reading(value: Any) -> Hashable:
 
 
 def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
-    """A function that reads some leaves of a container of known structure."""
+    """A function that reads some leaves of a container.
+
+    Args:
+        tree: The structure that the container must have.
+        places: Positions of the leaves to read.
+
+    Returns:
+        The function. It returns None for another structure, and if a leaf cannot be read.
+    """
     flatten = jax.tree_util.tree_flatten
 
     def read(value: object) -> Hashable:

@@ -1,5 +1,4 @@
-"""Which buckets cost least: histograms of sizes, and the searches over them.
+"""Searches for the buckets that cost least, given a histogram of sizes.
 
-Plain arithmetic on NumPy arrays. The strategies that are made from its results are in
-`bucketjit.strategies`.
+This is plain arithmetic on NumPy arrays. `bucketjit.strategies` makes strategies of the results.
 """

@@ -1,6 +1,6 @@
-"""The cheapest boxes: buckets of several variables, each placed freely.
+"""Searches for the cheapest boxes: buckets of several variables, each placed freely.
 
-To find them for certain is a hard problem, so this is a local search; `tests/strategies/search`
+Finding them with certainty is a hard problem, so this is a local search; `tests/strategies/search`
 compares it with all possible answers on small instances.
 """
 
@@ -18,12 +18,16 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def cheapest_boxes(candidates: Table, k: int) -> list[tuple[int, ...]]:
-    """At most ``k`` buckets with a size for every variable; a call goes to the cheapest it fits.
+    """Choose at most ``k`` buckets; a call is served by the cheapest one that holds its sizes.
 
-    The largest candidate of all variables is always one of them, so that every call has one,
-    whether or not it occurred. The others are added one by one, each where it saves most (that
-    alone gets 1 - 1/e of the possible saving, as the saving is submodular), then moved one by one
-    as long as that helps.
+    One bucket has the largest candidate of every variable, so that every call has a bucket, whether
+    or not its sizes occurred. The others are added one by one, each where it saves most (that alone
+    gets 1 - 1/e of the possible saving, as the saving is submodular), then moved one by one as long
+    as that helps.
+
+    Args:
+        candidates: The candidates.
+        k: The largest number of buckets.
 
     Returns:
         The buckets as positions in the candidates, the cheapest first.
@@ -33,7 +37,7 @@ def cheapest_boxes(candidates: Table, k: int) -> list[tuple[int, ...]]:
 
 
 class _Boxes:
-    """The search for boxes. A box is known by its number among all combinations of candidates."""
+    """The search for boxes. A box is an index into the flattened combinations of candidates."""
 
     def __init__(self, candidates: Table) -> None:
         self._shape = candidates.weights.shape
@@ -44,13 +48,13 @@ class _Boxes:
         self._holds: Flags = np.all(points[None] <= boxes[:, None], axis=2)  # (boxes, points)
 
     def _call_costs(self, boxes: Sequence[int]) -> Floats:
-        """What a call of each point costs in the cheapest box that holds it, or the largest."""
+        """The cost of a call of each point in the cheapest box that holds it."""
         largest = self._costs[-1]
         costs = np.where(self._holds[boxes], self._costs[boxes][:, None], largest)
         return costs.min(axis=0, initial=largest)
 
     def total(self, boxes: Sequence[int]) -> float:
-        """What all calls cost."""
+        """The cost of all calls."""
         return float(self._call_costs(boxes) @ self._weights)
 
     def _best_addition(self, boxes: Sequence[int]) -> int:
@@ -75,7 +79,7 @@ class _Boxes:
             first, *rest = boxes
             moved = [*rest, self._best_addition(rest)]
             lower = self.total(moved)
-            # Less by more than rounding, so that this ends.
+            # By more than rounding errors; else the loop might not end.
             if lower < total * (1 - 1e-12):
                 boxes, total, unmoved = moved, lower, 0
             else:
@@ -83,7 +87,7 @@ class _Boxes:
         return boxes
 
     def used(self, boxes: Sequence[int]) -> list[tuple[int, ...]]:
-        """The boxes that a point goes to, the cheapest first, and the largest of all."""
+        """The boxes that serve a point, the cheapest first, and last the largest box of all."""
         every = sorted({*boxes, len(self._costs) - 1}, key=lambda box: (self._costs[box], box))
         first_to_hold = self._holds[every].argmax(axis=0)
         kept = sorted({*first_to_hold.tolist(), len(every) - 1})

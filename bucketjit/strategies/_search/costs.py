@@ -1,4 +1,4 @@
-"""What a call costs by its padded size, as the user says."""
+"""Evaluates and checks the cost function of the user: what a call costs by its padded sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ JointCost = Callable[..., float]
 
 
 def costs_of(sizes: Ints, cost: Cost | None) -> Floats:
-    """The cost of each size; None stands for the size itself.
+    """The cost of each size.
+
+    Args:
+        sizes: The padded sizes.
+        cost: The cost of a size; None for the size itself.
+
+    Returns:
+        The costs.
 
     Raises:
         TypeError: If ``cost`` cannot be called, or returns no number.
@@ -35,10 +42,18 @@ def costs_of(sizes: Ints, cost: Cost | None) -> Floats:
 def joint_costs_of(
     dims: tuple[str, ...], combinations: Iterable[tuple[int, ...]], cost: JointCost | None
 ) -> Floats:
-    """The cost of each combination of sizes; None stands for their product.
+    """The cost of each combination of sizes.
+
+    Args:
+        dims: The names of the variables.
+        combinations: The padded sizes of all variables, in the order of ``dims``.
+        cost: The cost of a combination, called with the sizes by name; None for their product.
+
+    Returns:
+        The costs.
 
     Raises:
-        TypeError: If ``cost`` cannot be called, or returns no number.
+        TypeError: If ``cost`` cannot be called, does not take these names, or returns no number.
         ValueError: If a cost is negative or not finite.
 
     Examples:
@@ -51,7 +66,7 @@ def joint_costs_of(
     try:
         inspect.signature(cost).bind(**dict.fromkeys(dims))
     except ValueError:
-        pass  # it has no signature that Python knows
+        pass  # Python knows no signature of some builtins
     except TypeError as error:
         raise TypeError(
             f"cost must take the padded sizes by name, {', '.join(dims)}: {error}"
@@ -69,10 +84,14 @@ def joint_costs_of(
 
 
 def check_total(costs: Floats, counts: Floats) -> None:
-    """Refuse costs whose sums no float can hold: none would be larger than another.
+    """Check that a float can hold the sum of all costs; infinite sums could not be compared.
+
+    Args:
+        costs: The cost of each size.
+        counts: How often each size occurred.
 
     Raises:
-        ValueError: All sizes at the largest cost would be too much.
+        ValueError: The sum would be infinite if all sizes had the largest cost.
 
     Examples:
         >>> check_total(np.array([1e308]), np.array([3.0]))
@@ -87,20 +106,30 @@ def check_total(costs: Floats, counts: Floats) -> None:
 
 
 def check_callable(cost: object) -> None:
-    """Refuse a cost that is no function.
+    """Check that a cost is a function.
+
+    Args:
+        cost: The cost.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If ``cost`` cannot be called.
     """
     if not callable(cost):
         raise TypeError(f"cost must be a function of the padded size, or None, not {cost!r}")
 
 
 def checked_cost(answer: Any, what: str) -> float:
-    """A cost as a float.
+    """Check what a cost function returned, and make it a float.
+
+    Args:
+        answer: What the function returned.
+        what: The sizes, for messages.
+
+    Returns:
+        The cost.
 
     Raises:
-        TypeError: If it is no number.
+        TypeError: If the answer is no number.
         ValueError: If it is negative or not finite.
     """
     try:

@@ -1,6 +1,6 @@
-"""The cheapest grid: boundaries for each variable.
+"""Searches for the cheapest grid: boundaries for each variable.
 
-To find it for certain is a hard problem (rectangular partition), so this is a local search;
+Finding it with certainty is a hard problem (rectangular partition), so this is a local search;
 `tests/strategies/search` compares it with all possible answers on small instances.
 """
 
@@ -18,18 +18,23 @@ from bucketjit.strategies._search.partition import cheapest_groups
 from bucketjit.strategies._search.table import Table
 
 _STARTS = 4  # grids that are improved boundary by boundary
-_MOST_SHAPES = 150  # of grids to start from, but for the numbers of boundaries of the last variable
+# Shapes of grids to start from, not counting the numbers of boundaries of the last variable.
+_MOST_SHAPES = 150
 
 _Numbers = TypeVar("_Numbers", Floats, Ints)
 Grid = tuple[tuple[int, ...], ...]
 
 
 def cheapest_grid(candidates: Table, k: int) -> Grid:
-    """Boundaries for each variable, of which at most ``k`` combinations occur.
+    """Choose boundaries for each variable, of which at most ``k`` combinations occur.
 
-    For so and so many boundaries of each variable, those of one are best given those of the
-    others (`cheapest_groups` finds them exactly), in turn, until nothing improves. The best of
-    these grids are then improved boundary by boundary.
+    For given numbers of boundaries, the boundaries of one variable are fitted exactly
+    (`cheapest_groups`) while those of the others are fixed, in turn, until nothing improves. The
+    best of these grids are then improved boundary by boundary.
+
+    Args:
+        candidates: The candidates.
+        k: The largest number of combinations of boundaries that occur.
 
     Returns:
         The boundaries of each variable, as positions in its candidates.
@@ -45,7 +50,8 @@ class _Grids:
     def __init__(self, candidates: Table, k: int) -> None:
         self._costs, self._k = candidates.costs, k
         self._shape = candidates.weights.shape
-        # Up to each combination: how many calls there are, and how many combinations with any.
+        # Cumulative sums over all axes: number of calls, and of combinations with any calls, up to
+        # each combination. Differences of them give the sums over any cell of a grid.
         self._calls = candidates.weights
         self._points = (candidates.weights > 0).astype(np.int64)
         for axis in range(len(self._shape)):
@@ -53,18 +59,19 @@ class _Grids:
             self._points = np.cumsum(self._points, axis=axis)
 
     def cost(self, grid: Grid) -> float:
-        """What all calls cost."""
+        """The cost of all calls."""
         return float(np.sum(_cells(self._calls, grid) * self._costs[np.ix_(*grid)]))
 
     def count(self, grid: Grid) -> int:
-        """How many combinations of its boundaries occur."""
+        """The number of combinations of its boundaries that occur."""
         return int(np.count_nonzero(_cells(self._points, grid)))
 
     def starts(self) -> set[Grid]:
-        """Grids of many shapes, from those with ``k`` combinations on while enough stay empty.
+        """Grids of many shapes, each with at most ``k`` combinations that occur.
 
-        There may be too many shapes to try all of them; those with all boundaries in one variable
-        are always tried.
+        Shapes start with ``k`` combinations in all. The number of boundaries of the last variable
+        is then raised as long as enough combinations stay empty. There may be too many shapes to
+        try all; those with all boundaries in one variable are always tried.
         """
         *some, last = self._shape
         found: set[Grid] = {tuple((n - 1,) for n in self._shape)}
@@ -83,7 +90,7 @@ class _Grids:
         return found
 
     def _fitted(self, numbers: Sequence[int]) -> Iterator[Grid]:
-        """Grids of so many boundaries that no change of one variable improves."""
+        """Grids of given numbers of boundaries that no change of one variable improves."""
         axes = range(len(numbers))
         for first in axes:
             # The first variable is cut as if all others were not padded.
@@ -98,7 +105,7 @@ class _Grids:
             yield grid
 
     def _cut(self, grid: Grid, axis: int, k: int) -> tuple[int, ...]:
-        """The best boundaries of one variable, given those of the others."""
+        """The best ``k`` boundaries of one variable while those of the others are fixed."""
         every = _replaced(grid, axis, tuple(range(self._shape[axis])))
         weights, costs = _cells(self._calls, every), self._costs[np.ix_(*every)]
         rows = self._shape[axis]
@@ -126,13 +133,13 @@ class _Grids:
                 ),
                 key=self.cost,
             )
-            # Less by more than rounding, so that this ends.
+            # By more than rounding errors; else the loop might not end.
             if not (lower := self.cost(best)) < cost * (1 - 1e-12):
                 return grid
             grid, cost = best, lower
 
     def _one_more(self, grid: Grid, axis: int) -> Grid:
-        """The grid with the best boundary more of one variable that ``k`` leaves room for."""
+        """The grid with one more boundary of a variable: the best that ``k`` leaves room for."""
         every = np.arange(self._shape[axis])
         full = _replaced(grid, axis, tuple(every.tolist()))
         calls, points, costs = (
@@ -143,7 +150,7 @@ class _Grids:
                 self._costs[np.ix_(*full)],
             )
         )
-        # Each position cuts the run it is in: the part up to it becomes cheaper.
+        # A new boundary at a position cuts its run in two: the part up to it becomes cheaper.
         ends = np.array(grid[axis])
         run = np.searchsorted(ends, every)
         after, before = ends[run], np.concatenate([[-1], ends[:-1]])[run]
@@ -175,7 +182,7 @@ def _numbers(tops: Sequence[int]) -> list[list[int]]:
 
 
 def _cells(below: _Numbers, grid: Grid) -> _Numbers:
-    """What each combination of boundaries holds, of sums up to each combination of candidates."""
+    """The sum over each cell of a grid, from cumulative sums over the candidates."""
     cells = below[np.ix_(*grid)]
     for axis in range(cells.ndim):
         cells = np.diff(cells, axis=axis, prepend=0)

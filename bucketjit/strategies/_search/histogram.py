@@ -1,4 +1,4 @@
-"""What is known of the sizes: how often each occurred."""
+"""Counts how often each size, or combination of sizes, occurred, and checks the sizes."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def joint_histogram(sizes: Mapping[str, Sizes]) -> JointHistogram:
     """Count combinations of sizes; one with a size 0 is left out.
 
     Args:
-        sizes: The sizes of each variable, by its name; the i-th of all variables are one call's.
-            Of a single variable, it may be a mapping of size to count.
+        sizes: The sizes of each variable, by its name; the i-th sizes of all variables are one
+            call. Of a single variable, it may be a mapping of size to count.
 
     Returns:
         The distinct combinations and their counts.
@@ -127,13 +127,16 @@ def joint_histogram(sizes: Mapping[str, Sizes]) -> JointHistogram:
 
 
 def largest_bucket(name: str, seen: int, multiple_of: int, largest: int | None) -> int:
-    """The largest bucket: as given, or the largest size seen, rounded up.
+    """The largest bucket: the limit of the user, or else the largest size seen, rounded up.
 
     Args:
-        name: What the limit is called in messages.
+        name: Name of the limit in messages.
         seen: The largest size seen.
-        multiple_of: What buckets are multiples of.
-        largest: The limit given; None for none.
+        multiple_of: Every bucket is a multiple of this.
+        largest: The limit of the user, or None.
+
+    Returns:
+        The largest bucket.
 
     Raises:
         ValueError: If the limit is not a multiple of ``multiple_of``, or no shape can hold it.
@@ -152,7 +155,15 @@ def largest_bucket(name: str, seen: int, multiple_of: int, largest: int | None) 
 
 
 def rounded_up(seen: Histogram, multiple_of: int, largest: int) -> Histogram:
-    """Round sizes up to multiples, leave out those beyond the largest bucket, and add that one.
+    """Round sizes up to multiples, drop those beyond the largest bucket, and add the bucket.
+
+    Args:
+        seen: The sizes.
+        multiple_of: Every result is a multiple of this.
+        largest: The largest bucket. If no size rounds up to it, its count is 0.
+
+    Returns:
+        The rounded sizes and their counts.
 
     Examples:
         >>> rounded_up(histogram([3, 5, 8, 20]), 4, 16)
@@ -165,7 +176,7 @@ def rounded_up(seen: Histogram, multiple_of: int, largest: int) -> Histogram:
 
 
 def weigh(where: Ints, counts: Floats) -> Floats:
-    """Sum the counts that go to the same place."""
+    """Sum the counts with equal positions in ``where``."""
     return np.bincount(where, counts).astype(np.float64)
 
 
@@ -185,7 +196,8 @@ def _integers(name: str, values: object) -> Ints:
         raise TypeError(f"{name} must be a flat iterable of ints, not a nested one") from None
     if not array.size:
         return np.zeros(0, np.int64)
-    if array.ndim == 1 and array.dtype.kind not in "ib":  # NumPy has another type for such ints
+    # NumPy makes arrays of another type (uint64, float64 or object) for ints of 2**63 and more.
+    if array.ndim == 1 and array.dtype.kind not in "ib":
         for n in values:
             if isinstance(n, int | np.integer) and n > _LARGEST:
                 raise ValueError(f"{name} must be below 2**63, not {n}")
@@ -199,7 +211,7 @@ def _integers(name: str, values: object) -> Ints:
 
 
 def _count(size: int, count: object) -> float:
-    """How often a size occurred, checked."""
+    """Check the count of a size, and make it a float."""
     if isinstance(count, bool) or not isinstance(count, numbers.Real):
         raise TypeError(f"the count of size {size} must be a number, not {count!r}")
     number = float(count)

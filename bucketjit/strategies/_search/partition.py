@@ -12,16 +12,17 @@ def cheapest_boundaries(
 ) -> Ints:
     """Choose at most ``k`` of some sizes as boundaries, such that rounding up to them costs least.
 
-    Exact for all costs, also where a larger bucket is cheaper: then what a size costs is the cost
-    of the cheapest bucket that holds it, which does not fall with the size, and the boundaries
-    are those buckets. (With different ``fixed`` costs it is exact where ``costs`` does not fall.)
+    The result is exact for all costs, even if a larger bucket is cheaper than a smaller one. Each
+    size is then charged the cost of the cheapest bucket that holds it, which does not fall when the
+    size grows, and the boundaries are those cheapest buckets. (If ``fixed`` costs differ, the
+    result is exact only if ``costs`` does not fall.)
 
     Args:
-        sizes: The candidates in increasing order, the last of which becomes a boundary.
+        sizes: The candidates in increasing order; the last one always becomes a boundary.
         weights: How often each size occurs.
         costs: What a call in a bucket of each size costs.
-        k: The most boundaries there may be.
-        fixed: What a boundary costs besides, one for all or one for each.
+        k: The largest number of boundaries.
+        fixed: What a boundary costs in addition: one number for all, or one for each.
 
     Returns:
         The boundaries, in increasing order.
@@ -48,15 +49,16 @@ def cheapest_groups(weights: Floats, costs: Floats, k: int, fixed: Floats | floa
     A run from ``i`` to ``j`` costs ``sum over c of costs[j, c] * weights[i:j+1, c].sum()``, as all
     its members are padded to the last one's size, plus ``fixed[j]``.
 
-    Where no column of ``costs`` decreases this is exact: then the cost of runs fulfils the
-    quadrangle inequality, so the best start of the last run moves to the right with its end
-    (Yao 1980), and divide and conquer finds all starts of a layer in ``O(m log m)`` steps.
+    This is exact if no column of ``costs`` decreases. The cost of runs then fulfils the quadrangle
+    inequality, so the best start of the last run moves to the right with its end (Yao 1980), and
+    divide and conquer finds all starts of a layer in ``O(m log m)`` steps.
 
     Args:
-        weights: How often, of shape ``(m, c)``.
-        costs: What one member costs, of shape ``(m, c)``; no column decreases.
-        k: The most runs there may be.
-        fixed: What a run costs besides, one for all or by its last position.
+        weights: How often each position occurs, of shape ``(m, c)``.
+        costs: What one member of a run with that last position costs, of shape ``(m, c)``; no
+            column decreases.
+        k: The largest number of runs.
+        fixed: What a run costs in addition: one number for all, or one for each last position.
 
     Returns:
         The last position of each run, in increasing order; of equally cheap cuts one with the
@@ -88,18 +90,27 @@ def cheapest_groups(weights: Floats, costs: Floats, k: int, fixed: Floats | floa
 def _one_more_run(
     best: Floats, below: Floats, costs: Floats, fixed: Floats, g: int
 ) -> tuple[Floats, Ints]:
-    """From the cheapest cuts of each prefix into ``g - 1`` runs to those into ``g``.
+    """Compute the cheapest cuts of each prefix into ``g`` runs from those into ``g - 1``.
 
-    Prefixes are worked off from coarse to fine: the best start for one between two that are known
-    lies between theirs. All of one fineness are done at once.
+    The prefixes are processed from coarse to fine: the best start for a prefix lies between the
+    starts of the next shorter and longer prefix that are known. All prefixes of one fineness are
+    processed at once, as one flat array.
+
+    Args:
+        best: The cost of the cheapest cut into ``g - 1`` runs, by length of the prefix.
+        below: The sums of the weights before each position.
+        costs: See `cheapest_groups`.
+        fixed: See `cheapest_groups`.
+        g: The number of runs.
 
     Returns:
-        The cost by length of prefix, and where its last run starts.
+        The cost by length of the prefix, and the start of its last run.
     """
     m = len(costs)
     count = m - g + 1  # prefixes of length g .. m, number 1 .. count
     cost, start = np.full(m + 1, np.inf), np.zeros(m + 1, np.int64)
-    # By number, between two that stand for "as far left, or right, as can be".
+    # Best starts by number of the prefix. The first and the last entry are sentinels: the smallest
+    # and the largest start possible.
     found = np.full(count + 2, m - 1, np.int64)
     found[0] = g - 1
     step = 1 << (count.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Candidate sizes of several variables, with the weight and the cost of each combination."""
+"""Lays out candidate sizes of several variables, with weight and cost of each combination."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bucketjit.strategies._search.costs import JointCost, check_total, joint_cos
 from bucketjit.strategies._search.histogram import Floats, Ints, JointHistogram, weigh
 from bucketjit.strategies._search.partition import cheapest_groups
 
-# The searches look at each combination of candidates, and of each with each that occurs: so many
-# take them about a second.
+# The searches look at all combinations of candidates, and at all pairs of a combination and one
+# that occurs. With these numbers they take about a second.
 _MOST_COMBINATIONS = 20_000
 _MOST_PAIRS = 2_000_000
 
@@ -23,7 +23,8 @@ class Table(NamedTuple):
 
     Attributes:
         sizes: The candidate sizes of each variable, in increasing order.
-        weights: How many calls each combination is the least bucket of, of shape ``(n1, .. nd)``.
+        weights: Number of calls whose smallest bucket each combination is, of shape
+            ``(n1, .. nd)``.
         costs: What one call in that bucket costs, of the same shape; never less than for a
             combination of smaller sizes.
     """
@@ -41,14 +42,17 @@ def lay_out(
 ) -> Table:
     """Lay out the candidates.
 
-    Every size that occurs, rounded up, is a candidate; where the searches would take too long,
+    Every size that occurs, rounded up, is a candidate. If the searches would take too long, only
     the best few of each variable are.
 
     Args:
-        histogram: What occurred; combinations with a size beyond the largest are left out.
-        cost: What a call costs, asked with the padded sizes by name; None for their product.
-        multiples: What to round sizes up to multiples of, by variable.
+        histogram: The sizes; combinations with a size beyond the largest bucket are left out.
+        cost: What a call costs, called with the padded sizes by name; None for their product.
+        multiples: By variable, a number of which every bucket is a multiple.
         largest: The largest bucket of each variable.
+
+    Returns:
+        The candidates.
 
     Raises:
         TypeError: If ``cost`` cannot be called, or returns no number.
@@ -84,7 +88,7 @@ def _candidates(sizes: Ints, counts: Floats, largest: int, most: int) -> Ints:
 
 
 def _costs(dims: tuple[str, ...], sizes: tuple[Ints, ...], cost: JointCost | None) -> Floats:
-    """The cost of each combination; where a size grows it must not fall."""
+    """The cost of each combination, which must not fall when a size grows."""
     combinations = itertools.product(*(s.tolist() for s in sizes))
     costs = joint_costs_of(dims, combinations, cost).reshape(tuple(map(len, sizes)))
     for axis, dim in enumerate(dims):
