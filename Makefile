@@ -1,10 +1,12 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     the tests, of the masking cases every fourth (all of them with
-#                                 EVERY=1); also as `make test PYTEST_ARGS='-k cache -x'`
+#   make test                     the tests: of the masking cases every eighth, and of tests with many
+#                                 sets of parameters every second set (all of them with EVERY=1);
+#                                 also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
-#                                 masking cases every tenth (all of them with EVERY_312=1)
+#                                 masking cases every 24th, of sets of parameters every sixth (all
+#                                 of them with EVERY_312=1)
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
 #                                 release without JAX=
@@ -23,8 +25,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EVERY ?= 4
-EVERY_312 ?= 10
+EVERY ?= 8
+EVERY_312 ?= 24
 ARGS ?=
 PYTEST_ARGS ?=
 JAX ?=

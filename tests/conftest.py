@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ CORE = (
     "test_versions.py",
 )
 
+MANY = 12  # sets of parameters of one test, beyond which --every leaves some out
+WHOLE = ("test_layers.py", "test_docs.py")  # a set of parameters is a file here: none is left out
+
 _backend_compiles: list[str] = []
 
 
@@ -50,7 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="run every Nth of the masking cases and models",
+        help="run every Nth of the masking cases and models, and every (N/4)th set of parameters "
+        f"of tests that have more than {MANY}",
     )
     parser.addoption("--core", action="store_true", help="run the core of the suite alone")
 
@@ -64,16 +68,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("core") and left_out else None
 
 
+def _test_of(item: pytest.Item) -> tuple[Path, str]:
+    """The test of an item, without its parameters."""
+    return item.path, getattr(item, "originalname", item.name)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     every, count = config.getoption("every"), itertools.count()
-    core: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
+    sets = Counter(map(_test_of, items))
+    seen: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
     def is_dropped(item: pytest.Item) -> bool:
         if item.path.name in ("test_cases.py", "test_models.py"):
             return bool(next(count) % every)
-        if not config.getoption("core"):
+        test = _test_of(item)
+        if config.getoption("core"):
+            return bool(next(seen[test]) % 10)
+        if sets[test] <= MANY or item.path.name in WHOLE:
             return False
-        return bool(next(core[item.path, getattr(item, "originalname", item.name)]) % 10)
+        return bool(next(seen[test]) % max(1, every // 4))
 
     dropped = list(filter(is_dropped, items))
     if dropped:

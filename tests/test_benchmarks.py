@@ -17,8 +17,17 @@ from benchmarks.sections import Column, Options, Section
 ALONE = ("dispatch", "stream", "stream-warm", "training")
 
 
+# Those that take half a minute and more.
+LONG = ("stream-plans", "stream-plans-warm", "stalls")
+
+
 @pytest.mark.parametrize(
-    "section", [s for s in table.SECTIONS if s.name not in ALONE], ids=lambda s: s.name
+    "section",
+    [
+        pytest.param(s, id=s.name, marks=[pytest.mark.slow] if s.name in LONG else [])
+        for s in table.SECTIONS
+        if s.name not in ALONE
+    ],
 )
 def test_a_section_has_rows(section: Section) -> None:
     rows = sections.measure(section.target, {"quick": True})

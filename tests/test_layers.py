@@ -286,3 +286,23 @@ def test_public_names() -> None:
         "strategies",
     }
     assert expected <= {n for n in vars(bucketjit) if not n.startswith("_")}
+
+
+def without_docstrings(node: ast.AST) -> int:
+    """The lines of a definition, its docstrings and those of what is inside left out."""
+    lines = set(range(node.lineno, node.end_lineno + 1))
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(inner):
+            lines -= set(range(inner.body[0].lineno, inner.body[0].end_lineno + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_nothing_is_too_long_to_read(module: str) -> None:
+    text = modules()[module].read_text()
+    assert text.count("\n") <= 520
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert without_docstrings(node) <= 60, f"{module}.{node.name}"
+        if isinstance(node, ast.ClassDef):
+            assert without_docstrings(node) <= 320, f"{module}.{node.name}"

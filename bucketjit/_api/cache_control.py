@@ -50,6 +50,7 @@ class CacheControl:
 
         Examples:
             >>> import numpy as np
+            >>> from bucketjit import BucketedExec
             >>> double = BucketedExec(lambda x: 2 * x).with_pow2().with_maxsize(2)
             >>> for n in (3, 5):
             ...     _ = double(np.ones(n))
@@ -93,6 +94,7 @@ class CacheControl:
 
         Examples:
             >>> import numpy as np
+            >>> from bucketjit import BucketedExec
             >>> double = BucketedExec(lambda x: 2 * x).with_pow2()
             >>> _ = double(np.ones(3))
             >>> with double.forbid_compiles():

@@ -75,6 +75,7 @@ class Warming:
 
         Examples:
             >>> import jax, jax.numpy as jnp
+            >>> from bucketjit import BucketedExec
             >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
             >>> like = jax.ShapeDtypeStruct((1,), jnp.float32)
             >>> report = total.warmup(like, sizes={"n": range(1, 65)}, progress=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +103,6 @@ def masked_function(
     """
     program, signature = call.program, signed.signature
     assert program is not None
-    variables = call.variables
     poisoned = check is Check.POISON
     expected = Expected({i for i, _ in pads})
     is_size = [t.dtype is None for t in signature.types]
@@ -112,10 +111,10 @@ def masked_function(
         leaves = expected.check(args, kwargs)
         arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
         vector, size_constants = sizes if isinstance(sizes, tuple) else (sizes, ())
-        values = {v: vector[i] for i, v in enumerate(variables)}
+        values = {v: vector[i] for i, v in enumerate(call.variables)}
         at = BucketSizes(bucket, program.lower, values, size_constants)
         # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
-        poison = poison_equations(vector[len(variables)]) if poisoned else None
+        poison = poison_equations(vector[len(call.variables)]) if poisoned else None
         return _evaluated(program, arrays, at, rules(), hooks(poison, after), poisoned)
 
     masked.__name__ = getattr(signature.fn, "__name__", "masked")
@@ -131,15 +130,11 @@ def masked_function(
         tree: Any
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         device = device_for(program, static, leaves, chunks)
-    if device is not None:
-        sizes, leaves = lent_types(sizes, leaves, {i for i, _ in pads}, device)
-        args, kwargs = tree.unflatten(leaves)
+        if device is not None:
+            sizes, leaves = lent_types(sizes, leaves, {i for i, _ in pads}, device)
+            args, kwargs = tree.unflatten(leaves)
     return Masked(
-        function=jax.jit(
-            masked,
-            donate_argnums=tuple(i + 1 for i in sorted(donated)),  # the sizes are argument 0
-            compiler_options=dict(options),
-        ),
+        function=_jitted(masked, donated, options),
         sizes=sizes,
         args=args,
         kwargs=kwargs,
@@ -155,6 +150,14 @@ def masked_function(
         options=options,
         device=device,
     )
+
+
+def _jitted(
+    masked: Callable[..., Any], donated: Set[int], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The masked function under ``jit``. Its first argument are the sizes."""
+    donate = tuple(i + 1 for i in sorted(donated))
+    return jax.jit(masked, donate_argnums=donate, compiler_options=dict(options))
 
 
 def _donated(

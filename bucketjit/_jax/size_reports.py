@@ -1,6 +1,6 @@
 """The reports of the thread that traces: what `size_hooks` and `number_hooks` call.
 
-No name of JAX is private here; the file is between both to avoid a cycle of imports.
+The file stands between both to avoid a cycle of imports.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from typing import Any, NoReturn
 
 from jax.errors import InconclusiveDimensionOperation
 
+from bucketjit._jax import names
 from bucketjit._jax.user_code import caller_is_user
+
+_shape_poly = names.module("export.shape_poly")
 
 # Functions of the thread: ``report``, ``report_key``, ``report_text`` and ``report_raised``, the
 # arguments of `size_hooks.watch_equalities`. Each is missing or None while no function is traced.
@@ -37,9 +40,16 @@ def report_raised(error: Exception) -> None:
         report(error)
 
 
+# Looked up before the hooks are installed: a comparison by a hook is not one of user code.
+_plain_ge = _shape_poly._DimExpr.__ge__
+
+
 def is_positive(size: Any) -> bool:
-    """Whether a size is at least 1 for all values of its variables; False if JAX does not know."""
+    """Whether a size is at least 1 for all values of its variables; False if JAX does not know.
+
+    Sizes are compared by ``shape_poly._DimExpr.__ge__`` (since 0.4.14).
+    """
     try:
-        return bool(size >= 1)
+        return bool(_plain_ge(size, 1) if isinstance(size, _shape_poly._DimExpr) else size >= 1)
     except InconclusiveDimensionOperation:
         return False

@@ -1,7 +1,7 @@
-"""The files: how they are written, read, checked, listed and pruned. Knows nothing of JAX.
+"""Files of executables in a directory: written, read, checked, listed and pruned.
 
-A file is a magic line, the digest of the rest, the length of the header, the header in JSON, and a
-compressed executable. Its name is ``<identity>-<key>.bjx``. The identity is a digest of what users
+`file_format` says what is in a file. Nothing here knows JAX. The name of a file is
+``<identity>-<key>.bjx``. The identity is a digest of what users
 distinguish: the kind of calls (a function's name, types), then the bucket, 8 digits each. The key
 covers everything that the executable depends on.
 """
@@ -9,42 +9,29 @@ covers everything that the executable depends on.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import hashlib
 import io
-import json
 import os
 import re
-import reprlib
 import shutil
 import stat
-import struct
 import time
 import uuid
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bucketjit._errors import in_one_line
+from bucketjit._persistence.file_format import Damaged, Header, unpack_file
 
-MAGIC = b"bucketjit executable 1\n"
 SUFFIX = ".bjx"
-_BODY_AT = len(MAGIC) + hashlib.sha256().digest_size  # where the bytes begin that are digested
+
 _TEMPORARY = ".writing-"
+
 _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left by a process that ended
-LARGEST = (1 << 31) - 1  # bytes of an executable: XLA writes a protobuf, which holds no more
-_LARGEST_HEADER = 1 << 24  # bytes
-_PIECE = 1 << 20  # bytes that are read, or unpacked, at a time
-_DEFLATES_TO = 1032  # the highest factor by which zlib can compress
-_LONGEST_TIME = 2.0**53  # seconds: below, floats hold whole seconds exactly
+
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
-
-
-class Damaged(Exception):
-    """A file does not hold what was written to it; the message says what is wrong."""
 
 
 class Distrusted(Exception):
@@ -52,229 +39,6 @@ class Distrusted(Exception):
 
 
 _LINKED = (errno.ELOOP, errno.EMLINK)  # errors of O_NOFOLLOW at a symbolic link; EMLINK on BSD
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a file says of its executable.
-
-    Attributes:
-        key: Digest of everything that it depends on.
-        name: Name of the function.
-        sizes: Size of each dimension variable: of its bucket, or of the exact shape.
-        exact: Whether it runs unpadded.
-        parts: Digests of the parts of the key: ``program``, ``constants``, ``call``.
-        environment: Versions, device and flags it was compiled with.
-        kept: Positions of the flat arguments that it takes; the others are not used.
-        seconds: Seconds that compiling it took.
-        created: When it was compiled, in seconds since 1970.
-        nbytes: Length of the executable in bytes, not compressed.
-    """
-
-    key: str
-    name: str
-    sizes: Mapping[str, int]
-    exact: bool
-    parts: Mapping[str, str]
-    environment: Mapping[str, str]
-    kept: tuple[int, ...]
-    seconds: float
-    created: float
-    nbytes: int
-
-
-# The types of the header's fields in JSON; `parse_header` accepts no others.
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "key": (str,),
-    "name": (str,),
-    "sizes": (dict,),
-    "exact": (bool,),
-    "parts": (dict,),
-    "environment": (dict,),
-    "kept": (list,),
-    "seconds": (int, float),
-    "created": (int, float),
-    "nbytes": (int,),
-}
-
-
-def pack(header: Header, payload: bytes) -> bytes:
-    """The contents of a file.
-
-    Args:
-        header: The header.
-        payload: The executable.
-    """
-    text = json.dumps(dataclasses.asdict(header), sort_keys=True).encode()
-    body = struct.pack("<I", len(text)) + text + zlib.compress(payload, 1)
-    return MAGIC + hashlib.sha256(body).digest() + body
-
-
-def unpack(data: bytes) -> tuple[Header, bytes]:
-    """The header and the executable in the contents of a file.
-
-    Args:
-        data: The contents.
-
-    Raises:
-        Damaged: The contents are not what was written.
-    """
-    payload = io.BytesIO()
-    return _unpack(io.BytesIO(data), len(data), payload), payload.getvalue()
-
-
-def _unpack(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header:
-    """Check the contents of a file piece by piece, and return the header.
-
-    The digest is compared last, as all bytes are read only once. If it does not match,
-    that is the error, whatever was found wrong with the header or the executable.
-
-    Args:
-        file: The contents.
-        length: How many bytes they have.
-        payload: Where to write the executable; None to only check it.
-
-    Raises:
-        Damaged: The contents are not what was written.
-    """
-    start = file.read(len(MAGIC))
-    if start != MAGIC:
-        what = "of another version" if start[:20] == MAGIC[:20] else "no executable of bucketjit"
-        raise Damaged(f"it is {what}")
-    digest = file.read(hashlib.sha256().digest_size)
-    body = _Body(file, length - _BODY_AT)
-    header, problem = None, ""
-    try:
-        header = _read_header(body, length)
-    except Damaged as error:
-        problem = str(error)
-    # Before the digest, or a file of any length would be read to its end.
-    if body.left > _most_packed(LARGEST if header is None else header.nbytes):
-        raise Damaged(problem or "it is longer than its header says")
-    try:
-        if header is not None:
-            _inflate(body, header.nbytes, payload)
-    except Damaged as error:
-        problem = str(error)  # not the error itself: its frames hold the executable
-    while body.read(_PIECE):  # the rest is digested as well
-        pass
-    if body.digest() != digest:
-        raise Damaged("its digest does not match: it is cut short or was changed")
-    if header is None or problem:
-        raise Damaged(problem)
-    return header
-
-
-class _Body:
-    """The part of a file behind its digest; digests all that is read.
-
-    Attributes:
-        left: How many bytes are left to read.
-    """
-
-    def __init__(self, file: BinaryIO, left: int) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self.left = left
-
-    def read(self, count: int) -> bytes:
-        """The next bytes, at most so many; fewer at the end of the file.
-
-        Args:
-            count: How many.
-        """
-        data = self._file.read(min(count, max(self.left, 0)))
-        self.left -= len(data)
-        self._hash.update(data)
-        return data
-
-    def digest(self) -> bytes:
-        """The digest of the bytes read so far."""
-        return self._hash.digest()
-
-
-def _read_header(body: _Body, file_length: int) -> Header:
-    """Read the header, and check that the file can hold the executable that it describes.
-
-    Raises:
-        Damaged: It is no header, or the executable would be too large.
-    """
-    count = body.read(4)
-    if len(count) < 4:
-        raise Damaged("it has no header")
-    (length,) = struct.unpack("<I", count)
-    if length > _LARGEST_HEADER:
-        raise Damaged(f"its header would have {length} bytes, more than {_LARGEST_HEADER}")
-    header = parse_header(body.read(length))
-    tells = f"its header tells of an executable of {header.nbytes} bytes"
-    if header.nbytes > LARGEST:
-        raise Damaged(f"{tells}; none has more than {LARGEST}")
-    if header.nbytes > _DEFLATES_TO * body.left:
-        raise Damaged(f"{tells}, which a file of {file_length} bytes cannot hold")
-    return header
-
-
-def _most_packed(nbytes: int) -> int:
-    """The most bytes to which zlib compresses so many bytes: incompressible ones grow a little."""
-    return nbytes + nbytes // 1000 + 1024
-
-
-def _inflate(body: _Body, nbytes: int, payload: BinaryIO | None) -> None:
-    """Unpack the executable. Stop as soon as it is longer than its header says.
-
-    Raises:
-        Damaged: It has another length, or is not what zlib writes.
-    """
-    wrong = f"its executable has not the {nbytes} bytes that its header says"
-    inflate, left = zlib.decompressobj(), nbytes
-    while not inflate.eof:
-        packed = inflate.unconsumed_tail or body.read(_PIECE)
-        try:
-            piece = inflate.decompress(packed, min(_PIECE, left + 1))
-        except zlib.error as error:
-            raise Damaged(f"its executable cannot be unpacked: {error}") from None
-        if len(piece) > left or not (packed or piece):
-            raise Damaged(wrong)
-        left -= len(piece)
-        if payload is not None:
-            payload.write(piece)
-    if left or inflate.unused_data or body.left > 0:
-        raise Damaged(wrong)
-
-
-def parse_header(text: bytes) -> Header:
-    """The header from its text. Checks the type and the range of every value.
-
-    Args:
-        text: The text, in JSON.
-
-    Raises:
-        Damaged: It is no header.
-    """
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        raise Damaged("its header is not JSON") from None
-    if not isinstance(values, dict) or values.keys() != _TYPES.keys():
-        raise Damaged("its header has other fields")
-    for name, kinds in _TYPES.items():
-        value = values[name]
-        # Python's bool is an int, and must not pass for a number.
-        if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
-            raise Damaged(f"its header has {name} {reprlib.repr(value)}")
-    whole = [*values["sizes"].values(), *values["kept"], values["nbytes"]]
-    texts = [*values["parts"].values(), *values["environment"].values()]
-    times = values["seconds"], values["created"]
-    if not (
-        all(type(n) is int and 0 <= n < 1 << 63 for n in whole)
-        and all(isinstance(t, str) for t in texts)
-        and all(0 <= t < _LONGEST_TIME for t in times)  # false for NaN
-    ):
-        raise Damaged("its header has values of other types")
-    return Header(**{**values, "kept": tuple(values["kept"])})
-
-
-# --- the disk -----------------------------------------------------------------------------------
 
 
 def file_name(identity: str, key: str) -> str:
@@ -370,7 +134,7 @@ def check(path: Path) -> Header:
 def _read(path: Path, payload: BinaryIO | None) -> Header:
     """The header of a file; its executable is written to ``payload``, if there is one."""
     with _opened(path) as file:
-        return _unpack(file, os.fstat(file.fileno()).st_size, payload)
+        return unpack_file(file, os.fstat(file.fileno()).st_size, payload)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -517,9 +281,6 @@ def remove(path: Path) -> bool:
         path.unlink()
         return True
     return False
-
-
-# --- what is there ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

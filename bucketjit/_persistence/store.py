@@ -15,8 +15,9 @@ from typing import ClassVar, NamedTuple
 
 from bucketjit._errors import PersistenceWarning, frames_inside
 from bucketjit._events import LONGEST, Event, printable
-from bucketjit._persistence import files
-from bucketjit._persistence.files import Damaged, Distrusted, Header
+from bucketjit._persistence import file_format, files
+from bucketjit._persistence.file_format import Damaged, Header
+from bucketjit._persistence.files import Distrusted
 
 # What warnings say of the executable after a problem with its file.
 _TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"
@@ -163,15 +164,16 @@ class Store:
             raw: Its bytes.
             wanted: What it was requested as.
         """
-        if header.nbytes > files.LARGEST:
-            why = f"its executable has {header.nbytes} bytes; a file holds {files.LARGEST} at most"
+        if header.nbytes > file_format.LARGEST:
+            most = file_format.LARGEST
+            why = f"its executable has {header.nbytes} bytes; a file holds {most} at most"
             self.refuse(wanted.name, wanted.sizes, why)
             return
         path = self._own_path(wanted)
         try:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
-            self._write(path, files.pack(header, raw))
+            self._write(path, file_format.pack(header, raw))
             self._in_use[path] = wanted.environment
             if self._max_bytes is not None and path in files.bound(self.directory, self._max_bytes):
                 why = f"its file has more than the {self._max_bytes} bytes that files may have"

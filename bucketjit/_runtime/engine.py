@@ -10,14 +10,12 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
-from bucketjit._arrays.padding import pad, plain
-from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
+from bucketjit._arrays.padding import plain
 from bucketjit._compile.executable import (
-    Executable,
     SignatureChanged,
     sizes_argument,
 )
@@ -48,10 +46,9 @@ from bucketjit._runtime.decisions import (
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
-from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.open_outputs import open_outs
 from bucketjit._runtime.refusals import Refusals
+from bucketjit._runtime.runs import counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall, Signer
@@ -254,7 +251,7 @@ class Engine:
         is_compiled = source == "compile"
         sizes = sizes_argument(call, entry.size_constant_shapes)
         finish = entry.finisher(call, out)
-        line = _line(entry, call, signed)
+        line = counter_of(entry, call, signed)
         line.reason = masked.beyond
         try:
             if self.config.check is not Check.OFF:
@@ -262,11 +259,11 @@ class Engine:
                     self.name, self.config.check, self.requests.rules, entry, signed, call, out
                 ).result(
                     self._counting(line, is_compiled),
-                    lambda: _run(entry, sizes, signed, finish),
+                    lambda: run_padded(entry, sizes, signed, finish),
                     lambda: self._run_exact(signed, call.sizes, Out.JAX, is_call=False),
                 )
             with self._counting(line, is_compiled):
-                result = _run(entry, sizes, signed, finish)
+                result = run_padded(entry, sizes, signed, finish)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         if self.observer is not None:
@@ -313,7 +310,10 @@ class Engine:
         if entry is None:
             return None
         finish = entry.finisher(call, Out.PADDED)
-        sizes, line = sizes_argument(call, entry.size_constant_shapes), _line(entry, call, signed)
+        sizes, line = (
+            sizes_argument(call, entry.size_constant_shapes),
+            counter_of(entry, call, signed),
+        )
         served = ServedCall(decision.key, sizes, finish, line, self._note_of(call))
         handler = self.memory.add_masked(signed, given, call, served)
         if handler is not None and self.observer is not None:
@@ -403,7 +403,7 @@ class Engine:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         key = self.requests.exact_key(signed)
         entry, source, _ = self.provider.get(key, lambda: self.requests.exact(signed, sizes))
-        finish = _exact_finisher(entry, signed, program, out)
+        finish = exact_finisher(entry, signed, program, out)
         line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
         # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = self._counting(line, source == "compile") if is_call else nullcontext()
@@ -490,36 +490,3 @@ class Engine:
             self.emit(Event("fallback", self.name, detail=str(refusal)))
             message = f"{self.name} runs at its exact shapes, one compile each: {refusal}"
             warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())
-
-
-def _run(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
-    """Pad the arguments of a call, run an executable, and cut its results."""
-    args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
-    result = entry.run(sizes, args, kwargs)
-    give_away([signed.leaves[i] for i in entry.donated_leaves])
-    return result if finish is None else finish(result)
-
-
-def _line(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:
-    """A call counter for calls like this one, served by this executable."""
-    logical = dict(zip(call.variables, call.ordered, strict=True))
-    real, total = elements(entry.pads, signed.leaves)
-    return CallCounter(logical, entry.sizes, real, total, entry.flops)
-
-
-def _exact_finisher(
-    entry: Executable, signed: SignedCall, program: Program | None, out: Out
-) -> Change | None:
-    if out is Out.JAX:
-        return None
-    change = as_numpy if out is Out.NUMPY else as_padded
-    opened: Sequence[int] = range(entry.out_tree.num_leaves)
-    if out is Out.PADDED:
-        opened = open_outs(entry, signed) if program is None else program.open_outs
-    return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
-
-
-def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:
-    """The leaves of a call as an executable takes them."""
-    shapes = dict(pads)
-    return [pad(x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]

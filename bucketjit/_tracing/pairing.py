@@ -35,6 +35,7 @@ import cachetools
 import jax
 import numpy as np
 from jax import export
+from jax.extend.core import Jaxpr
 
 from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._jax.user_code import raising_line
@@ -372,12 +373,7 @@ def _merged(
     )
     out_avals = [v.aval for v in jaxpr.outvars]
     in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
-    # Splitting axes is optional, and JAX cannot trace every program that `recompose` makes.
-    try:
-        jaxpr, consts = keep_apart(jaxpr, consts)
-    except Exception as error:
-        if is_of_machine(error):
-            raise
+    jaxpr, consts = _with_axes_apart(jaxpr, consts)
     return Program(
         jaxpr=jaxpr,
         consts=tuple(consts),
@@ -407,6 +403,19 @@ def _merged(
             why,
         ),
     )
+
+
+def _with_axes_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
+    """The program with merged axes kept apart, or as it is where JAX does not trace it so.
+
+    JAX does not trace every symbolic program that can be written down.
+    """
+    try:
+        return keep_apart(jaxpr, consts)
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        return jaxpr, consts
 
 
 def _labels(

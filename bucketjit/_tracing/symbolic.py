@@ -19,7 +19,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax import export
@@ -222,11 +222,7 @@ def trace(
             return _program(closed, attempt, in_tree, leaves, constraints, guards)
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
-            if attempt.texts:  # such as the name of a file, which then does not exist
-                raise _size_in_text(attempt.texts[0]) from failure
-            if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
-                failure.add_note(_ASKED_SYMBOLICALLY)
-            raise failure
+            _raise_of_machine(failure, attempt.texts)
         guard = _guard_after(failure, sizes, guards)
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
@@ -235,6 +231,24 @@ def trace(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
     )
+
+
+def _raise_of_machine(failure: Exception, texts: Sequence[str]) -> NoReturn:
+    """Raise an error of the machine, unless a text that holds a symbolic size has led to it.
+
+    Args:
+        failure: The error.
+        texts: The lines of user code that made a text of a symbolic size.
+
+    Raises:
+        TraceRefused: There is such a line: the name of a file, say, which then does not exist.
+        Exception: ``failure``, with a note if it is a plain ``RuntimeError``.
+    """
+    if texts:
+        raise _size_in_text(texts[0]) from failure
+    if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
+        failure.add_note(_ASKED_SYMBOLICALLY)
+    raise failure
 
 
 def _other_guards(

@@ -33,7 +33,7 @@ from bucketjit import (
     SpecError,
     strategies,
 )
-from bucketjit._runtime.engine import Engine
+from bucketjit._runtime import buckets
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)
@@ -1428,7 +1428,7 @@ def test_a_cut_bucket_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
     executor = BucketedExec(lambda x: x * 2 if x.shape[0] > 40 else x * 3).with_pow2()
     executor(x=ramp(33))
     assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 40}]
-    monkeypatch.setattr(Engine, "_cut_bucket", None)
+    monkeypatch.setattr(buckets, "_cut_bucket", None)
     np.testing.assert_array_equal(executor(x=ramp(33)), 3 * ramp(33))
 
 
@@ -1448,11 +1448,11 @@ def test_a_cut_bucket_is_that_of_the_plan() -> None:
 
 
 def test_cut_buckets_are_remembered_of_so_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bucketjit._runtime.engine._CUT", 4)
+    monkeypatch.setattr("bucketjit._runtime.buckets._CUT", 4)
     executor = BucketedExec(lambda x: x * 2 if x.shape[0] > 40 else x * 3).with_pow2()
     for n in range(33, 41):
         np.testing.assert_array_equal(executor(ramp(n)), 3 * ramp(n))
-    assert [len(known) for known in executor._engine._cut.values()] == [4]
+    assert [len(known) for known in executor._engine.buckets._cut.values()] == [4]
     assert executor.cache_size() == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._cli.app import main
-from bucketjit._persistence import files
+from bucketjit._persistence import file_format, files
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def break_one(directory):
 
 def put(directory, at=None, **fields):
     """A file whose header has other fields than that of the latest, and its digest is right."""
-    header, raw = files.unpack(
+    header, raw = file_format.unpack(
         max(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime).read_bytes()
     )
     told = {**dataclasses.asdict(header), "key": f"{len(fields):064x}", **fields}
     text = json.dumps(told).encode()
     body = struct.pack("<I", len(text)) + text + zlib.compress(raw)
     at = at or f"{'0' * 16}-{told['key']}.bjx"
-    files.write(directory / at, files.MAGIC + hashlib.sha256(body).digest() + body)
+    files.write(directory / at, file_format.MAGIC + hashlib.sha256(body).digest() + body)
     os.utime(directory / at, (1e9, 1e9))
     return at
 

@@ -95,7 +95,7 @@ def _is_our_own(error: BaseException | None) -> bool:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     ours = os.path.dirname(bucketjit.__file__)
-    hooks = ("_fail", "_no_attribute", "reporting")  # say what a plain size says
+    hooks = ("fail", "_no_attribute", "reporting")  # say what a plain size says
     if not frames or frames[-1].name in hooks:
         return False
     return frames[-1].filename.startswith(ours)

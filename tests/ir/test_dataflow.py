@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import AbstractToken, JaxprEqn, Literal, Var
 
 from bucketjit._ir import dataflow
-from bucketjit._jax.jaxprs import open_jaxpr
+from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
 from tests.comparison import ramp
 
 Names = frozenset[str]
@@ -245,4 +245,4 @@ def test_an_analysis_that_cannot_join_says_so() -> None:
 
 def test_shapes_and_dtypes_of_what_is_no_array() -> None:
     token = Var(AbstractToken())
-    assert dataflow.shape_of(token) == () and dataflow.dtype_of(token) == np.dtype(bool)
+    assert shape_of(token) == () and dtype_of(token) == np.dtype(bool)

@@ -18,8 +18,9 @@ import zlib
 
 import pytest
 
-from bucketjit._persistence import files
-from bucketjit._persistence.files import MAGIC, Damaged, Distrusted, Header
+from bucketjit._persistence import file_format, files
+from bucketjit._persistence.file_format import MAGIC, Damaged, Header
+from bucketjit._persistence.files import Distrusted
 
 PAYLOAD = bytes(range(256)) * 8
 HEADER = Header(
@@ -48,33 +49,33 @@ def body_of(header: object, payload: bytes = PAYLOAD) -> bytes:
 
 
 def test_what_is_packed_is_unpacked():
-    assert files.unpack(files.pack(HEADER, PAYLOAD)) == (HEADER, PAYLOAD)
+    assert file_format.unpack(file_format.pack(HEADER, PAYLOAD)) == (HEADER, PAYLOAD)
 
 
 def test_every_truncation_is_found():
-    data = files.pack(HEADER, PAYLOAD)
+    data = file_format.pack(HEADER, PAYLOAD)
     for length in range(len(data)):
         with pytest.raises(Damaged):
-            files.unpack(data[:length])
+            file_format.unpack(data[:length])
     with pytest.raises(Damaged):
-        files.unpack(data + b"\0")
+        file_format.unpack(data + b"\0")
 
 
 def test_every_flipped_bit_is_found():
-    data = files.pack(HEADER, PAYLOAD)
+    data = file_format.pack(HEADER, PAYLOAD)
     for i in range(len(data)):
         broken = bytearray(data)
         broken[i] ^= 1 << (i % 8)
         with pytest.raises(Damaged):
-            files.unpack(bytes(broken))
+            file_format.unpack(bytes(broken))
 
 
 def test_another_version_is_told_apart():
-    data = files.pack(HEADER, PAYLOAD)
+    data = file_format.pack(HEADER, PAYLOAD)
     with pytest.raises(Damaged, match="of another version"):
-        files.unpack(data.replace(b" 1\n", b" 2\n", 1))
+        file_format.unpack(data.replace(b" 1\n", b" 2\n", 1))
     with pytest.raises(Damaged, match="no executable of bucketjit"):
-        files.unpack(b"\x80\x04N." + data)
+        file_format.unpack(b"\x80\x04N." + data)
 
 
 GOOD = dataclasses.asdict(HEADER)
@@ -95,8 +96,8 @@ GOOD = dataclasses.asdict(HEADER)
         ({**GOOD, "environment": {"jax": 1}}, "other types"),
         ({**GOOD, "nbytes": len(PAYLOAD) - 1}, "bytes that its header says"),
         ({**GOOD, "nbytes": len(PAYLOAD) + 1}, "bytes that its header says"),
-        ({**GOOD, "nbytes": files.LARGEST + 1}, "none has more than 2147483647"),
-        ({**GOOD, "nbytes": files.LARGEST}, "which a file of .* bytes cannot hold"),
+        ({**GOOD, "nbytes": file_format.LARGEST + 1}, "none has more than 2147483647"),
+        ({**GOOD, "nbytes": file_format.LARGEST}, "which a file of .* bytes cannot hold"),
         ({**GOOD, "nbytes": 10**30}, "other types"),
         ({**GOOD, "sizes": {"b": 2**63}}, "other types"),
         ({**GOOD, "created": math.inf}, "other types"),
@@ -110,25 +111,25 @@ GOOD = dataclasses.asdict(HEADER)
 )
 def test_a_header_that_is_none_is_refused_with_the_right_digest_too(header, message):
     with pytest.raises(Damaged, match=message):
-        files.unpack(sealed(body_of(header)))
+        file_format.unpack(sealed(body_of(header)))
 
 
 def test_a_payload_that_is_none_is_refused_with_the_right_digest_too():
     text = json.dumps(GOOD).encode()
     with pytest.raises(Damaged, match="cannot be unpacked"):
-        files.unpack(sealed(struct.pack("<I", len(text)) + text + b"nonsense"))
+        file_format.unpack(sealed(struct.pack("<I", len(text)) + text + b"nonsense"))
     with pytest.raises(Damaged, match="not JSON"):
-        files.unpack(sealed(struct.pack("<I", 2) + b"{'" + zlib.compress(b"")))
+        file_format.unpack(sealed(struct.pack("<I", 2) + b"{'" + zlib.compress(b"")))
     with pytest.raises(Damaged, match="not JSON"):
-        files.unpack(sealed(struct.pack("<I", 100_000) + b"[" * 100_000))
+        file_format.unpack(sealed(struct.pack("<I", 100_000) + b"[" * 100_000))
     with pytest.raises(Damaged, match="not JSON"):  # or too large an int for Python
-        files.unpack(sealed(struct.pack("<I", 5000) + b"9" * 5000))
+        file_format.unpack(sealed(struct.pack("<I", 5000) + b"9" * 5000))
     with pytest.raises(Damaged, match="no header"):
-        files.unpack(sealed(b""))
+        file_format.unpack(sealed(b""))
     with pytest.raises(Damaged, match="its header would have 16777217 bytes"):
-        files.unpack(sealed(struct.pack("<I", (1 << 24) + 1)))
+        file_format.unpack(sealed(struct.pack("<I", (1 << 24) + 1)))
     with pytest.raises(Damaged, match="2048 bytes that its header says"):  # more follows
-        files.unpack(sealed(body_of(GOOD) + b"x"))
+        file_format.unpack(sealed(body_of(GOOD) + b"x"))
 
 
 def test_a_bomb_is_not_unpacked():
@@ -139,7 +140,7 @@ def test_a_bomb_is_not_unpacked():
     ):
         bomb = body_of({**GOOD, "nbytes": claimed}, zeros)
         with pytest.raises(Damaged, match=message):
-            files.unpack(sealed(bomb))
+            file_format.unpack(sealed(bomb))
 
 
 def taken(call) -> int:
@@ -158,7 +159,7 @@ def test_files_are_checked_in_pieces(tmp_path):
     zeros, noise = bytes(32 << 20), os.urandom(16 << 20)
     for payload in (zeros, noise):
         header = dataclasses.replace(HEADER, nbytes=len(payload))
-        files.write(path, files.pack(header, payload))
+        files.write(path, file_format.pack(header, payload))
         assert files.load(path) == (header, payload)
         assert taken(lambda: files.check(path)) < 5 << 20
         assert taken(lambda: files.entries(tmp_path)) < 5 << 20
@@ -182,7 +183,7 @@ def test_what_no_file_can_hold_is_not_unpacked(tmp_path, monkeypatch):
 def test_a_file_is_no_longer_than_its_header_says(tmp_path):
     """Not all of it is read."""
     path = tmp_path / NAME
-    files.write(path, files.pack(HEADER, PAYLOAD))
+    files.write(path, file_format.pack(HEADER, PAYLOAD))
     os.truncate(path, 1 << 40)  # a hole, which takes no room
     with pytest.raises(Damaged, match="longer than its header says"):
         files.load(path)
@@ -215,7 +216,7 @@ def test_a_write_replaces_the_whole_file(tmp_path):
 
 def test_who_may_write_decides_what_is_trusted(tmp_path, monkeypatch):
     path = tmp_path / NAME
-    files.write(path, files.pack(HEADER, PAYLOAD))
+    files.write(path, file_format.pack(HEADER, PAYLOAD))
     path.chmod(0o664)
     with pytest.raises(Distrusted, match="chmod go-w"):
         files.load(path)
@@ -255,7 +256,7 @@ def test_the_list_tells_what_is_wrong(tmp_path):
         files.write(tmp_path / name, data)
         os.utime(tmp_path / name, (used, used))
 
-    good = files.pack(HEADER, PAYLOAD)
+    good = file_format.pack(HEADER, PAYLOAD)
     put(NAME, good, 3)
     put(f"{'0' * 16}-{'cd' * 32}.bjx", good, 2)
     put("x.bjx", good[:-1], 1)
@@ -271,7 +272,7 @@ def test_the_list_tells_what_is_wrong(tmp_path):
 
 def test_each_file_is_listed_for_itself(tmp_path, monkeypatch):
     """Whatever is wrong with one, the others are there."""
-    files.write(tmp_path / NAME, files.pack(HEADER, PAYLOAD))
+    files.write(tmp_path / NAME, file_format.pack(HEADER, PAYLOAD))
     (tmp_path / "dangling.bjx").symlink_to(tmp_path / "nothing")
     (tmp_path / "circle.bjx").symlink_to(tmp_path / "circle.bjx")
     (tmp_path / "folder.bjx").mkdir()

@@ -28,7 +28,7 @@ from bucketjit._compile import requests
 from bucketjit._compile.files import preload, stored
 from bucketjit._errors import CompileBudgetError
 from bucketjit._jax import compiler, serialization
-from bucketjit._persistence import environment, files
+from bucketjit._persistence import environment, file_format, files
 from bucketjit._persistence.files import SUFFIX
 from bucketjit._persistence.store import Store
 
@@ -648,9 +648,11 @@ def forge(change):
     """Damage with a digest that is right: another header, or other bytes."""
 
     def damage(path, data):
-        header, raw = files.unpack(data)
+        header, raw = file_format.unpack(data)
         values, raw = change({k: getattr(header, k) for k in header.__dataclass_fields__}, raw)
-        path.write_bytes(files.pack(files.Header(**{**values, "nbytes": len(raw)}), raw))
+        path.write_bytes(
+            file_format.pack(file_format.Header(**{**values, "nbytes": len(raw)}), raw)
+        )
 
     return damage
 
@@ -687,14 +689,14 @@ def test_bytes_that_load_and_do_not_run(kept):
     """XLA on CPU reads what it wrote of an executable that it had read, but lacks its code."""
     kept.did(kept(), (rows(3, 2),))
     [path] = kept.files()
-    header, raw = files.unpack(path.read_bytes())
+    header, raw = file_format.unpack(path.read_bytes())
     devices = serialization._xla_client.DeviceList((jax.devices()[0],))
     client = jax.devices()[0].client
     again = client.serialize_executable(
         client.deserialize_executable(raw, executable_devices=devices)
     )
     header = dataclasses.replace(header, nbytes=len(again))
-    path.write_bytes(files.pack(header, bytes(again)))
+    path.write_bytes(file_format.pack(header, bytes(again)))
     kept.events.clear()
     executor = kept()
     with warnings.catch_warnings():

@@ -24,7 +24,8 @@ import jax
 from bucketjit._compile.background import is_running, short_turns
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._jax.serialization import deserialized
-from bucketjit._persistence.files import Header, key_of
+from bucketjit._persistence.file_format import Header
+from bucketjit._persistence.files import key_of
 from bucketjit._persistence.store import Store, Wanted
 
 MOST = 32  # executables that are preloaded and not yet requested

@@ -51,7 +51,7 @@ from bucketjit._jax.serialization import (
     serialized,
 )
 from bucketjit._persistence.environment import environment
-from bucketjit._persistence.files import Header
+from bucketjit._persistence.file_format import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, program_digest
 from bucketjit._persistence.store import Store, Wanted
 from bucketjit._signature.signer import SignedCall

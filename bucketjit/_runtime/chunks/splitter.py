@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -258,14 +258,7 @@ class Splitter:
                 continue
             own, part = chunk(whole, cut, *ends[i]), plan.part(call, size)
             like = _as_given(own, given, fast_path)
-            handler = fast_path.find(like.args, like.kwargs)
-            # Of several handlers only running shows which one fits: static leaves may differ.
-            while handler is not None and handler.next is not None:
-                try:
-                    results[i] = handler.serve(like.args, like.kwargs)
-                    break
-                except (SignatureChanged, Evicted):
-                    handler = handler.next
+            handler = _fitting(fast_path, like, functools.partial(results.setdefault, i))
             if handler is None and i not in results:
                 handler = find_handler(own, part, like)
             if handler is None and i not in results:
@@ -370,18 +363,46 @@ class Splitter:
                 if serves(size - moved) and serves(rest + moved):
                     chunks = (*(size,) * (whole - 1), size - moved, rest + moved)
                     return chunks, frozenset(untraced)
-        broken = [
-            (size, f"where {guard}")
-            for size in (largest, total % largest or largest)
-            for guard in program.guards
-            if not guard.holds({**sizes, variable: size})
-        ]
-        size, what = broken[0] if broken else (largest, "at sizes like this")
-        raise MaskingError(
-            f"the function was traced {what}, and may do something else for chunks of {size}",
-            f"let it not decide by sizes, and name {variable} in dynamic_axes wherever an argument "
-            "has that size",
-        )
+        raise _no_sizes(program, sizes, variable, largest)
+
+
+def _no_sizes(
+    program: Program, sizes: Mapping[str, int], variable: str, largest: int
+) -> MaskingError:
+    """The error of a call for whose chunks no sizes near the largest bucket satisfy the guards."""
+    broken = [
+        (size, f"where {guard}")
+        for size in (largest, sizes[variable] % largest or largest)
+        for guard in program.guards
+        if not guard.holds({**sizes, variable: size})
+    ]
+    size, what = broken[0] if broken else (largest, "at sizes like this")
+    return MaskingError(
+        f"the function was traced {what}, and may do something else for chunks of {size}",
+        f"let it not decide by sizes, and name {variable} in dynamic_axes wherever an argument "
+        "has that size",
+    )
+
+
+def _fitting(
+    fast_path: FastPath, given: CallArguments, ran: Callable[[Any], Any]
+) -> Handler | None:
+    """The handler of a chunk that was served before; None if there is none.
+
+    Args:
+        fast_path: The handlers of chunks.
+        given: The arguments of the chunk.
+        ran: Called with the result, if the chunk had to be run: of several handlers only running
+            shows which one fits, as static leaves may differ.
+    """
+    handler = fast_path.find(given.args, given.kwargs)
+    while handler is not None and handler.next is not None:
+        try:
+            ran(handler.serve(given.args, given.kwargs))
+            break
+        except (SignatureChanged, Evicted):
+            handler = handler.next
+    return handler
 
 
 def _join(

@@ -1,0 +1,54 @@
+"""Run one executable: pad its arguments, cut its results, make a counter for calls like it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bucketjit._arrays.padding import pad, plain
+from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
+from bucketjit._compile.executable import (
+    Executable,
+)
+from bucketjit._config import Out
+from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.fast_path.bucket_handler import give_away
+from bucketjit._runtime.fast_path.layout import elements
+from bucketjit._runtime.open_outputs import open_outs
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.program import Program
+
+
+def run_padded(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
+    """Pad the arguments of a call, run an executable, and cut its results."""
+    args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
+    result = entry.run(sizes, args, kwargs)
+    give_away([signed.leaves[i] for i in entry.donated_leaves])
+    return result if finish is None else finish(result)
+
+
+def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:
+    """A call counter for calls like this one, served by this executable."""
+    logical = dict(zip(call.variables, call.ordered, strict=True))
+    real, total = elements(entry.pads, signed.leaves)
+    return CallCounter(logical, entry.sizes, real, total, entry.flops)
+
+
+def exact_finisher(
+    entry: Executable, signed: SignedCall, program: Program | None, out: Out
+) -> Change | None:
+    """What is done to the result of an exact run to give it the form ``out``; None if nothing."""
+    if out is Out.JAX:
+        return None
+    change = as_numpy if out is Out.NUMPY else as_padded
+    opened: Sequence[int] = range(entry.out_tree.num_leaves)
+    if out is Out.PADDED:
+        opened = open_outs(entry, signed) if program is None else program.open_outs
+    return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
+
+
+def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:
+    """The leaves of a call as an executable takes them."""
+    shapes = dict(pads)
+    return [pad(x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]
