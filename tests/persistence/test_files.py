@@ -174,7 +174,7 @@ def test_what_no_file_can_hold_is_not_unpacked(tmp_path, monkeypatch):
         files.load(path)
     files.write(path, sealed(body_of({**GOOD, "nbytes": 64 << 20}, b"\0" * (64 << 20))))
     assert len(files.load(path)[1]) == 64 << 20  # zlib makes that of 64 KiB
-    monkeypatch.setattr(files, "LARGEST", 1 << 20)
+    monkeypatch.setattr(file_format, "LARGEST", 1 << 20)
     with pytest.raises(Damaged, match="none has more than 1048576"):
         files.load(path)
     assert taken(lambda: pytest.raises(Damaged, files.load, path)) < 5 << 20
@@ -319,16 +319,16 @@ def test_only_old_unfinished_files_are_abandoned(tmp_path):
 _FORKED = """
     import os, sys
     from pathlib import Path
-    from bucketjit._persistence import files
+    from bucketjit._persistence import file_format, files
     from tests.persistence.test_files import HEADER, NAME, PAYLOAD
     path = Path(sys.argv[1]) / NAME
-    files.write(path, files.pack(HEADER, PAYLOAD))
+    files.write(path, file_format.pack(HEADER, PAYLOAD))
     children = []
     for _ in range(4):
         child = os.fork()
         if child == 0:
             for _ in range(20):
-                files.write(path, files.pack(HEADER, PAYLOAD))
+                files.write(path, file_format.pack(HEADER, PAYLOAD))
                 assert files.load(path)[1] == PAYLOAD
             os._exit(0)
         children.append(child)
