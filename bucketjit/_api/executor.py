@@ -234,16 +234,16 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         table = self._fast_path.latest
         while table is not None:
             try:
-                plan = table.plans.get(table.key(args, kwargs))
+                handler = table.by_key.get(table.key(args, kwargs))
             except TypeError:  # a static argument that cannot be hashed
                 break
-            while plan is not None:
+            while handler is not None:
                 try:
-                    return plan.serve(args, kwargs)
+                    return handler.serve(args, kwargs)
                 except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
-                    plan = plan.next
+                    handler = handler.next
                 except Evicted:
-                    plan = None
+                    handler = None
                 except Exception:
                     engine = self._engine
                     # The function was given wrong arguments, say: signing may raise a better error.

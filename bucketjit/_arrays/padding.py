@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays import device
 from bucketjit._arrays.padded import Padded
@@ -280,7 +279,7 @@ def plain(value: object) -> Any:
     return unpad(value.array, value.sizes) if type(value) is Padded else value
 
 
-def without_padding(tree: PyTreeDef) -> Any:
+def without_padding(tree: Any) -> Any:
     """A pytree with each `Padded` array replaced by its logical part."""
     return jax.tree_util.tree_map(plain, tree)
 

@@ -17,7 +17,7 @@ from bucketjit import strategies
 from bucketjit._config import Config
 from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
 from bucketjit._events import Event
-from bucketjit._precompile.warmup import compile_all, orders_for, volume
+from bucketjit._precompile.warmup import compile_all, requests_for, volume
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -93,7 +93,7 @@ class Ahead:
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         epoch = engine.provider.epoch
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
-        asked = orders_for(engine, signed, call.tokens, call.sizes, sizes)
+        asked = requests_for(engine, signed, call.tokens, call.sizes, sizes)
         todo = [request for request in asked.requests if request.key not in engine.cache]
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"

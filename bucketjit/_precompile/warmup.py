@@ -1,6 +1,6 @@
 """Compiles buckets before calls need them: `BucketedExec.warmup`.
 
-A warm-up turns sizes into compile requests (`orders_for`) and has several threads carry them out
+A warm-up turns sizes into compile requests (`requests_for`) and has several threads carry them out
 (`compile_all`). `bucketjit._precompile.requested_sizes` reads the sizes that users ask for,
 `bucketjit._precompile.report` reports.
 """
@@ -128,7 +128,7 @@ def warm_up(
         parts.append(under_way.some(waiting))
         waiting = parts[-1].left
     tried = under_way.tried
-    every = {o.key: o for part in parts for o in part.every_order}
+    every = {o.key: o for part in parts for o in part.every_request}
     present = [o for key, o in every.items() if tried.get(key) == "cache"]
     outcomes = [
         (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
@@ -162,7 +162,7 @@ class _WarmUp:
 
     Attributes:
         engine, signed, workers, progress, first_run: See `warm_up`.
-        tokens, own: See `orders_for`.
+        tokens, own: See `requests_for`.
         deadline: The time (``time.monotonic``) after which nothing is begun, or None.
         epoch: See `compile_all`.
         tried: The outcome of each request so far, by key.
@@ -192,7 +192,7 @@ class _WarmUp:
         A look-up may trace the function. If calls run exact, it does so once for each size.
 
         Args:
-            wanted: See `orders_for`.
+            wanted: See `requests_for`.
 
         Returns:
             What was looked up; ``left`` has the sizes that were not.
@@ -215,12 +215,12 @@ class _WarmUp:
         return asked._replace(left=left)
 
     def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
-        return orders_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
+        return requests_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
 
     def _compile(self, asked: Asked) -> bool:
         """Compile what is missing. Returns whether a program turned out not to be maskable."""
         engine, tried = self.engine, self.tried
-        every = {o.key: o for o in asked.every_order}
+        every = {o.key: o for o in asked.every_request}
         tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
         todo = [o for key, o in every.items() if key not in tried]
         todo.sort(key=lambda o: -volume(o.sizes))  # the largest can stand in for all others
@@ -340,12 +340,12 @@ class Asked(NamedTuple):
     left: list[Mapping[str, int]]
 
     @property
-    def every_order(self) -> list[CompileRequest]:
+    def every_request(self) -> list[CompileRequest]:
         """All requests, those for calls that cannot be masked included."""
         return [*self.requests, *(one.request for one in self.exact.values())]
 
 
-def orders_for(
+def requests_for(
     engine: Engine,
     signed: SignedCall,
     tokens: Tokens,
@@ -384,7 +384,7 @@ def orders_for(
                     engine.requests.exact(at, all_sizes)
                 ]
             else:
-                requests = _orders_of(engine, at, call, (at, call))
+                requests = _requests_of(engine, at, call, (at, call))
             for one in requests:
                 if isinstance(one, CompileRequest):
                     found.setdefault(one.key, one)
@@ -396,7 +396,7 @@ def orders_for(
     return Asked(list(found.values()), exact, failed, list(waiting))
 
 
-def _orders_of(
+def _requests_of(
     engine: Engine, signed: SignedCall, call: ResolvedCall, whole: tuple[SignedCall, ResolvedCall]
 ) -> Iterator[CompileRequest | Unmasked]:
     """The compile requests for a call: one for its bucket, or one for each size of its chunks.
@@ -423,7 +423,7 @@ def _orders_of(
             for size in dict.fromkeys(splitting.sizes):
                 part = splitting.part(call, size)
                 at = at_sizes(signed, call.tokens, part.sizes)
-                yield from _orders_of(engine, at, part, whole)
+                yield from _requests_of(engine, at, part, whole)
         case Refused(error):
             raise error
 

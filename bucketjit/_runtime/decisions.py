@@ -144,7 +144,7 @@ class Decisions:
             bucket = self._buckets.of(program, call)
         except BucketOverflowError as error:
             try:
-                return Chunked(self._splitter.plan(call, error))
+                return Chunked(self._splitter.splitting(call, error))
             except BucketOverflowError as refused:
                 return Refused(refused)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that

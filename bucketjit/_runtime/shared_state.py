@@ -110,18 +110,18 @@ def make_cache(
     # jit has compiled an executable once more by itself; how long that took is not known.
     def again(entry: Executable) -> None:
         counters.compile(0.0)
-        provider = supplies[0]()
+        provider = providers[0]()
         if provider is not None:
             provider.allowance.compiled_again(entry)
 
     # Filled below: the cache is made with callbacks that need the provider, which needs the cache.
-    supplies: list[weakref.ref[ExecutableProvider]] = []
+    providers: list[weakref.ref[ExecutableProvider]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
         if isinstance(key[0], Program):  # else an exact shape, whose key starts with a signature
             for engine in engines:
                 engine.signer.release(key[0])
-        provider = supplies[0]()
+        provider = providers[0]()
         if provider is not None:
             provider.evicted(key, entry, why)
 
@@ -141,5 +141,5 @@ def make_cache(
         compiled,
         functools.partial(emit, listeners=config.listeners),
     )
-    supplies.append(weakref.ref(provider))
+    providers.append(weakref.ref(provider))
     return cache, provider

@@ -437,8 +437,8 @@ def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     for n in (*range(1, 17), *range(1, 17)):
         np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
-        [route] = executor._engine.memory.fast_path
-        assert len(route.plans) <= 4
+        [table] = executor._engine.memory.fast_path
+        assert len(table.by_key) <= 4
     stats = executor.stats()
     assert (stats.calls, stats.compiles) == (32, 5)
     assert stats.size_counts == {"batch": dict.fromkeys(range(1, 17), 2)}
@@ -455,7 +455,7 @@ def test_more_layouts_of_arguments_than_are_kept() -> None:
     for name in names * 2:
         np.testing.assert_array_equal(executor(ramp(3), **{name: 2.0}), 2 * ramp(3))
     fast_path = list(executor._engine.memory.fast_path)
-    assert [route.layout.names for route in fast_path] == [
+    assert [table.layout.names for table in fast_path] == [
         (n,) for n in names[: -_MAX_ROUTES - 1 : -1]
     ]
     assert executor.stats().compiles == len(names)
@@ -477,7 +477,7 @@ def test_typed_keys_take_the_short_way(out: str) -> None:
                     assert (got.dtype, got.shape) == (want.dtype, want.shape)
                     words = map(jax.random.key_data, (got, want))
                     np.testing.assert_array_equal(*words)
-    assert len({key[1] for route in executor._engine.memory.fast_path for key in route.plans}) == 2
+    assert len({key[1] for table in executor._engine.memory.fast_path for key in table.by_key}) == 2
     assert executor.stats().compiles == 4
 
 

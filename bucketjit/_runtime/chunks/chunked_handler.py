@@ -116,7 +116,7 @@ class ChunkedHandler:
     bind = None
 
     __slots__ = (
-        *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_ways"),
+        *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_handlers"),
         *("next", "slots"),
     )
 
@@ -130,23 +130,23 @@ class ChunkedHandler:
         padded: bool,
     ) -> None:
         self._sizes = tuple(sizes)
-        self._ways = dict(handlers)
+        self._handlers = dict(handlers)
         self._cut = cut
         self._cuts = cuts
         self._join = join
         self._padded = padded
         self.next: Handler | None = None
-        self.slots = tuple(slot for handler in self._ways.values() for slot in handler.slots)
+        self.slots = tuple(slot for handler in self._handlers.values() for slot in handler.slots)
         # Helper threads must wait for their results, or they would only queue work. Executables
         # that wait themselves need no `block_until_ready`.
-        self._helped = _wants_help([self._ways[n] for n in sizes])
+        self._helped = _wants_help([self._handlers[n] for n in sizes])
         entries = [slot.entry for slot in self.slots]
         self._block = self._helped and not all(e is not None and e.waits for e in entries)
 
     @property
     def lines(self) -> tuple[CallCounter, ...]:
         """The call counters of the chunks, which belong to their handlers."""
-        return tuple(line for handler in self._ways.values() for line in handler.lines)
+        return tuple(line for handler in self._handlers.values() for line in handler.lines)
 
     @property
     def is_alive(self) -> bool:
@@ -192,7 +192,9 @@ class ChunkedHandler:
             raise Evicted  # before a chunk is served and counted
         if self._padded:  # cut `Padded` arrays to their logical sizes once, and not for each chunk
             args, kwargs = changed(args, kwargs, self._cuts, lambda value, _: plain(value))
-        chunk_of = {n: self._chunk_of(handler, args, kwargs) for n, handler in self._ways.items()}
+        chunk_of = {
+            n: self._chunk_of(handler, args, kwargs) for n, handler in self._handlers.items()
+        }
         ends = spans(self._sizes)
         jobs = [functools.partial(chunk_of[self._sizes[i]], *ends[i]) for i in which]
         return run_together(jobs) if self._helped else [job() for job in jobs]

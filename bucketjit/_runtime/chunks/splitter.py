@@ -81,25 +81,25 @@ class Splitting(NamedTuple):
         )
 
 
-def pieces(signed: SignedCall, call: ResolvedCall, plan: Splitting) -> list[Piece]:
+def pieces(signed: SignedCall, call: ResolvedCall, splitting: Splitting) -> list[Piece]:
     """How the leaves of a call are cut.
 
     Args:
         signed: The call.
         call: The same call, resolved.
-        plan: How to cut it.
+        splitting: How to cut it.
 
     Returns:
         A piece for each leaf that has the variable.
     """
     found = []
-    for i, axis, token in _cut_axes(call.tokens, plan.variable):
+    for i, axis, token in _cut_axes(call.tokens, splitting.variable):
 
         def size(n: int, token: str = token) -> int:
-            return evaluate_text(token, {**call.sizes, plan.variable: n})
+            return evaluate_text(token, {**call.sizes, splitting.variable: n})
 
         if signed.signature.types[i].dtype is None:
-            found.append(Piece(i, None, values={n: size(n) for n in set(plan.sizes)}))
+            found.append(Piece(i, None, values={n: size(n) for n in set(splitting.sizes)}))
         else:
             found.append(Piece(i, axis, size(1)))
     return found
@@ -177,7 +177,7 @@ class Splitter:
         """Forget the proofs of all programs."""
         self._shown.clear()
 
-    def plan(self, call: ResolvedCall, error: BucketOverflowError) -> Splitting:
+    def splitting(self, call: ResolvedCall, error: BucketOverflowError) -> Splitting:
         """How to cut a call with a size beyond the largest bucket.
 
         Args:
@@ -212,7 +212,7 @@ class Splitter:
         find_handler: FindHandler,
         signed: SignedCall,
         call: ResolvedCall,
-        plan: Splitting,
+        splitting: Splitting,
         out: Out,
         given: CallArguments | None,
         fast_path: FastPath,
@@ -225,7 +225,7 @@ class Splitter:
             find_handler: Returns the handler of a chunk without running it, or None.
             signed: The call. Its donated arguments are left alone.
             call: The same call, resolved.
-            plan: How to cut it.
+            splitting: How to cut it.
             out: The form of results.
             given: The arguments as they came, to make a handler; None to make none.
             fast_path: The handlers of chunks of this program's calls.
@@ -237,26 +237,26 @@ class Splitter:
             SplitError: The chunks return different trees.
             Exception: Whatever ``serve`` raises.
         """
-        cut = pieces(signed, call, plan)
-        ends = spans(plan.sizes)
+        cut = pieces(signed, call, splitting)
+        ends = spans(splitting.sizes)
         whole = _without_padding(signed, cut)
         assert call.program is not None
         weak_types = [weak for _, weak in call.program.out_types]
-        told = sum(plan.sizes), plan.largest, plan.variable
+        told = sum(splitting.sizes), splitting.largest, splitting.variable
         join = functools.partial(
-            _join, told, plan.axes, weak_types, out, call.size_constants.out_tree
+            _join, told, splitting.axes, weak_types, out, call.size_constants.out_tree
         )
         if given is None or signed.donate:
-            parts = [(chunk(whole, cut, *at), plan.part(call, at[1] - at[0])) for at in ends]
+            parts = [(chunk(whole, cut, *at), splitting.part(call, at[1] - at[0])) for at in ends]
             return join([serve(*part, None) for part in parts]), None
         results: dict[int, Any] = {}
         handlers: dict[int, Handler] = {}  # by size of the chunk
         # First find a handler for each size of chunks; a chunk is run only where that is needed to
         # get one. The chunks that are left then run at the same time, by the chunked handler.
-        for i, size in enumerate(plan.sizes):
+        for i, size in enumerate(splitting.sizes):
             if size in handlers:
                 continue
-            own, part = chunk(whole, cut, *ends[i]), plan.part(call, size)
+            own, part = chunk(whole, cut, *ends[i]), splitting.part(call, size)
             like = _as_given(own, given, fast_path)
             handler = _fitting(fast_path, like, functools.partial(results.setdefault, i))
             if handler is None and i not in results:
@@ -268,10 +268,10 @@ class Splitter:
                 handlers[size] = handler
         left = [i for i in range(len(ends)) if i not in results]
         shorter = None
-        if handlers.keys() == set(plan.sizes):
+        if handlers.keys() == set(splitting.sizes):
             cuts = by_argument(signed, given, cut)
             padded = any(type(signed.leaves[piece.leaf]) is Padded for piece in cut)
-            shorter = ChunkedHandler(plan.sizes, handlers, cut, cuts, join, padded)
+            shorter = ChunkedHandler(splitting.sizes, handlers, cut, cuts, join, padded)
             try:
                 found = shorter.run(left, given.args, given.kwargs)
             except (SignatureChanged, Evicted):
@@ -282,7 +282,7 @@ class Splitter:
         for i in range(len(ends)):
             if i not in results:
                 own = chunk(whole, cut, *ends[i])
-                part = plan.part(call, plan.sizes[i])
+                part = splitting.part(call, splitting.sizes[i])
                 results[i] = serve(own, part, _as_given(own, given, fast_path))
         return join([results[i] for i in range(len(ends))]), shorter
 

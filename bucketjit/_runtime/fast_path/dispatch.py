@@ -59,12 +59,12 @@ class DispatchTable:
         next: The table to try for calls that this one does not know; None if it is the last.
     """
 
-    __slots__ = ("_look_through_at", "next", "key", "layout", "plans")
+    __slots__ = ("_look_through_at", "next", "key", "layout", "by_key")
 
     def __init__(self, layout: Layout, next: DispatchTable | None) -> None:
         self.layout = layout
         self.next = next
-        self.plans: dict[Hashable, Handler] = {}
+        self.by_key: dict[Hashable, Handler] = {}
         self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
         readers += [(where, reading_static) for where in layout.statics]
@@ -76,49 +76,49 @@ class DispatchTable:
 
     def handlers(self) -> list[Handler]:
         """All handlers of the table."""
-        return [handler for first in list(self.plans.values()) for handler in _chain(first)]
+        return [handler for first in list(self.by_key.values()) for handler in _chain(first)]
 
     def remember(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Handler
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], handler: Handler
     ) -> Sequence[Handler]:
         """Serve calls like this one by a handler.
 
         Args:
             args: The positional arguments of the call.
             kwargs: The keyword arguments of the call.
-            plan: The handler. It comes first among those with the same key.
+            handler: The handler. It comes first among those with the same key.
 
         Returns:
             The handlers that were dropped.
         """
         gone: list[Handler] = []
-        if len(self.plans) >= _MEMO_LIMIT:
+        if len(self.by_key) >= _MEMO_LIMIT:
             gone += self.handlers()
-            self.plans.clear()
-        if len(self.plans) >= self._look_through_at:
+            self.by_key.clear()
+        if len(self.by_key) >= self._look_through_at:
             gone += self._without_executable()
         key = self.key(args, kwargs)
         kept: list[Handler] = []
-        for old in _chain(self.plans.get(key)):
-            stays = old.is_alive and old.slots != plan.slots
+        for old in _chain(self.by_key.get(key)):
+            stays = old.is_alive and old.slots != handler.slots
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
-        # Other threads follow the chain without a lock: `plan` is complete before it is stored, and
+        # Other threads follow the chain without a lock: `handler` is complete before it is stored, and
         # at each step of the loop every handler leads to a chain that ends.
-        plan.next = None
+        handler.next = None
         for other in reversed(kept):
-            other.next, plan.next = plan.next, other
-        self.plans[key] = plan
+            other.next, handler.next = handler.next, other
+        self.by_key[key] = handler
         return gone
 
     def _without_executable(self) -> list[Handler]:
         """Drop the keys none of whose handlers has its executables, and return those handlers."""
         gone: list[Handler] = []
-        for key, first in list(self.plans.items()):
+        for key, first in list(self.by_key.items()):
             handlers = list(_chain(first))
             if not any(handler.is_alive for handler in handlers):
-                del self.plans[key]
+                del self.by_key[key]
                 gone += handlers
-        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self.plans))
+        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self.by_key))
         return gone
 
 
@@ -204,7 +204,7 @@ class FastPath:
             TypeError: A static argument cannot be hashed.
         """
         for table in self:
-            handler = table.plans.get(table.key(args, kwargs))
+            handler = table.by_key.get(table.key(args, kwargs))
             if handler is not None:
                 return handler
         return None

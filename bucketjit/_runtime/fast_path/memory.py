@@ -121,7 +121,7 @@ class RememberedCalls:
             # A handler in a fast path of chunks serves them; their results are joined on the host.
             table, gone = given.fast_path.of(layout)
             joined = given.fast_path is not self.fast_path
-            plan = make_handler(
+            handler = make_handler(
                 layout,
                 slot,
                 served.sizes,
@@ -132,8 +132,8 @@ class RememberedCalls:
                 hosts,
                 joined,
             )
-            self._keep(given, table, gone, plan)
-        return plan
+            self._keep(given, table, gone, handler)
+        return handler
 
     def add_masked(
         self, signed: SignedCall, given: CallArguments, call: ResolvedCall, served: ServedCall
