@@ -102,8 +102,8 @@ class DispatchTable:
         for old in _chain(self.by_key.get(key)):
             stays = old.is_alive and old.slots != handler.slots
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
-        # Other threads follow the chain without a lock: `handler` is complete before it is stored, and
-        # at each step of the loop every handler leads to a chain that ends.
+        # Other threads follow the chain without a lock: `handler` is complete before it is stored,
+        # and at each step of the loop every handler leads to a chain that ends.
         handler.next = None
         for other in reversed(kept):
             other.next, handler.next = handler.next, other
