@@ -17,7 +17,8 @@ from bucketjit import strategies
 from bucketjit._config import Config
 from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
 from bucketjit._events import Event
-from bucketjit._precompile.warmup import compile_all, requests_for, volume
+from bucketjit._precompile.compile_all import compile_all, volume
+from bucketjit._precompile.requests import requests_for
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall

@@ -9,37 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import time
-from collections import deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.build_exact import result_types
-from bucketjit._compile.provider import Cleared
-from bucketjit._compile.requests import CompileRequest, Source
-from bucketjit._config import Fallback, is_positive_int
+from bucketjit._compile.requests import Source
+from bucketjit._config import is_positive_int
 from bucketjit._errors import (
-    FallbackError,
     MaskingError,
     SpecError,
-    in_one_line,
     is_of_machine,
 )
-from bucketjit._jax.config import ThreadConfig
+from bucketjit._precompile.compile_all import compile_all, volume
 from bucketjit._precompile.progress import progress_of
 from bucketjit._precompile.report import Warmed, WarmupReport
 from bucketjit._precompile.requested_sizes import check_names, combinations
+from bucketjit._precompile.requests import Asked, requests_for
 from bucketjit._runtime.buckets import bucket_or_size
-from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import ResolvedCall, variables_in
+from bucketjit._signature.resolved_call import variables_in
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 
@@ -243,191 +235,6 @@ class _WarmUp:
         return refused
 
 
-def compile_all(
-    engine: Engine,
-    requests: Sequence[CompileRequest],
-    workers: int | None,
-    epoch: object,
-    *,
-    deadline: float | None = None,
-    first_run: bool,
-    is_asked_for: bool = True,
-) -> Generator[tuple[CompileRequest, Source | Exception]]:
-    """Compile several executables in parallel. XLA compiles without holding Python's lock.
-
-    A request is handed to the thread pool only when a thread is free, so that an interrupt, the
-    deadline or a `ExecutableProvider.clear` stops all later ones.
-
-    Args:
-        engine: Serves the calls.
-        requests: The compile requests.
-        workers: Number of threads; None for one per core, at most four.
-        epoch: The epoch of the provider when the requests were made; see
-            `ExecutableProvider.prepare`.
-        deadline: The time (``time.monotonic``) after which none begins, or None.
-        first_run: Whether to run each executable once.
-        is_asked_for: See `ExecutableProvider.prepare`.
-
-    Yields:
-        Each request that was tried, with where its executable comes from, or the error.
-
-    Raises:
-        BaseException: An interrupt, or what else is no ``Exception``, in one of the threads.
-    """
-    prepare = functools.partial(
-        engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
-    )
-    count = workers or min(4, os.cpu_count() or 1)
-    waiting = iter(requests)
-    running: dict[Future[Source], CompileRequest] = {}
-    config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
-    with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
-        while True:
-            late = deadline is not None and time.monotonic() >= deadline
-            while not late and len(running) < count:
-                request = next(waiting, None)
-                if request is None:
-                    break
-                try:
-                    running[pool.submit(config.run, prepare, request)] = request
-                except RuntimeError as refused:
-                    # At the end of the interpreter pools refuse work, in a daemon thread of the
-                    # user for instance. Only the text of the error distinguishes that.
-                    if "shutdown" not in str(refused):
-                        raise
-                    return
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                request = running.pop(future)
-                error = future.exception()
-                if isinstance(error, Cleared):
-                    return
-                if error is not None and not isinstance(error, Exception):
-                    raise error
-                yield request, error or future.result()
-
-
-class Unmasked(NamedTuple):
-    """A call that cannot be masked.
-
-    Attributes:
-        why: Why it cannot be masked.
-        request: The request for its exact shape.
-        call: The call.
-        shapes: The shapes of its leaves.
-    """
-
-    why: str
-    request: CompileRequest
-    call: ResolvedCall
-    shapes: Sequence[tuple[int, ...]]
-
-
-class Asked(NamedTuple):
-    """The compile requests for calls of some sizes.
-
-    Attributes:
-        requests: The requests for calls that are masked, and for those that the user wants exact.
-        exact: The calls that cannot be masked, by their sizes.
-        failed: Sizes for which no request could be made, and why.
-        left: Sizes that were not looked at, because the time was up.
-    """
-
-    requests: list[CompileRequest]
-    exact: dict[FrozenDict[str, int], Unmasked]
-    failed: list[tuple[Mapping[str, int], str]]
-    left: list[Mapping[str, int]]
-
-    @property
-    def every_request(self) -> list[CompileRequest]:
-        """All requests, those for calls that cannot be masked included."""
-        return [*self.requests, *(one.request for one in self.exact.values())]
-
-
-def requests_for(
-    engine: Engine,
-    signed: SignedCall,
-    tokens: Tokens,
-    own: Mapping[str, int],
-    wanted: Iterable[Mapping[str, int]],
-    until: float | None = None,
-) -> Asked:
-    """The compile requests for calls of some sizes.
-
-    Args:
-        engine: Serves the calls.
-        signed: An example of the calls.
-        tokens: Its token for each axis of each leaf.
-        own: Its logical sizes.
-        wanted: Logical sizes of the calls. A variable that is left out has its size in ``own``.
-        until: The time (``time.monotonic``) to stop at, or None. The first sizes are always looked
-            at.
-
-    Returns:
-        The requests. An error of the function at some sizes is in ``failed``.
-    """
-    found: dict[Hashable, CompileRequest] = {}
-    exact: dict[FrozenDict[str, int], Unmasked] = {}
-    failed: list[tuple[Mapping[str, int], str]] = []
-    waiting = deque(wanted)
-    is_first = True
-    while waiting and (is_first or until is None or time.monotonic() < until):
-        is_first = False
-        chosen = waiting.popleft()
-        all_sizes = {**own, **chosen}
-        try:
-            at = at_sizes(signed, tokens, all_sizes)
-            call = None if engine.config.always_exact else engine.resolve(at)
-            if call is None:
-                requests: Iterable[CompileRequest | Unmasked] = [
-                    engine.requests.exact(at, all_sizes)
-                ]
-            else:
-                requests = _requests_of(engine, at, call, (at, call))
-            for one in requests:
-                if isinstance(one, CompileRequest):
-                    found.setdefault(one.key, one)
-                else:
-                    sizes = chosen if one.call is call else one.call.sizes
-                    exact[FrozenDict(sizes or one.request.sizes)] = one
-        except Exception as error:  # often of the function, which does not take these sizes
-            failed.append((FrozenDict(chosen), in_one_line(error)))
-    return Asked(list(found.values()), exact, failed, list(waiting))
-
-
-def _requests_of(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, whole: tuple[SignedCall, ResolvedCall]
-) -> Iterator[CompileRequest | Unmasked]:
-    """The compile requests for a call: one for its bucket, or one for each size of its chunks.
-
-    Args:
-        engine: Serves the call.
-        signed: The call.
-        call: The same call, resolved.
-        whole: The call that it is a chunk of, or the call itself; signed and resolved.
-    """
-    # If such a chunk has to run exact, the engine runs the whole call instead; see `_PartRefused`.
-    own = whole if call.whole is not None else (signed, call)
-    match engine.decide(signed, call):
-        case Masked(bucket=bucket):
-            yield engine.requests.masked(signed, call, bucket)
-        case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
-            raise FallbackError(why.reason, why.remedy)
-        case Exact(Because.UNMASKED | Because.EMPTY, why):
-            request = engine.requests.exact(own[0], own[1].sizes)
-            yield Unmasked(why.reason, request, own[1], own[0].shapes)
-        case Exact():
-            yield engine.requests.exact(own[0], own[1].sizes)
-        case Chunked(splitting):
-            for size in dict.fromkeys(splitting.sizes):
-                part = splitting.part(call, size)
-                at = at_sizes(signed, call.tokens, part.sizes)
-                yield from _requests_of(engine, at, part, whole)
-        case Refused(error):
-            raise error
-
-
 def _asked(
     engine: Engine, signed: SignedCall, sizes: object
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
@@ -476,8 +283,3 @@ def _takes(
             raise
         return False
     return True
-
-
-def volume(sizes: Mapping[str, int]) -> int:
-    """The product of the padded sizes of a bucket; 0 without variables."""
-    return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0

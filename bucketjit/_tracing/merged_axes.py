@@ -18,256 +18,28 @@ value is needed merged after all). It rewrites the equations where more is saved
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.jaxprs import (
     Atom,
     EquationScopes,
     bind_equation,
     is_literal,
     open_jaxpr,
+    shape_of,
     struct_of,
     without_dead_code,
 )
 from bucketjit._jax.primitives import called_jaxpr, name_of
-from bucketjit._sizes.expressions import Shape, is_symbolic
+from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._sizes.reshape_groups import groups, without_ones
-
-
-class SplitAxis(NamedTuple):
-    """A form: one merged axis of a value is kept as several axes.
-
-    Attributes:
-        axis: The merged axis.
-        sizes: Sizes of the axes in its place.
-    """
-
-    axis: int
-    sizes: Shape
-
-    def of(self, shape: Shape) -> Shape:
-        """The shape of the split value, from the shape of the merged one."""
-        return (*shape[: self.axis], *self.sizes, *shape[self.axis + 1 :])
-
-    def axes(self, given: Sequence[int]) -> tuple[int, ...]:
-        """Axes of the split value, from axes of the merged one.
-
-        Args:
-            given: Axes of the merged value.
-
-        Returns:
-            The same axes, in order; for the merged axis all of those in its place.
-        """
-        extra = len(self.sizes) - 1
-        found: list[int] = []
-        for a in given:
-            if a == self.axis:
-                found += range(a, a + extra + 1)
-            else:
-                found.append(a + extra * (a > self.axis))
-        return tuple(found)
-
-    def same(self, other: SplitAxis | None) -> bool:
-        """Whether two forms are equal.
-
-        Sizes are compared as text: ``==`` of symbolic sizes may be inconclusive, or raise.
-        """
-        return (
-            other is not None
-            and self.axis == other.axis
-            and list(map(str, self.sizes)) == list(map(str, other.sizes))
-        )
-
-
-Form = SplitAxis | None
-
-
-class Plan(NamedTuple):
-    """How an equation runs on values with split axes.
-
-    Attributes:
-        ins: The form that each operand must have.
-        out: The form of the result.
-        params: The parameters of the equation on these operands.
-    """
-
-    ins: tuple[Form, ...]
-    out: Form
-    params: Mapping[str, Any]
-
-
-# --- equations that treat a merged axis as rows ----------------------------------------------
-
-# Each function takes an equation and the forms of its operands, at least one of which is split
-# (except for `_merge_or_split`), and returns a plan, or None if the axis cannot stay split there.
-
-
-def _shape(atom: Any) -> Shape:
-    return tuple(getattr(atom.aval, "shape", ()))
-
-
-def _elementwise(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    form = next(f for f in forms if f is not None)
-    rank = len(_shape(eqn.outvars[0]))
-    if not all(f is None or form.same(f) for f in forms):
-        return None
-    ins = tuple(form if len(_shape(v)) == rank else None for v in eqn.invars)
-    return Plan(ins, form, eqn.params)
-
-
-def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    params = eqn.params
-    if params.get("dimensions") is not None or params.get("sharding") is not None:
-        return None
-    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-    places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
-    form, axis, at = forms[0], 0, 0
-    # Each group of old axes becomes a group of new ones; `axis` and `at` are where they begin,
-    # counted without axes of size 1.
-    for old, new in groups(without_ones(before), without_ones(after)):
-        if form is None:
-            # Merging static axes behind an open one keeps padding at the end: nothing to gain.
-            if len(new) == 1 and any(map(is_symbolic, old[1:])):
-                merged = SplitAxis(places[at], old)
-                return Plan((None,), merged, {**params, "new_sizes": merged.of(after)})
-        elif axis == _position(before, form.axis):
-            if list(map(str, new)) == list(map(str, form.sizes)) and len(old) == 1:
-                return Plan((form,), None, params)
-            if len(new) == len(old) == 1:
-                moved = SplitAxis(places[at], form.sizes)
-                return Plan((form,), moved, {**params, "new_sizes": moved.of(after)})
-            return None
-        axis, at = axis + len(old), at + len(new)
-    return None
-
-
-def _position(shape: Shape, axis: int) -> int:
-    """The position of an axis among those whose size is not 1."""
-    return len(without_ones(shape[:axis]))
-
-
-def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    (contract, batch), (left, right) = eqn.params["dimension_numbers"], forms
-    pairs = [*zip(*contract, strict=True), *zip(*batch, strict=True)]
-    rows = [f is not None and f.axis not in {p[i] for p in pairs} for i, f in enumerate(forms)]
-    if any(rows):  # the axis is a free one of its operand, so the other operand is not split
-        if (left is not None) and (right is not None):
-            return None
-    else:
-        # The axis is contracted, or a batch axis: the other operand must be split alike.
-        for a, b in pairs:
-            if left is not None and left.axis == a:
-                right = right or SplitAxis(b, left.sizes)
-            elif right is not None and right.axis == b:
-                left = left or SplitAxis(a, right.sizes)
-        assert left is not None and right is not None
-        matched = (left.axis, right.axis) in pairs and left.same(SplitAxis(left.axis, right.sizes))
-        if not matched:
-            return None
-    numbers = tuple(
-        (
-            left.axes(of_left) if left else tuple(of_left),
-            right.axes(of_right) if right else tuple(of_right),
-        )
-        for of_left, of_right in (contract, batch)
-    )
-    params = {**eqn.params, "dimension_numbers": numbers}
-    return Plan((left, right), _out_of_dot(eqn, left, right), params)
-
-
-def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
-    """The form of a product. Its axes are batch axes, then free axes of the left, of the right."""
-    (of_left, of_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
-    free_left = _others(eqn.invars[0], of_left, batch_left)
-    free_right = _others(eqn.invars[1], of_right, batch_right)
-    if left is not None and left.axis not in of_left:
-        return SplitAxis([*batch_left, *free_left].index(left.axis), left.sizes)
-    if right is not None and right.axis not in of_right:
-        place = [*batch_right, *free_right].index(right.axis)
-        return SplitAxis(place + len(free_left) * (place >= len(batch_right)), right.sizes)
-    return None
-
-
-def _others(atom: object, *used: Sequence[int]) -> list[int]:
-    return [i for i in range(len(_shape(atom))) if not any(i in u for u in used)]
-
-
-def _reduction(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    (form,) = forms
-    assert form is not None
-    axes = eqn.params["axes"]
-    params = {**eqn.params, "axes": form.axes(axes)}
-    if form.axis in axes:
-        return Plan((form,), None, params)
-    below = sum(a < form.axis for a in axes)
-    return Plan((form,), SplitAxis(form.axis - below, form.sizes), params)
-
-
-def _broadcast(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    form, params = forms[0], eqn.params
-    if form is None or len(forms) > 1 or params.get("sharding") is not None:
-        return None
-    places = params["broadcast_dimensions"]
-    out = SplitAxis(places[form.axis], form.sizes)
-    if str(_shape(eqn.invars[0])[form.axis]) != str(params["shape"][out.axis]):
-        return None
-    spread = (
-        *out.axes(places[: form.axis]),
-        *out.axes([out.axis]),
-        *out.axes(places[form.axis + 1 :]),
-    )
-    new = {"shape": out.of(params["shape"]), "broadcast_dimensions": spread}
-    return Plan((form,), out, {**params, **new})
-
-
-def _transpose(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    (form,) = forms
-    assert form is not None
-    order = eqn.params["permutation"]
-    out = SplitAxis(order.index(form.axis), form.sizes)
-    return Plan((form,), out, {**eqn.params, "permutation": form.axes(order)})
-
-
-def _squeeze(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    (form,) = forms
-    assert form is not None
-    dropped = eqn.params["dimensions"]
-    if form.axis in dropped:
-        return None
-    out = SplitAxis(form.axis - sum(a < form.axis for a in dropped), form.sizes)
-    return Plan((form,), out, {**eqn.params, "dimensions": form.axes(dropped)})
-
-
-def _along_one_axis(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
-    (form,) = forms
-    assert form is not None
-    if eqn.params["axis"] == form.axis:
-        return None
-    return Plan((form,), form, {**eqn.params, "axis": form.axes([eqn.params["axis"]])[0]})
-
-
-_REDUCTIONS = ("sum", "prod", "max", "min", "and", "or", "xor")
-_CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-_FOLLOW: dict[str, Callable[[Any, Sequence[Form]], Plan | None]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **{f"reduce_{name}": _reduction for name in _REDUCTIONS},
-    **dict.fromkeys(_CUMULATIVE, _along_one_axis),
-    "reshape": _merge_or_split,
-    "dot_general": _dot_general,
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
-    "squeeze": _squeeze,
-}
-
-
-# --- what a rewriting saves ------------------------------------------------------------------
+from bucketjit._tracing.split_axes import FOLLOW, Form, SplitAxis, SplitEquation
 
 
 @dataclass
@@ -284,7 +56,7 @@ class _Analysis:
     """
 
     forms: dict[Any, SplitAxis] = field(default_factory=dict)
-    plans: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, SplitEquation] = field(default_factory=dict)
     made_by: dict[Any, Any] = field(default_factory=dict)
     _parent: dict[Any, Any] = field(default_factory=dict)
     _saved: dict[Any, int] = field(default_factory=dict)
@@ -358,11 +130,11 @@ def _key(form: Form) -> Any:
     return None if form is None else (form.axis, tuple(map(str, form.sizes)))
 
 
-def _plan(eqn: JaxprEqn, forms: Sequence[Form]) -> Plan | None:
+def _plan(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
     name = name_of(eqn)
-    if name not in _FOLLOW or (name != "reshape" and not any(forms)):
+    if name not in FOLLOW or (name != "reshape" and not any(forms)):
         return None
-    return _FOLLOW[name](eqn, forms)
+    return FOLLOW[name](eqn, forms)
 
 
 def _spreads(eqn: JaxprEqn | None, form: SplitAxis) -> bool:
@@ -373,9 +145,6 @@ def _spreads(eqn: JaxprEqn | None, form: SplitAxis) -> bool:
         and len(eqn.invars) == 1
         and form.axis not in eqn.params["broadcast_dimensions"]
     )
-
-
-# --- the rewriting -----------------------------------------------------------------------------
 
 
 class _Rewriting:
@@ -417,12 +186,10 @@ class _Rewriting:
         if eqn is not None and wanted is not None and _spreads(eqn, wanted):
             places = wanted.axes(eqn.params["broadcast_dimensions"])
             operand = self._read(eqn.invars[0], None)
-            return lax.broadcast_in_dim(operand, wanted.of(_shape(v)), places)
-        shape = _shape(v) if wanted is None else wanted.of(_shape(v))
+            return lax.broadcast_in_dim(operand, wanted.of(shape_of(v)), places)
+        shape = shape_of(v) if wanted is None else wanted.of(shape_of(v))
         return lax.reshape(self._values[v], shape)
 
-
-# --- the pass ------------------------------------------------------------------------------------
 
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
@@ -486,7 +253,7 @@ def _merges_and_splits(jaxpr: Jaxpr) -> bool:
     def visit(inner: Any) -> None:
         for eqn in inner.eqns:
             if name_of(eqn) == "reshape":
-                pairs = groups(*map(without_ones, (_shape(eqn.invars[0]), _shape(eqn.outvars[0]))))
+                pairs = groups(*map(without_ones, (shape_of(eqn.invars[0])(eqn.outvars[0]))))
                 for old, new in pairs:
                     found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
                     found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))

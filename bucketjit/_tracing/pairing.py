@@ -47,12 +47,8 @@ from bucketjit._tracing.host_functions import Hosts
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
 from bucketjit._tracing.program import Program, SizeConstants, TraceRefused
-from bucketjit._tracing.skeleton import (
-    HostFunction,
-    Skeleton,
-    recompose,
-    same_constant,
-)
+from bucketjit._tracing.recompose import recompose
+from bucketjit._tracing.skeleton import HostFunction, Skeleton, same_constant
 from bucketjit._tracing.symbolic import COMPUTE
 
 _SAMPLES = 6  # traces that a program is made from, at most
