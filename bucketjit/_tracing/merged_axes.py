@@ -170,7 +170,7 @@ class _Rewriting:
             self._values.update(zip(eqn.outvars, outs, strict=True))
         return [self._read(v, None) for v in jaxpr.outvars]
 
-    def _read(self, v: object, wanted: Form) -> Any:
+    def _read(self, v: Atom, wanted: Form) -> Any:
         if is_literal(v):
             return v.val
         own = self._analysis.forms.get(v)
@@ -181,7 +181,7 @@ class _Rewriting:
             self._converted[key] = self._convert(v, wanted)
         return self._converted[key]
 
-    def _convert(self, v: object, wanted: Form) -> Any:
+    def _convert(self, v: Atom, wanted: Form) -> Any:
         eqn = self._analysis.made_by.get(v)
         if eqn is not None and wanted is not None and _spreads(eqn, wanted):
             places = wanted.axes(eqn.params["broadcast_dimensions"])
@@ -253,7 +253,9 @@ def _merges_and_splits(jaxpr: Jaxpr) -> bool:
     def visit(inner: Any) -> None:
         for eqn in inner.eqns:
             if name_of(eqn) == "reshape":
-                pairs = groups(*map(without_ones, (shape_of(eqn.invars[0])(eqn.outvars[0]))))
+                pairs = groups(
+                    *map(without_ones, (shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])))
+                )
                 for old, new in pairs:
                     found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
                     found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))

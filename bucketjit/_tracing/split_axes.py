@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._jax.jaxprs import shape_of
+from bucketjit._jax.jaxprs import Atom, shape_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
 from bucketjit._sizes.reshape_groups import groups, without_ones
 
@@ -165,7 +165,7 @@ def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
     return None
 
 
-def _others(atom: object, *used: Sequence[int]) -> list[int]:
+def _others(atom: Atom, *used: Sequence[int]) -> list[int]:
     return [i for i in range(len(shape_of(atom))) if not any(i in u for u in used)]
 
 
