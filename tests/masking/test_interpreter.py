@@ -142,7 +142,7 @@ def test_a_missing_rule_names_primitive_place_and_remedy() -> None:
     with pytest.raises(MaskingError) as raised:
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3})
     assert raised.value.reason.startswith("exp: no masking rule")
-    assert "test_interpret.py" in raised.value.reason
+    assert "test_interpreter.py" in raised.value.reason
     assert "with_rules" in raised.value.remedy
 
 
@@ -160,7 +160,7 @@ def test_a_refusal_names_the_place_once() -> None:
     with pytest.raises(MaskingError) as raised:
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
     assert raised.value.reason.startswith("neg: cannot")
-    assert raised.value.reason.count("test_interpret.py") == 1
+    assert raised.value.reason.count("test_interpreter.py") == 1
     assert raised.value.remedy == "do otherwise"
 
 

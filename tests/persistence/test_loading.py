@@ -574,7 +574,7 @@ def test_what_the_program_does_not_tell_is_not_kept(kept, capfd, fn, why):
 
 
 def test_what_is_larger_than_a_file_may_be_is_not_kept(kept, monkeypatch):
-    monkeypatch.setattr(files, "LARGEST", 1000)
+    monkeypatch.setattr(file_format, "LARGEST", 1000)
     assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
     assert kept.files() == [] and kept.kinds() == ["unstored", "compile"]
     assert re.fullmatch(r".* has \d+ bytes; a file holds 1000 at most", kept.events[0].detail)

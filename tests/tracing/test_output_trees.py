@@ -218,7 +218,7 @@ def test_a_text_of_a_size_that_decides_names_its_line() -> None:
             np.testing.assert_array_equal(executor(ramp(n)), jax.jit(fn)(ramp(n)))
     (reason,) = executor.stats().fallback_reasons
     assert reason.startswith("a size is made a text [")
-    assert "test_nesting.py:" in reason
+    assert "test_output_trees.py:" in reason
 
 
 def test_the_text_of_an_array_is_no_text_of_a_size() -> None:
