@@ -88,7 +88,7 @@ NO_SIZE_CONSTANTS = SizeConstants()
 class Pairing(Protocol):
     """The concrete traces that a program was made from.
 
-    `bucketjit._tracing.concrete.Pairing` implements it.
+    `bucketjit._tracing.pairing.Pairing` implements it.
     """
 
     @property

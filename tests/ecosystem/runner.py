@@ -20,7 +20,7 @@ import pytest
 
 import tests.ecosystem.libraries
 from bucketjit import BucketedExec, Check, FallbackWarning
-from bucketjit._signature import signature
+from bucketjit._signature import traced_programs
 from bucketjit._tracing.program import TraceRefused
 from tests.ecosystem.model import Model
 
@@ -97,8 +97,8 @@ def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance
 
 def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> Outcome:
     stats = executor.stats()
-    families = executor._engine.signer.signatures()
-    programs = [program for family in families for _, program in family.programs()]
+    signatures = executor._engine.signer.signatures()
+    programs = [program for one in signatures for _, program in one.programs()]
     if stats.fallback_calls:
         reasons = "; ".join(stats.fallback_reasons)
         return Outcome("exact", reasons, problem, stats.compiles, stats.fallback_calls)
@@ -111,7 +111,7 @@ def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> O
 def _refusals() -> Iterator[dict[str, None]]:
     """Why programs could not be traced with symbolic sizes, while this lasts."""
     seen: dict[str, None] = {}
-    trace = signature.trace
+    trace = traced_programs.trace
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -123,7 +123,7 @@ def _refusals() -> Iterator[dict[str, None]]:
         return program
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signature, "trace", recorded)
+        patch.setattr(traced_programs, "trace", recorded)
         yield seen
 
 
