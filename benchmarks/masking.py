@@ -263,7 +263,9 @@ def derived(model: Model) -> Any:
         values = dict(zip(model.sizes, sizes, strict=True))
         at = BucketSizes(model.bucket, program.lower, values)
         flat = jax.tree_util.tree_leaves(arrays)
-        outs = interpret(program.jaxpr, program.consts, flat, at, default_rules(), needed.after, 0)
+        outs = interpret(
+            program.jaxpr, program.consts, flat, at, default_rules(), needed.after(), 0
+        )
         return program.out_tree.unflatten(outs)
 
     return jax.jit(run, compiler_options=dict(needed.options(side_by_side=False)))

@@ -276,7 +276,7 @@ class Masked:
                     self.rules,
                     after=hooks(
                         poison_equations(values, which) if self.poisoned else None,
-                        workarounds(program.jaxpr, program.consts).after,
+                        workarounds(program.jaxpr, program.consts).after(),
                     ),
                     padding=None if self.poisoned else 0,
                 )

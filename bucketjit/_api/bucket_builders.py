@@ -12,9 +12,7 @@ from typing import Any, Self
 from bucketjit import strategies
 from bucketjit._api.chunked_log import chunked_log
 from bucketjit._api.resource_builders import ResourceBuilders
-from bucketjit._config import (
-    Overflow,
-)
+from bucketjit._config import Overflow
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._masking.rule_context import Rule
 from bucketjit.strategies._search.histogram import Sizes

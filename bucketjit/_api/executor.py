@@ -226,7 +226,8 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
             SplitError: The call would have to be split into chunks, and cannot be.
             FallbackError: The call cannot be masked, and ``fallback`` is to raise.
             CompileBudgetError: A compile is needed that the budget does not allow.
-            ShapeCheckError: ``check`` found that results differ.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
+            MaskingError: ``check`` found that results differ.
         """
         # Inside a transformation (jit, vmap, grad) there is nothing to pad.
         if _THREAD_TRACE.value not in _NO_TRACE:

@@ -79,7 +79,7 @@ def masked_function(
     check: Check,
     options: Mapping[str, Any],
     chunks: float = 0,
-    after: Callable[[], Hook] | None = None,
+    after: Callable[[], Callable[[], Hook] | None] = lambda: None,
 ) -> Masked:
     """The function that `build_masked` compiles. Traces nothing.
 
@@ -96,7 +96,8 @@ def masked_function(
         options: Options of XLA.
         chunks: How many chunks of a call typically run it at the same time; 0 if it runs whole
             calls.
-        after: Makes the hook of `interpret` that the program needs; None if it needs none.
+        after: Returns what makes the hook of `interpret` that the program needs, or None; called
+            when the function is traced.
 
     Returns:
         The function and the types to lower it for.
@@ -115,7 +116,7 @@ def masked_function(
         at = BucketSizes(bucket, program.lower, values, size_constants)
         # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
         poison = poison_equations(vector[len(call.variables)]) if poisoned else None
-        return _evaluated(program, arrays, at, rules(), hooks(poison, after), poisoned)
+        return _evaluated(program, arrays, at, rules(), hooks(poison, after()), poisoned)
 
     masked.__name__ = getattr(signature.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))

@@ -22,10 +22,7 @@ from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.files.stored import ExecutableFiles, StoredExact, StoredMasked
 from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
-from bucketjit._errors import (
-    SpecError,
-    first_line,
-)
+from bucketjit._errors import SpecError, first_line
 from bucketjit._events import emit
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule

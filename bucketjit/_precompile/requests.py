@@ -10,10 +10,7 @@ from typing import NamedTuple
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Fallback
-from bucketjit._errors import (
-    FallbackError,
-    in_one_line,
-)
+from bucketjit._errors import FallbackError, in_one_line
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict

@@ -17,11 +17,7 @@ from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.build_exact import result_types
 from bucketjit._compile.requests import Source
 from bucketjit._config import is_positive_int
-from bucketjit._errors import (
-    MaskingError,
-    SpecError,
-    is_of_machine,
-)
+from bucketjit._errors import MaskingError, SpecError, is_of_machine
 from bucketjit._precompile.compile_all import compile_all, volume
 from bucketjit._precompile.progress import progress_of
 from bucketjit._precompile.report import Warmed, WarmupReport

@@ -126,7 +126,7 @@ class Decisions:
             if it has `ResolvedCall.whole`, the caller must not run it at its exact shape.
 
         Raises:
-            SizeMismatchError: At these sizes an array cannot be reshaped as the function does.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
         """
         program = call.program
         if program is None:

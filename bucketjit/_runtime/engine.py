@@ -15,10 +15,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from bucketjit._arrays.padding import plain
-from bucketjit._compile.executable import (
-    SignatureChanged,
-    sizes_argument,
-)
+from bucketjit._compile.executable import SignatureChanged, sizes_argument
 from bucketjit._compile.requests import CompileRequest, RequestFactory
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._errors import (
@@ -196,7 +193,8 @@ class Engine:
             FallbackError: The call cannot be masked, and the policy is to raise.
             CompileBudgetError: A compile is needed that the budget does not allow.
             SizeMismatchError: The sizes of the arguments contradict each other.
-            ShapeCheckError: A check is configured, and the results differ.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
+            MaskingError: A check is configured, and the results differ.
         """
         out = out or self.config.out
         if self.config.always_exact:
@@ -310,10 +308,8 @@ class Engine:
         if entry is None:
             return None
         finish = entry.finisher(call, Out.PADDED)
-        sizes, line = (
-            sizes_argument(call, entry.size_constant_shapes),
-            counter_of(entry, call, signed),
-        )
+        sizes = sizes_argument(call, entry.size_constant_shapes)
+        line = counter_of(entry, call, signed)
         served = ServedCall(decision.key, sizes, finish, line, self._note_of(call))
         handler = self.memory.add_masked(signed, given, call, served)
         if handler is not None and self.observer is not None:
@@ -331,7 +327,7 @@ class Engine:
             The decision.
 
         Raises:
-            SizeMismatchError: At these sizes an array cannot be reshaped as the function does.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
         """
         return self.decisions.decide(signed, call)
 

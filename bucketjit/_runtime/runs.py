@@ -7,9 +7,7 @@ from typing import Any
 
 from bucketjit._arrays.padding import pad, plain
 from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
-from bucketjit._compile.executable import (
-    Executable,
-)
+from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import give_away

@@ -18,14 +18,7 @@ from jax import lax
 
 from bucketjit._errors import MaskingError
 from bucketjit._jax.transformations import current_trace
-from bucketjit._sizes.bounds import (
-    MOST,
-    MOST_OF_INT64,
-    interval,
-    lower_bound,
-    reach,
-    upper_bound,
-)
+from bucketjit._sizes.bounds import MOST, MOST_OF_INT64, interval, lower_bound, reach, upper_bound
 from bucketjit._sizes.expressions import Dim, Shape, function_of, is_symbolic, parsed, variables_of
 
 

@@ -21,10 +21,7 @@ from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_prim
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.program import Leaf, refuse_tracers
-from bucketjit._tracing.skeleton import (
-    Skeleton,
-    decompose,
-)
+from bucketjit._tracing.skeleton import Skeleton, decompose
 
 X = TypeVar("X")
 

@@ -18,9 +18,7 @@ from bucketjit._jax.jaxprs import all_equations, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import defining_line
 from bucketjit._sizes.expressions import Dim, Shape, evaluate, is_symbolic
-from bucketjit._sizes.guards import (
-    Guard,
-)
+from bucketjit._sizes.guards import Guard
 
 _BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
 

@@ -28,17 +28,29 @@ class Workarounds:
     """The options and hooks that a program needs; `workarounds` makes them.
 
     Args:
-        once: The variables that must be computed once, see `recomputed_values`.
-        avoids_reductions: Whether XLA's library must not compute the program's reductions.
+        jaxpr: An open jaxpr.
+        consts: Values of its constants.
 
     Attributes:
-        avoids_reductions: See above.
-        after: Makes hooks, for the argument ``after`` of `interpret`; None if none are needed.
+        avoids_reductions: Whether XLA's library must not compute the program's reductions.
     """
 
-    def __init__(self, once: Mapping[Any, Hashable], avoids_reductions: bool) -> None:
-        self.avoids_reductions = avoids_reductions
-        self.after: Callable[[], Hook] | None = computing_once(once) if once else None
+    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
+        self.avoids_reductions = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
+        self._jaxpr = jaxpr
+
+    @functools.cached_property
+    def _once(self) -> Mapping[Any, Hashable]:
+        """The variables that must be computed once.
+
+        They are found when the program is first built: an executable from a file needs the options
+        alone.
+        """
+        return recomputed_values(self._jaxpr)
+
+    def after(self) -> Callable[[], Hook] | None:
+        """Makes hooks, for the argument ``after`` of `interpret`; None if none are needed."""
+        return computing_once(self._once) if self._once else None
 
     def options(self, side_by_side: bool) -> Mapping[str, Any]:
         """The options of XLA for the program.
@@ -62,8 +74,7 @@ def workarounds(jaxpr: Jaxpr, consts: Sequence[Any]) -> Workarounds:
     Returns:
         The options and hooks.
     """
-    avoids = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
-    return Workarounds(recomputed_values(jaxpr), avoids)
+    return Workarounds(jaxpr, consts)
 
 
 def exact_options(is_reference: bool) -> Mapping[str, Any]:

@@ -188,7 +188,7 @@ class Poisoned:
     def _masked(self, values: Any, which: Any, *padded: Any) -> list[Any]:
         at = BucketSizes(self.bucket, self.program.lower, values)
         needed = workarounds(self.program.jaxpr, self.program.consts)
-        after = hooks(poison_equations(values, which), needed.after)
+        after = hooks(poison_equations(values, which), needed.after())
         return interpret(
             self.program.jaxpr, self.program.consts, padded, at, default_rules(), after=after
         )
