@@ -19,10 +19,12 @@ from bucketjit._config import CompileBudget as CompileBudget
 from bucketjit._config import Fallback as Fallback
 from bucketjit._config import Overflow as Overflow
 from bucketjit._errors import ArgumentError as ArgumentError
+from bucketjit._errors import ArtifactError as ArtifactError
 from bucketjit._errors import BucketJitError as BucketJitError
 from bucketjit._errors import BucketOverflowError as BucketOverflowError
 from bucketjit._errors import CompileBudgetError as CompileBudgetError
 from bucketjit._errors import CompileBudgetWarning as CompileBudgetWarning
+from bucketjit._errors import ExportError as ExportError
 from bucketjit._errors import FallbackError as FallbackError
 from bucketjit._errors import FallbackWarning as FallbackWarning
 from bucketjit._errors import MaskingError as MaskingError

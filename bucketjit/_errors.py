@@ -113,6 +113,14 @@ class CompileBudgetError(BucketJitError, RuntimeError):
     """A call needs a compile, and the compile budget of the executor is spent."""
 
 
+class ExportError(BucketJitError, ValueError):
+    """A function cannot be exported as asked, or a module cannot be read or refined."""
+
+
+class ArtifactError(BucketJitError, ValueError):
+    """A ``.bkt`` file cannot be written, read or trusted, or does not hold what a call needs."""
+
+
 class MissingExtraError(BucketJitError, ImportError):
     """A feature needs an optional package that is not installed; the message names it."""
 
