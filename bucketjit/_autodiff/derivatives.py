@@ -86,11 +86,12 @@ class Derivatives:
         """
         call = self._engine.resolve(signed)
         refusal = self._refusal(signed, call)
-        if call.program is None or refusal is not None:
+        program = call.program
+        if not isinstance(program, Program) or refusal is not None:
             if refusal is not None:
                 raise refusal.without_frames()
             raise MaskingError("it has no open axes", "name them in dynamic_axes")
-        made = self._function(signed, call, call.program).at(path)
+        made = self._function(signed, call, program).at(path)
         return self._engines.get(made.execute, self._engine)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
@@ -111,7 +112,7 @@ class Derivatives:
         program, refusal = call.program, self._refusal(signed, call)
         if refusal is not None:
             engine.note_fallback(refusal)
-        if program is None or refusal is not None:
+        if not isinstance(program, Program) or refusal is not None:
             return None
         tree, fn = call.out_tree, self._function(signed, call, program)
         return lambda: tree.unflatten(equations.call(fn, signed.leaves))
@@ -120,6 +121,7 @@ class Derivatives:
         """Why a call is not differentiated in buckets, or None."""
         if call.program is None:
             return call.refusal
+        assert isinstance(call.program, Program)
         return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
 
     def _function(

@@ -103,7 +103,7 @@ def masked_function(
         The function and the types to lower it for.
     """
     program, signature = call.program, signed.signature
-    assert program is not None
+    assert isinstance(program, Program)
     poisoned = check is Check.POISON
     expected = Expected({i for i, _ in pads})
     is_size = [t.dtype is None for t in signature.types]
@@ -293,7 +293,7 @@ def masked_executable(
         outs=outs,
         size_constant_shapes=made.size_constant_shapes,
         donated_leaves=made.donated_leaves,
-        constant_bytes=sum(getattr(c, "nbytes", 0) for c in program.consts),
+        constant_bytes=program.constant_bytes,
         compiles=made.function,
         loaded=loaded,
         origin=made.origin,

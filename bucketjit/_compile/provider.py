@@ -36,6 +36,7 @@ from bucketjit._errors import CompileBudgetError
 from bucketjit._events import Event, shown
 from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere, compile_here, forget_bytes
 from bucketjit._jax.devices import only_on_cpu
+from bucketjit._tracing.program import Program
 
 # Evicted executables that are remembered; the most that repeated evictions multiply hysteresis by.
 _GHOSTS, _MOST_PATIENT = 256, 128
@@ -222,7 +223,7 @@ class ExecutableProvider:
                     request, self.allowance.spend(request, is_asked_for), compile, told
                 )
                 source = "compile"
-            if first_run and request.program is not None:
+            if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             with self._lock:
                 self._stand_ins.pop(request.mark, None)

@@ -29,6 +29,7 @@ from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import (
     OPTIONS,
@@ -75,7 +76,7 @@ class RequestFactory:
         self._workarounds = weakref.WeakKeyDictionary()
 
     @staticmethod
-    def masked_key(program: Program, bucket: Mapping[str, int]) -> tuple[Program, Hashable]:
+    def masked_key(program: Interface, bucket: Mapping[str, int]) -> tuple[Interface, Hashable]:
         """The cache key of a bucket's executable: the program and the padded sizes."""
         return program, tuple(bucket.values())
 
@@ -108,7 +109,7 @@ class RequestFactory:
             StrategyContractError: A padded argument would be larger than any array can be.
         """
         program, check = call.program, self._config.check
-        assert program is not None
+        assert isinstance(program, Program)
         pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
         known = without_values(signed)
 
@@ -165,7 +166,7 @@ class RequestFactory:
             kept = self.files.place(StoredExact, known, shown, made)
         return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
-    def _smallest_stored(self, program: Program, call: ResolvedCall) -> Any:
+    def _smallest_stored(self, program: Interface, call: ResolvedCall) -> Any:
         """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
         wanted = dict(zip(call.variables, call.ordered, strict=True))
         fitting = [
@@ -286,7 +287,7 @@ class CompileRequest(NamedTuple):
     build: Callable[[Compile], Executable]
     stand_in: Callable[[], Hashable | None]
     kept: StoredPlace | None = None
-    program: Program | None = None
+    program: Interface | None = None
 
     @property
     def mark(self) -> Hashable:

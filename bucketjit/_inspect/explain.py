@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 
 
@@ -113,7 +114,7 @@ class Explanation:
         return printable("\n".join(lines))
 
 
-def describe(program: Program) -> str:
+def describe(program: Interface) -> str:
     """How a program was made, in words."""
     if program.pairing is None:
         return "traced once, with symbolic sizes"
@@ -228,12 +229,17 @@ def _shown(value: object) -> str:
     return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
 
 
-def explain(engine: Engine, signed: SignedCall) -> Explanation:
+Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
+
+
+def explain(engine: Engine, signed: SignedCall, equations: Equations | None = None) -> Explanation:
     """Explain what a call would do; see `BucketedExec.explain`.
 
     Args:
         engine: The engine that would serve the call.
         signed: The call.
+        equations: Returns the equations of a program that are masked in a bucket; by default
+            `masked_equations`.
 
     Returns:
         The explanation.
@@ -250,19 +256,26 @@ def explain(engine: Engine, signed: SignedCall) -> Explanation:
     # Resolving may open axes of the signature, which an explanation must not leave behind.
     with engine.lock, signed.signature.restoring_axes():
         call = signed.signature.resolve(signed.shapes)
-    return _explained(engine, signed, call)
+
+    def interpreted(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
+        assert isinstance(program, Program)
+        return masked_equations(program, bucket, engine.requests.rules())
+
+    return _explained(engine, signed, call, equations or interpreted)
 
 
-def _explained(engine: Engine, signed: SignedCall, call: ResolvedCall) -> Explanation:
+def _explained(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, equations: Equations
+) -> Explanation:
     match engine.decide(signed, call):
         case Masked() as decision:
-            return _explained_masked(engine, signed, call, decision)
+            return _explained_masked(engine, signed, call, decision, equations)
         case Exact(_, why):
             return _explained_exact(engine, signed, call.sizes, why)
         case Chunked(splitting):
             first = splitting.sizes[0]
             part = chunk(signed, pieces(signed, call, splitting), 0, first)
-            told = _explained(engine, part, splitting.part(call, first))
+            told = _explained(engine, part, splitting.part(call, first), equations)
             splits = ((splitting.variable, splitting.sizes), *told.splits)
             return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
         case Refused(error):
@@ -270,11 +283,15 @@ def _explained(engine: Engine, signed: SignedCall, call: ResolvedCall) -> Explan
 
 
 def _explained_masked(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, decision: Masked
+    engine: Engine,
+    signed: SignedCall,
+    call: ResolvedCall,
+    decision: Masked,
+    equations: Equations,
 ) -> Explanation:
     program = decision.program
     try:
-        masked = masked_equations(program, decision.bucket, engine.requests.rules())
+        masked = equations(program, decision.bucket)
     except MaskingError as error:
         return _explained_exact(engine, signed, call.sizes, error)
     return Explanation(

@@ -27,7 +27,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 from bucketjit.strategies.base import Strategy
 
 _EVERY = 64  # calls between two searches for a better plan
@@ -84,7 +84,7 @@ class Adapting:
         self._planned = frozenset[str]() if plan is None else frozenset(plan.dims)
         self._calls = itertools.count(1).__next__
         self._failed: set[str] = set()
-        self._kinds: weakref.WeakKeyDictionary[Program, _Kind] = weakref.WeakKeyDictionary()
+        self._kinds: weakref.WeakKeyDictionary[Interface, _Kind] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self.workers = Workers(Background(1, 1))
 
@@ -189,7 +189,7 @@ class Adapting:
             return None
         return self._strategies.get(variable if variable in self._own else None)
 
-    def kinds_of(self, strategy: Strategy) -> list[tuple[Program, _Kind, list[str]]]:
+    def kinds_of(self, strategy: Strategy) -> list[tuple[Interface, _Kind, list[str]]]:
         """The programs that have variables of a strategy.
 
         Args:
@@ -257,7 +257,7 @@ class _Used(NamedTuple):
 
 def _programs(
     engine: Engine, strategy: Strategy
-) -> Iterator[tuple[Engine, Program, _Kind, list[str]]]:
+) -> Iterator[tuple[Engine, Interface, _Kind, list[str]]]:
     """The programs that have variables of a strategy, derivatives included; see `kinds_of`."""
     for other in engine.shared.engines:
         if isinstance(other.observer, Adapting):
@@ -311,9 +311,9 @@ def _others(bucket: Mapping[str, int], kind: _Kind, own: Collection[str]) -> Oth
     return tuple((v, bucket[v]) for v in kind.latest if v not in own)
 
 
-def _counts(engine: Engine) -> dict[Program, list[tuple[Mapping[str, int], int]]]:
+def _counts(engine: Engine) -> dict[Interface, list[tuple[Mapping[str, int], int]]]:
     """The masked executables of each program in the cache: bucket and number of calls."""
-    found: dict[Program, list[tuple[Mapping[str, int], int]]] = {}
+    found: dict[Interface, list[tuple[Mapping[str, int], int]]] = {}
     for (program, *_), slot in engine.cache.slots():
         entry = slot.entry
         if entry is not None and not entry.exact:

@@ -22,7 +22,7 @@ from bucketjit._precompile.requests import requests_for
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 _MOST = 1024  # listed buckets that are compiled at most if the cache has no bound
 
@@ -39,7 +39,7 @@ class Ahead:
     def __init__(self, workers: int | None) -> None:
         self._workers = workers
         # By program, whether the budget allowed compiles; if not, only files were loaded.
-        self._begun: weakref.WeakKeyDictionary[Program, bool] = weakref.WeakKeyDictionary()
+        self._begun: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def prepare(

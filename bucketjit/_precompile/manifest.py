@@ -34,6 +34,7 @@ from bucketjit._precompile.written_arguments import (
 )
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.program import Program
 
 _FORMAT = 1
 
@@ -250,7 +251,7 @@ def changes_of(
     if fingerprint is None or engine.config.always_exact:
         return []
     program = engine.resolve(signed).program
-    if program is None:
+    if not isinstance(program, Program):
         return ["the call has no program that is masked"]
     try:
         return part_changes(fingerprint, engine.requests.files.digests_of(program))

@@ -17,7 +17,7 @@ from bucketjit import strategies
 from bucketjit._config import Config, Overflow
 from bucketjit._errors import BucketOverflowError
 from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 from bucketjit.strategies.base import checked_bucket, checked_joint
 from bucketjit.strategies.extended import extended
 
@@ -178,8 +178,8 @@ class Buckets:
     def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
         self._config = config
         self._lock = lock
-        self._cut: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
-        self._largest: weakref.WeakKeyDictionary[Program, dict[Any, dict[str, int]]]
+        self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
+        self._largest: weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]
         self._largest = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
@@ -187,7 +187,7 @@ class Buckets:
         self._cut.clear()
         self._largest.clear()
 
-    def of(self, program: Program, call: ResolvedCall) -> dict[str, int]:
+    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
         """The padded size of each variable of a call, unfitted sizes of its program included.
 
         Args:
@@ -214,7 +214,11 @@ class Buckets:
                 seen[name] = known if size <= known else max(size, 2 * known)
             return {**bucket, **seen}
 
-    def chosen(self, program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    def beyond(self, sizes: Mapping[str, int]) -> Exactly | None:
+        """The sizes that are beyond their largest bucket and stay exact; see `exactly`."""
+        return exactly(self._config, sizes)
+
+    def chosen(self, program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:
         """The padded size of each variable, unfitted sizes left out.
 
         Args:
@@ -241,7 +245,7 @@ class Buckets:
 
 
 def _cut_bucket(
-    program: Program, sizes: Mapping[str, int], bucket: Mapping[str, int]
+    program: Interface, sizes: Mapping[str, int], bucket: Mapping[str, int]
 ) -> dict[str, int]:
     """A smaller bucket that satisfies the guards.
 

@@ -20,6 +20,7 @@ from bucketjit._masking.checks import POISONS, blame, compare, failed
 from bucketjit._masking.rule_context import Rule
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.program import Program
 
 
 class CheckedCall(NamedTuple):
@@ -83,7 +84,7 @@ class CheckedCall(NamedTuple):
         # Two runs of one executable must agree to the bit, so jit cannot be at fault there.
         if problem and (to_the_bit or not is_of_jit(self.name, problem, self.signed, result)):
             program = self.call.program
-            assert program is not None
+            assert isinstance(program, Program)
             blamed = blame(
                 program,
                 self.rules(),

@@ -12,14 +12,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from bucketjit._compile.requests import RequestFactory
-from bucketjit._config import Config
 from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
-from bucketjit._runtime.buckets import Buckets, exactly
+from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.refusals import Refusals
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,12 @@ class Masked:
         beyond: Why some variables keep their exact size, in words; None if none does.
     """
 
-    program: Program
+    program: Interface
     bucket: Mapping[str, int]
     beyond: str | None = None
 
     @property
-    def key(self) -> tuple[Program, Hashable]:
+    def key(self) -> tuple[Interface, Hashable]:
         """The key of the executable in the cache."""
         return RequestFactory.masked_key(self.program, self.bucket)
 
@@ -99,16 +98,12 @@ class Decisions:
     """Decides the calls of one configuration.
 
     Args:
-        config: The configuration.
         buckets: Chooses buckets.
         splitter: Splits calls into chunks.
         refusals: The programs that could not be masked when they were built.
     """
 
-    def __init__(
-        self, config: Config, buckets: Buckets, splitter: Splitter, refusals: Refusals
-    ) -> None:
-        self._config = config
+    def __init__(self, buckets: Buckets, splitter: Splitter, refusals: Refusals) -> None:
         self._buckets = buckets
         self._splitter = splitter
         self._refusals = refusals
@@ -149,7 +144,7 @@ class Decisions:
                 return Refused(refused)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
         # is all of them, there is nothing to mask.
-        beyond = exactly(self._config, call.sizes)
+        beyond = self._buckets.beyond(call.sizes)
         if beyond is not None and beyond.wholly:
             return Exact(Because.BEYOND, MaskingError(beyond.reason))
         masked = Masked(program, bucket, None if beyond is None else beyond.reason)

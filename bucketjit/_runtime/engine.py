@@ -12,10 +12,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bucketjit._arrays.padding import plain
-from bucketjit._compile.executable import SignatureChanged, sizes_argument
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
+from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.requests import CompileRequest, RequestFactory
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._errors import (
@@ -49,7 +51,7 @@ from bucketjit._runtime.runs import counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall, Signer
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 
 class CallObserver(Protocol):
@@ -101,6 +103,26 @@ class _PartRefused(Exception):
         self.refusal, self.is_chosen = refusal, is_chosen
 
 
+class Parts(NamedTuple):
+    """What makes the parts of an engine that know where its programs come from.
+
+    Attributes:
+        signer: Makes what finds the signature of a call.
+        requests: Makes what makes compile requests.
+        buckets: Makes what chooses buckets.
+    """
+
+    signer: Callable[[Config], Signer] = Signer
+    requests: Callable[
+        [Config, str, ExecutableCache[Any, Executable], Preloading], RequestFactory
+    ] = RequestFactory
+    buckets: Callable[[Config, threading.RLock], Buckets] = Buckets
+
+
+TRACED = Parts()
+"""The parts of an engine that traces its function."""
+
+
 class Engine:
     """Serves the calls of one configuration.
 
@@ -108,6 +130,7 @@ class Engine:
         config: The configuration.
         shared: The state of the engine of the function whose derivatives this engine serves; None
             to create it.
+        parts: Makes its signer, requests and buckets.
 
     Attributes:
         config: The configuration.
@@ -129,20 +152,22 @@ class Engine:
         preparer: Compiles for later calls, or None.
     """
 
-    def __init__(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
+    def __init__(
+        self, config: Config, shared: SharedState[Engine] | None = None, parts: Parts = TRACED
+    ) -> None:
         self.config = config
-        self.signer = Signer(config)
+        self.signer = parts.signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared
         self.shared.engines.add(self)
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
-        self.requests = RequestFactory(config, self.name, self.cache, self.shared.preloading)
+        self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
-        self.buckets = Buckets(config, self.lock)
+        self.buckets = parts.buckets(config, self.lock)
         self.refusals = Refusals()
         self.splitter = Splitter(config, self.lock)
-        self.decisions = Decisions(config, self.buckets, self.splitter, self.refusals)
+        self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
 
@@ -338,7 +363,7 @@ class Engine:
             request: The request. One for an exact shape is ignored.
             refusal: Why it failed: for all buckets, or for the bucket of the request.
         """
-        if isinstance(request.key[0], Program):
+        if isinstance(request.key[0], Interface):
             self.refusals.note(request.key, refusal)
 
     def resolve(self, signed: SignedCall) -> ResolvedCall:
@@ -392,7 +417,7 @@ class Engine:
         sizes: Mapping[str, int],
         out: Out,
         given: CallArguments | None = None,
-        program: Program | None = None,
+        program: Interface | None = None,
         reason: str | None = None,
         is_call: bool = True,
     ) -> Any:

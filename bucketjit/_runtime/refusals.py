@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Hashable
 
 from bucketjit._errors import MaskingError
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 
 class Refusals:
@@ -17,10 +17,10 @@ class Refusals:
 
     def __init__(self) -> None:
         # By the padded sizes of a bucket; None stands for all buckets.
-        self._found: weakref.WeakKeyDictionary[Program, dict[Hashable, MaskingError]]
+        self._found: weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]
         self._found = weakref.WeakKeyDictionary()
 
-    def note(self, key: tuple[Program, Hashable], refusal: MaskingError) -> None:
+    def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
         """Remember that a program cannot be masked.
 
         Args:
@@ -31,11 +31,11 @@ class Refusals:
         at = bucket if refusal.in_bucket else None
         self._found.setdefault(program, {})[at] = refusal.without_frames()
 
-    def of_program(self, program: Program) -> MaskingError | None:
+    def of_program(self, program: Interface) -> MaskingError | None:
         """Why a program cannot be masked in any bucket; None if it may be possible."""
         return self._found.get(program, {}).get(None)
 
-    def of(self, key: tuple[Program, Hashable]) -> MaskingError | None:
+    def of(self, key: tuple[Interface, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket; None if it may be possible."""
         program, bucket = key
         found = self._found.get(program, {})

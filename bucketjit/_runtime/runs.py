@@ -15,7 +15,7 @@ from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.open_outputs import open_outs
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 
 def run_padded(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
@@ -34,7 +34,7 @@ def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> Cal
 
 
 def exact_finisher(
-    entry: Executable, signed: SignedCall, program: Program | None, out: Out
+    entry: Executable, signed: SignedCall, program: Interface | None, out: Out
 ) -> Change | None:
     """What is done to the result of an exact run to give it the form ``out``; None if nothing."""
     if out is Out.JAX:

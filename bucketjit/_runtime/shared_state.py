@@ -18,7 +18,7 @@ from bucketjit._config import Config
 from bucketjit._events import emit
 from bucketjit._runtime.counters import Counters
 from bucketjit._signature.signer import Signer
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 
 class Related(Protocol):
@@ -118,7 +118,7 @@ def make_cache(
     providers: list[weakref.ref[ExecutableProvider]] = []
 
     def evicted(key: Any, entry: Executable, why: str) -> None:
-        if isinstance(key[0], Program):  # else an exact shape, whose key starts with a signature
+        if isinstance(key[0], Interface):  # else an exact shape, whose key starts with a signature
             for engine in engines:
                 engine.signer.release(key[0])
         provider = providers[0]()

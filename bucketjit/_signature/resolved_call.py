@@ -8,7 +8,8 @@ from typing import Any
 
 from bucketjit._sizes.dynamic_axes import Tokens, places_of
 from bucketjit._sizes.expressions import variables_of
-from bucketjit._tracing.program import NO_SIZE_CONSTANTS, Program, SizeConstants, TraceRefused
+from bucketjit._tracing.interface import NO_SIZE_CONSTANTS, Interface, SizeConstants
+from bucketjit._tracing.program import TraceRefused
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ResolvedCall:
 
     tokens: Tokens
     sizes: dict[str, int]
-    program: Program | None
+    program: Interface | None
     refusal: TraceRefused | None = None
     size_constants: SizeConstants = NO_SIZE_CONSTANTS
     whole: Mapping[str, int] | None = None

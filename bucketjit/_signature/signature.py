@@ -26,7 +26,8 @@ from bucketjit._signature.traced_programs import Refused, TracedPrograms
 from bucketjit._signature.why_traced import News, inputs_of
 from bucketjit._sizes.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._sizes.guards import parse_constraint
-from bucketjit._tracing.program import Program, TraceRefused
+from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.program import TraceRefused
 
 
 class Signature:
@@ -144,7 +145,7 @@ class Signature:
             self._news.note(call, shapes)
         return call
 
-    def release(self, program: Program) -> None:
+    def release(self, program: Interface) -> None:
         """Drop the reference to a program; others may still hold it.
 
         A program that serves another call is held again.
@@ -158,7 +159,7 @@ class Signature:
         """The programs traced since the last call of this method, and why, one line each."""
         return self._news.take()
 
-    def programs(self) -> list[tuple[tuple[str, ...], Program]]:
+    def programs(self) -> list[tuple[tuple[str, ...], Interface]]:
         """The programs that exist, each with its arguments that have open axes, in words."""
         return [(inputs_of(self._traced, *key), program) for key, program in self._traced.every()]
 

@@ -28,7 +28,7 @@ from bucketjit._sizes.dynamic_axes import (
     leaf_entries,
     opens,
 )
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Signer:
         with self._lock:
             return list(self._signatures.values())
 
-    def release(self, program: Program) -> None:
+    def release(self, program: Interface) -> None:
         """Drop the reference to a program, see `Signature.release`.
 
         Args:

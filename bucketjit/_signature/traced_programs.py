@@ -21,6 +21,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.concrete import Tracer
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.program import Leaf, Program, TraceRefused, size_in_data
@@ -83,13 +84,13 @@ class Traced:
     refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
     refused: Refused = Refused()
     is_traced_again: bool = False
-    _programs: list[weakref.ref[Program]] = field(default_factory=list)
+    _programs: list[weakref.ref[Interface]] = field(default_factory=list)
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[Interface]:
         """The programs that somebody still holds."""
         return [program for ref in self._programs if (program := ref()) is not None]
 
-    def add(self, program: Program) -> None:
+    def add(self, program: Interface) -> None:
         """Add a program, without holding it."""
         there = [ref for ref in self._programs if ref() is not None]
         self.is_traced_again |= len(there) < len(self._programs)
@@ -171,17 +172,17 @@ class TracedPrograms:
         self._is_cut = any(kind.partitions for kind in self.types)
         self._traced: dict[Any, Traced] = {}
         self._look_through_at = _LOOKED_THROUGH
-        self._kept: set[Program] = set()
+        self._kept: set[Interface] = set()
 
-    def keep(self, program: Program) -> None:
+    def keep(self, program: Interface) -> None:
         """Hold a program until it is released."""
         self._kept.add(program)
 
-    def release(self, program: Program) -> None:
+    def release(self, program: Interface) -> None:
         """Drop the reference to a program; others may still hold it."""
         self._kept.discard(program)
 
-    def every(self) -> list[tuple[Any, Program]]:
+    def every(self) -> list[tuple[Any, Interface]]:
         """The programs that exist, each with its `static_key`."""
         return [
             (key, program)
@@ -227,7 +228,7 @@ class TracedPrograms:
         self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
-    def add(self, program: Program, to: Traced) -> None:
+    def add(self, program: Interface, to: Traced) -> None:
         """Keep a program among those of the same static sizes.
 
         Args:

@@ -9,7 +9,7 @@ from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.traced_programs import TracedPrograms
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 _SHOWN = 8  # arguments, or reasons, in one line of a log
 
@@ -29,7 +29,7 @@ class News:
         self.reasons = [why]
         self._traced = traced
         self._lines: list[str] = []
-        self._told: weakref.WeakKeyDictionary[Program, tuple[Tokens, Shapes]]
+        self._told: weakref.WeakKeyDictionary[Interface, tuple[Tokens, Shapes]]
         self._told = weakref.WeakKeyDictionary()
 
     def copy(self) -> News:

@@ -44,9 +44,10 @@ from bucketjit._sizes.fit import fit
 from bucketjit._sizes.guards import Guard, decide_even, parse_constraint
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
 from bucketjit._tracing.host_functions import Hosts
+from bucketjit._tracing.interface import SizeConstants
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
-from bucketjit._tracing.program import Program, SizeConstants, TraceRefused
+from bucketjit._tracing.program import Program, TraceRefused
 from bucketjit._tracing.recompose import recompose
 from bucketjit._tracing.skeleton import HostFunction, Skeleton, same_constant
 from bucketjit._tracing.symbolic import COMPUTE

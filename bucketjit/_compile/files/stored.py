@@ -415,7 +415,7 @@ class StoredMasked(Stored):
     @property
     def _program(self) -> Program:
         program = self._made.call.program
-        assert program is not None
+        assert isinstance(program, Program)
         return program
 
     def _leaves(self) -> list[Any]:

@@ -199,7 +199,7 @@ class Splitter:
         if policy_of(self._config, variable) is not Overflow.SPLIT:
             raise error
         try:
-            assert call.program is not None
+            assert isinstance(call.program, Program)
             axes = self._axes(call.program, variable)
             sizes, untraced = self._sizes(call.program, call, variable, largest)
         except MaskingError as why:

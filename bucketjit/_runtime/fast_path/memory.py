@@ -27,7 +27,7 @@ from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.interface import Interface
 
 _LARGEST_SIZE_CONSTANTS = 4096  # elements that a call keeps on the device for each logical size
 
@@ -72,7 +72,7 @@ class RememberedCalls:
         self._cache = cache
         self._counters = counters
         self._lock = lock
-        self._of_chunks: dict[weakref.ref[Program], FastPath] = {}
+        self._of_chunks: dict[weakref.ref[Interface], FastPath] = {}
 
     def clear(self) -> None:
         """Forget all calls. The caller clears the counters: call counters are not closed here."""
@@ -85,7 +85,7 @@ class RememberedCalls:
             every = [self.fast_path, *self._of_chunks.values()]
             self._forget([handler for fast_path in every for handler in fast_path.clear()])
 
-    def of_chunks(self, program: Program) -> FastPath:
+    def of_chunks(self, program: Interface) -> FastPath:
         """The fast path of the chunks of a program's calls, whose results stay padded."""
         with self._lock:
             for gone in [ref for ref in self._of_chunks if ref() is None]:

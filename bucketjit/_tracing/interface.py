@@ -1,0 +1,178 @@
+"""What serving a call needs to know of a program: its shapes, types, trees and guards.
+
+A `bucketjit._tracing.program.Program` adds the jaxpr. A program that was saved in a file adds
+compiled modules instead, see `bucketjit._artifact.saved_program`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from bucketjit._errors import ShapeCheckError
+from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
+from bucketjit._sizes.guards import Guard
+
+_BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
+
+
+@dataclass(frozen=True)
+class SizeConstants:
+    """What a program needs at certain logical sizes and cannot compute from them.
+
+    Attributes:
+        sizes: The unfitted sizes, in the order of `Program.unfitted`.
+        values: Constants that depend on the sizes: scalars, or arrays of logical shape.
+        out_tree: Tree of the outputs if its auxiliary data depends on the sizes, else None.
+    """
+
+    sizes: tuple[int, ...] = ()
+    values: tuple[np.ndarray, ...] = ()
+    out_tree: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the constants, plus an estimate for the tree."""
+        tree = 0 if self.out_tree is None else _BYTES_OF_TREE
+        return sum(v.nbytes for v in self.values) + tree
+
+
+NO_SIZE_CONSTANTS = SizeConstants()
+
+
+class Pairing(Protocol):
+    """The concrete traces that a program was made from.
+
+    `bucketjit._tracing.pairing.Pairing` implements it.
+    """
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, int]]:
+        """The sizes that the traces were made at."""
+
+    @property
+    def num_size_constants(self) -> int:
+        """How many constants depend on the logical sizes."""
+
+    @property
+    def nests_by_size(self) -> bool:
+        """Whether auxiliary data in the tree of the outputs depends on the logical sizes."""
+
+    @property
+    def why(self) -> str:
+        """Why the function is not traced with symbolic sizes."""
+
+    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
+        """The size constants at these logical sizes; None if the program does not serve them."""
+
+    def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The unfitted sizes at these padded sizes; None if the program does not serve them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Interface:
+    """A program without its body: which arguments and sizes it takes, and what it returns.
+
+    Attributes:
+        in_shapes: Shapes of the input arrays. Leaves that are sizes themselves are left out.
+        out_shapes: Shapes of the outputs.
+        out_types: dtype and weak type of each output.
+        out_tree: Tree of the outputs; a flat tuple if the tree depends on the logical sizes.
+        guards: Conditions that the logical sizes of a call must meet.
+        lower: Smallest size of each variable, 1 unless a guard demands more.
+        reshapes: The two shapes of each reshape whose element counts are equal at some sizes only.
+        unfitted: Additional variables, for sizes that no expression of the others fits.
+        size_constant_shapes: Shape of each of `SizeConstants.values`.
+        pairing: The concrete traces it was made from; None if it was traced symbolically.
+    """
+
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+    out_types: tuple[tuple[Any, bool], ...]
+    out_tree: Any
+    guards: tuple[Guard, ...]
+    lower: Mapping[str, int]
+    reshapes: tuple[tuple[Shape, Shape], ...] = ()
+    unfitted: tuple[str, ...] = ()
+    size_constant_shapes: tuple[Shape, ...] = ()
+    pairing: Pairing | None = None
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the arrays that each of its executables holds."""
+        return 0
+
+    @property
+    def open_outs(self) -> tuple[int, ...]:
+        """Positions of the outputs with open axes."""
+        return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
+
+    def admits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every guard holds at these sizes."""
+        return all(g.holds(sizes) for g in self.guards)
+
+    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
+        """The size constants of a call.
+
+        Args:
+            sizes: The logical size of each dimension variable.
+
+        Returns:
+            The size constants; None if the program does not serve these sizes.
+
+        Raises:
+            Exception: An error of the machine (`is_of_machine`), if the function is traced here.
+        """
+        if not self.admits(sizes):
+            return None
+        return NO_SIZE_CONSTANTS if self.pairing is None else self.pairing.size_constants(sizes)
+
+    def unfitted_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
+        """The padded values of the unfitted sizes.
+
+        Args:
+            bucket: The padded size of each dimension variable.
+
+        Returns:
+            Size by name; None if the program does not hold at these sizes.
+        """
+        return {} if self.pairing is None else self.pairing.unfitted_sizes(bucket)
+
+    def fits(self, bucket: Mapping[str, int]) -> bool:
+        """Whether the program may be built at the padded sizes of a bucket.
+
+        Its shapes were simplified under its guards, so they must hold for padded sizes too. A guard
+        ``!=`` comes from a comparison in user code. It concerns logical sizes only.
+        """
+        return all(g.op == "!=" or g.holds(bucket) for g in self.guards)
+
+    def check_reshapes(self, sizes: Mapping[str, int]) -> None:
+        """Raise the error of a reshape that fails at these logical sizes in the exact run.
+
+        JAX does not check a reshape of symbolic sizes: ``x.reshape(s // 2, 2)`` is traced for all
+        ``s``, but the exact run raises if ``s`` is odd.
+
+        Args:
+            sizes: The logical size of each dimension variable.
+
+        Raises:
+            ShapeCheckError: The element counts of the two shapes differ.
+        """
+        for before, after in self.reshapes:
+            a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
+            if product(a) != product(b):
+                raise ShapeCheckError(
+                    f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
+                    f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
+                )
+
+
+def product(sizes: Sequence[Any]) -> Any:
+    """The product of sizes, ints or symbolic ones."""
+    total: Any = 1
+    for d in sizes:
+        total = total * d
+    return total
