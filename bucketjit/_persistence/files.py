@@ -17,7 +17,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -164,18 +164,37 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def write(path: Path, data: bytes, is_private: bool = True) -> None:
+    """Write a file so that no process ever sees a part of it; see `write_with`.
+
+    Args:
+        path: The file.
+        data: Its contents.
+        is_private: See `write_with`.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it.
+    """
+
+    def fill(file: BinaryIO) -> None:
+        file.write(data)
+
+    write_with(path, fill, is_private)
+
+
+def write_with(path: Path, fill: Callable[[BinaryIO], None], is_private: bool = True) -> None:
     """Write a file so that no process ever sees a part of it, even after a crash.
 
     The data goes to a temporary file, which then takes the place of the old one.
 
     Args:
         path: The file.
-        data: Its contents.
+        fill: Writes its contents.
         is_private: Whether no other user may read it. Otherwise it has the permissions of the file
             that it replaces, or those of any new file.
 
     Raises:
         OSError: It cannot be written; nothing is left of it.
+        Exception: Whatever ``fill`` raises; nothing is left of the file.
     """
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -186,7 +205,7 @@ def write(path: Path, data: bytes, is_private: bool = True) -> None:
         raise
     try:
         with open(handle, "wb") as file:
-            file.write(data)
+            fill(file)
             file.flush()
             os.fsync(file.fileno())  # before the rename, or a crash could leave an empty file
         if not is_private:

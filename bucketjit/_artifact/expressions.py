@@ -1,0 +1,93 @@
+"""Expressions of sizes that come from a file: only arithmetic on known variables is taken.
+
+The text of an expression is compiled to a Python function where sizes are computed
+(`bucketjit._sizes.expressions`), so a text from a file is parsed and looked through first.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Set
+
+from bucketjit._errors import ArtifactError
+from bucketjit._sizes.expressions import FUNCTIONS, parsed
+
+_LONGEST = 2000  # characters of an expression
+_LARGEST = 2**63  # of a number in it
+_HIGHEST = 8  # exponent
+_COMPARISON = re.compile(r"(.+?) (>=|<=|==|!=) (.+)")
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
+
+
+def check_expression(text: str, variables: Set[str], place: str) -> None:
+    """Refuse a text that is not arithmetic on dimension variables.
+
+    Args:
+        text: The text.
+        variables: The names that it may use.
+        place: Where it stands, for the error.
+
+    Raises:
+        ArtifactError: It is anything else, or too long.
+    """
+    try:
+        if len(text) > _LONGEST or not text.isprintable():
+            raise SyntaxError("it is too long, or has other characters than text")
+        _check(parsed(text), variables)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ArtifactError(
+            f"{place}: {shown!r} is no expression of the sizes {', '.join(sorted(variables))} "
+            f"({error}); the file is damaged or was altered"
+        ) from None
+
+
+def check_comparison(text: str, variables: Set[str], place: str) -> None:
+    """Refuse a text that is not a comparison of two expressions of dimension variables.
+
+    Args:
+        text: The text.
+        variables: The names that it may use.
+        place: Where it stands, for the error.
+
+    Raises:
+        ArtifactError: It is anything else.
+    """
+    sides = sides_of(text)
+    if sides is None:
+        raise ArtifactError(
+            f"{place}: {text[:60]!r} is no comparison of sizes; the file is damaged or was altered"
+        )
+    check_expression(sides[0], variables, place)
+    check_expression(sides[2], variables, place)
+
+
+def sides_of(text: str) -> tuple[str, str, str] | None:
+    """The left side, the operator and the right side of a comparison; None if it is none."""
+    found = _COMPARISON.fullmatch(text)
+    return None if found is None else (found[1], found[2], found[3])
+
+
+def _check(node: ast.expr, variables: Set[str]) -> None:
+    match node:
+        case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
+            return
+        case ast.Name(id=name) if name in variables:
+            return
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            _check(operand, variables)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            if not 0 <= power <= _HIGHEST:
+                raise ValueError(f"the power {power}")
+            _check(left, variables)
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
+            _check(left, variables)
+            _check(right, variables)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if (
+            name in FUNCTIONS["int"] and len(args) == 2
+        ):
+            for arg in args:
+                _check(arg, variables)
+        case _:
+            raise ValueError(f"{ast.unparse(node)} is not arithmetic")
