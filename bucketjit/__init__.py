@@ -11,6 +11,8 @@ from bucketjit import metrics as metrics
 from bucketjit import strategies as strategies
 from bucketjit._api.decorator import jit as jit
 from bucketjit._api.executor import BucketedExec as BucketedExec
+from bucketjit._api.loaded import Loaded as Loaded
+from bucketjit._api.loaded import load as load
 from bucketjit._arrays.padded import Padded as Padded
 from bucketjit._compile.budget import CompileGuard as CompileGuard
 from bucketjit._compile.cache_store import CacheInfo as CacheInfo

@@ -39,6 +39,7 @@ PACKAGES = (
     "_autodiff",
     "_inspect",
     "_precompile",
+    "_artifact",
     "_api",
     "metrics",
     "__init__",

@@ -1,6 +1,7 @@
 """The ``with_...`` methods about sizes and masks; each returns a new executor with an empty cache.
 
-Those about what is compiled and kept are in `bucketjit._api.resource_builders`.
+Those about what is compiled and kept are in `bucketjit._api.resource_builders` and
+`bucketjit._api.source_builders`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Self
 from bucketjit import strategies
 from bucketjit._api.chunked_log import chunked_log
 from bucketjit._api.resource_builders import ResourceBuilders
+from bucketjit._api.source_builders import SourceBuilders
 from bucketjit._config import Overflow
 from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._masking.rule_context import Rule
@@ -19,7 +21,7 @@ from bucketjit.strategies._search.histogram import Sizes
 from bucketjit.strategies.base import Strategy
 
 
-class BucketBuilders(ResourceBuilders):
+class BucketBuilders(ResourceBuilders, SourceBuilders):
     """The methods that choose buckets, open axes and masking rules."""
 
     def with_strategy(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache_store import CacheInfo
 from bucketjit._config import is_int_from
@@ -18,7 +17,6 @@ class CacheControl:
     """The methods of `BucketedExec` about its cache and its compiles."""
 
     _engine: Engine
-    _derivatives: Derivatives
 
     def cache_size(self) -> int:
         """How many executables the cache holds."""
@@ -30,8 +28,11 @@ class CacheControl:
 
     def cache_clear(self) -> None:
         """Drop every executable and program, and reset the counters."""
-        self._derivatives.clear()
+        self._forget()
         self._engine.clear()
+
+    def _forget(self) -> None:
+        """Forget what was made of the executables besides."""
 
     def pin(self, pinned: bool = True, **sizes: int) -> int:
         """Keep executables in the cache whatever else is compiled: they are not evicted.

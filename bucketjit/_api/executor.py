@@ -1,7 +1,8 @@
 """`BucketedExec`, the callable that users make from a function.
 
-Its ``with_...`` methods and its other methods are in the files beside this one, by topic. Here are
-its options, the call path, and `BucketedExec.explain`.
+Its ``with_...`` methods and its other methods are in the files beside this one, by topic, and the
+call path is in `bucketjit._api.call_path`. Here are its options, calls inside transformations, and
+`BucketedExec.explain`.
 """
 
 from __future__ import annotations
@@ -15,31 +16,27 @@ from typing import Any, Self
 
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
+from bucketjit._api.call_path import CallPath
+from bucketjit._api.saving import Saving
 from bucketjit._api.warming import Warming
-from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import without_padding
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._compile.executable import SignatureChanged
 from bucketjit._config import Check, CompileBudget, Config, Fallback, Out, checked_options
 from bucketjit._errors import SpecError
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
-from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.config import jit_disabled
-from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE, only_differentiated
+from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
-from bucketjit._runtime.fast_path.handler import Evicted
+from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
 
-_THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
-
-class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
+class BucketedExec(CallPath, BucketBuilders, CacheControl, Saving, Warming, Views):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,
@@ -206,61 +203,7 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
         """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""
         return self if instance is None else MethodType(self, instance)
 
-    # --- the call path ---
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Run the function.
-
-        Args:
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            What the function returns, in the form of ``out``.
-
-        Raises:
-            ArgumentError: An argument is not an array, or does not fit its declaration.
-            SpecError: ``dynamic_axes`` does not fit the arguments.
-            SizeMismatchError: The sizes of the arguments contradict each other.
-            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-            SplitError: The call would have to be split into chunks, and cannot be.
-            FallbackError: The call cannot be masked, and ``fallback`` is to raise.
-            CompileBudgetError: A compile is needed that the budget does not allow.
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-            MaskingError: ``check`` found that results differ.
-        """
-        # Inside a transformation (jit, vmap, grad) there is nothing to pad.
-        if _THREAD_TRACE.value not in _NO_TRACE:
-            return self._inside(args, kwargs)
-        table = self._fast_path.latest
-        while table is not None:
-            try:
-                handler = table.by_key.get(table.key(args, kwargs))
-            except TypeError:  # a static argument that cannot be hashed
-                break
-            while handler is not None:
-                try:
-                    return handler.serve(args, kwargs)
-                except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
-                    handler = handler.next
-                except Evicted:
-                    handler = None
-                except Exception:
-                    engine = self._engine
-                    # The function was given wrong arguments, say: signing may raise a better error.
-                    # A `Padded` argument may fail here and be served by the slow path.
-                    signed = engine.signer.sign(args, kwargs)
-                    if any(isinstance(x, Padded) for x in signed.leaves):
-                        return engine.serve(signed)
-                    raise
-            table = table.next
-        if jit_disabled():
-            return self._inside(args, kwargs)
-        if self._of_copies is not None:
-            args, kwargs = self._engine.signer.with_copies(args, kwargs)
-            return self._of_copies(*args, **kwargs)
-        signed = self._engine.signer.sign(args, kwargs)
-        return self._engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
+    # --- calls inside transformations ---
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
@@ -273,6 +216,9 @@ class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
             if differentiated is not None:
                 return differentiated()
         return self._config.fn(*args, **kwargs)
+
+    def _forget(self) -> None:
+        self._derivatives.clear()
 
     @property
     def _name(self) -> str:

@@ -31,6 +31,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic, shape_function
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
 
@@ -116,14 +117,16 @@ def masked_function(
         at = BucketSizes(bucket, program.lower, values, size_constants)
         # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
         poison = poison_equations(vector[len(call.variables)]) if poisoned else None
-        return _evaluated(program, arrays, at, rules(), hooks(poison, after()), poisoned)
+        padding = None if poisoned else 0
+        given = program, program.consts, arrays, at, rules(), hooks(poison, after()), padding
+        return program.out_tree.unflatten(evaluated(*given))
 
     masked.__name__ = getattr(signature.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
     static = BucketSizes(bucket, program.lower, {})
     donated, donated_leaves = frozenset[int](), frozenset[int]()
     if check is Check.OFF:
-        donated, donated_leaves = _donated(signed, dict(pads), program, static)
+        donated, donated_leaves = donated_of(signed, dict(pads), program, static)
     size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     sizes: Any = sizes_argument(call, size_constant_shapes, 0 if poisoned else None)
     device = None
@@ -161,12 +164,21 @@ def _jitted(
     return jax.jit(masked, donate_argnums=donate, compiler_options=dict(options))
 
 
-def _donated(
-    signed: SignedCall, pads: Mapping[int, tuple[int, ...]], program: Program, at: BucketSizes
+def donated_of(
+    signed: SignedCall, pads: Mapping[int, tuple[int, ...]], program: Interface, at: BucketSizes
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The arguments whose padded copies are donated, and their leaves with open axes.
 
     `to_donate` chooses them by what the outputs of the bucket can reuse.
+
+    Args:
+        signed: The call.
+        pads: Padded shape of each leaf with open axes.
+        program: Its program.
+        at: The padded sizes.
+
+    Returns:
+        The positions of the arguments, and those of their leaves with open axes.
     """
     if not signed.donate:
         return frozenset(), frozenset()
@@ -177,32 +189,36 @@ def _donated(
     return to_donate(signed, pads, made)
 
 
-def _evaluated(
+def evaluated(
     program: Program,
+    consts: Sequence[Any],
     arrays: Sequence[Any],
     at: BucketSizes,
     rules: RuleTable,
     after: Callable[[], Hook] | None,
-    poisoned: bool,
-) -> Any:
-    """The results of a program at padded sizes, nested as the user's function nests them.
+    padding: int | None = 0,
+) -> list[Any]:
+    """The results of a program at padded sizes, with zeros in their padding.
 
     Args:
         program: The program.
+        consts: The values of its constants.
         arrays: Its padded arguments.
         at: Padded and logical sizes.
         rules: The rule table.
         after: Makes the hook of `interpret`.
-        poisoned: Whether the padding of the arguments is poison; otherwise it is 0.
+        padding: What the padding of the arguments holds; None if it is not known.
+
+    Returns:
+        The results, flat, with the types of the program.
 
     Raises:
         MaskingError: The program cannot be masked.
     """
-    padding = None if poisoned else 0
     try:
-        outs = interpret(program.jaxpr, program.consts, arrays, at, rules, after, padding)
+        outs = interpret(program.jaxpr, consts, arrays, at, rules, after, padding)
         typed = zip(outs, program.out_shapes, program.out_types, strict=True)
-        results = [_finish(out, shape, kind, at) for out, shape, kind in typed]
+        return [_finish(out, shape, kind, at) for out, shape, kind in typed]
     except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
         raise
     except Exception as error:
@@ -215,7 +231,6 @@ def _evaluated(
             "this is a defect of a masking rule; leave the axis static until it is mended",
             is_defect=True,
         ) from error
-    return program.out_tree.unflatten(results)
 
 
 def build_masked(made: Masked, compile: Compile) -> Executable:

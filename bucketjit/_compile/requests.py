@@ -72,7 +72,7 @@ class RequestFactory:
         told = functools.partial(emit, listeners=config.listeners)
         self.files = ExecutableFiles(config.persistence, config.rules, name, told, preloading)
         self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
-        self._workarounds: weakref.WeakKeyDictionary[Program, Workarounds]
+        self._workarounds: weakref.WeakKeyDictionary[Interface, Workarounds]
         self._workarounds = weakref.WeakKeyDictionary()
 
     @staticmethod
@@ -108,23 +108,20 @@ class RequestFactory:
         Raises:
             StrategyContractError: A padded argument would be larger than any array can be.
         """
-        program, check = call.program, self._config.check
-        assert isinstance(program, Program)
-        pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
+        program = call.program
+        assert program is not None
+        pads = self._pads(signed, call, bucket)
         known = without_values(signed)
 
         def made() -> Masked:
-            needed, chunks = self._needed(program), self._config.chunks
-            given = (known, call, bucket, pads, self.rules, check)
-            options = self._options(needed.options(bool(chunks)))
-            return masked_function(*given, options, chunks, needed.after)
+            return self._masked(known, call, bucket, pads)
 
         def build_once(compile: Compile) -> Executable:
             return self._built(lambda: build_masked(made(), compile))
 
         def build(compile: Compile) -> Executable:
             built = build_once(compile)
-            needed = self._needed(program)
+            needed = self.needed(program)
             if needed.avoids_reductions or not self._must_rebuild(built):
                 return built
             needed.avoids_reductions = True  # later buckets of the program are compiled so at once
@@ -135,11 +132,37 @@ class RequestFactory:
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
-        kept = None
-        if check is Check.OFF:
-            kept = self.files.place(StoredMasked, known, bucket, made)
+        kept = self._place(known, bucket, made)
         key = self.masked_key(program, bucket)
         return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
+
+    def _pads(
+        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Position and padded shape of each leaf with open axes."""
+        return padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
+
+    def _masked(
+        self,
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        pads: tuple[tuple[int, tuple[int, ...]], ...],
+    ) -> Masked:
+        """The function that is compiled for a bucket."""
+        assert isinstance(call.program, Program)
+        needed, chunks = self.needed(call.program), self._config.chunks
+        given = (signed, call, bucket, pads, self.rules, self._config.check)
+        options = self._options(needed.options(bool(chunks)))
+        return masked_function(*given, options, chunks, needed.after)
+
+    def _place(
+        self, signed: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
+    ) -> StoredPlace | None:
+        """The place of a bucket's executable among files; None if there is none."""
+        if self._config.check is not Check.OFF:
+            return None
+        return self.files.place(StoredMasked, signed, bucket, made)
 
     def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
         """The request for the executable of the exact shape of a call.
@@ -176,10 +199,15 @@ class RequestFactory:
         ]
         return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
-    def _needed(self, program: Program) -> Workarounds:
-        """The workarounds that the program needs for XLA to compute it correctly."""
+    def needed(self, program: Interface) -> Workarounds:
+        """The workarounds that a program needs for XLA to compute it correctly.
+
+        Args:
+            program: The program.
+        """
         known = self._workarounds.get(program)
         if known is None:
+            assert isinstance(program, Program)
             known = workarounds(program.jaxpr, program.consts)
             self._workarounds[program] = known
         return known

@@ -50,7 +50,7 @@ def combinations(
     if _is_strategy(sizes):
         if len(variables) != 1:
             raise SpecError(
-                f"warmup: {sizes!r} is for sizes of one dimension, and these arguments have "
+                f"sizes: {sizes!r} is for sizes of one dimension, and these arguments have "
                 f"{_listed(variables)}; give a dict of each to its sizes"
             )
         sizes = {variables[0]: sizes}
@@ -63,21 +63,21 @@ def combinations(
             each = {v: _ends(ns, functools.partial(bucket_of, v)) for v, ns in each.items()}
         if (count := _count(each)) > MOST_LISTED:
             raise SpecError(
-                f"warmup: {count} combinations of sizes, those in one bucket not counted; give "
+                f"sizes: {count} combinations of sizes, those in one bucket not counted; give "
                 "those that occur as a list of dicts"
             )
         return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise SpecError(
-            f"warmup: sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
+            f"sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
             f"a plan, got {reprlib.repr(sizes)}"
         )
     found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
     for i, one in enumerate(sizes):
         if i == _MOST_DICTS:
-            raise SpecError(f"warmup: sizes: more than {_MOST_DICTS} dicts are too many to look at")
+            raise SpecError(f"sizes: more than {_MOST_DICTS} dicts are too many to look at")
         if not isinstance(one, Mapping):
-            raise SpecError(f"warmup: sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
+            raise SpecError(f"sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
         check_names(one, variables)
         chosen = {v: _size_of(v, n) for v, n in one.items()}
         found.setdefault(frozenset(chosen.items()), chosen)
@@ -87,7 +87,7 @@ def combinations(
 def _size_of(variable: str, given: object) -> int:
     if not isinstance(given, int | np.integer):
         raise SpecError(
-            f"warmup: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
+            f"sizes: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
             "dict of all sizes stands by itself"
         )
     return _sizes_of(variable, given)[0]
@@ -105,7 +105,7 @@ def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
     """
     if unknown := [v for v in sizes if v not in variables]:
         raise SpecError(
-            f"warmup: there is no dimension {unknown[0]!r}; these arguments have "
+            f"sizes: there is no dimension {unknown[0]!r}; these arguments have "
             f"{_listed(variables)}"
         )
 
@@ -145,11 +145,11 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
         found = []
     if len(found) > _MOST_SIZES:
         raise SpecError(
-            f"warmup: more than {_MOST_SIZES} sizes of {variable!r} are too many to look at"
+            f"sizes: more than {_MOST_SIZES} sizes of {variable!r} are too many to look at"
         )
     if not found or not all(is_int_from(n, 0) for n in values):
         raise SpecError(
-            f"warmup: the sizes of {variable!r} must be ints of at least 0, one or more, or a "
+            f"sizes: those of {variable!r} must be ints of at least 0, one or more, or a "
             "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
             f"below it, got {reprlib.repr(given)}"
         )

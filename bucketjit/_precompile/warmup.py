@@ -98,7 +98,7 @@ def warm_up(
         Exception: Whatever tracing the function at the sizes of the example raises.
     """
     began = time.monotonic()
-    tokens, own, wanted = _asked(engine, signed, sizes)
+    tokens, own, wanted = asked(engine, signed, sizes)
     under_way = _WarmUp(
         engine,
         signed,
@@ -231,7 +231,7 @@ class _WarmUp:
         return refused
 
 
-def _asked(
+def asked(
     engine: Engine, signed: SignedCall, sizes: object
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
     """The tokens and logical sizes of a call, and the sizes to warm up.

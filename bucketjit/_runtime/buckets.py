@@ -214,8 +214,16 @@ class Buckets:
                 seen[name] = known if size <= known else max(size, 2 * known)
             return {**bucket, **seen}
 
-    def beyond(self, sizes: Mapping[str, int]) -> Exactly | None:
-        """The sizes that are beyond their largest bucket and stay exact; see `exactly`."""
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
+        """The sizes that are beyond their largest bucket and stay exact.
+
+        Args:
+            program: The program of the call.
+            sizes: Logical size of each variable.
+
+        Returns:
+            See `exactly`.
+        """
         return exactly(self._config, sizes)
 
     def chosen(self, program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:

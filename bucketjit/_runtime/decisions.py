@@ -144,7 +144,7 @@ class Decisions:
                 return Refused(refused)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
         # is all of them, there is nothing to mask.
-        beyond = self._buckets.beyond(call.sizes)
+        beyond = self._buckets.beyond(program, call.sizes)
         if beyond is not None and beyond.wholly:
             return Exact(Because.BEYOND, MaskingError(beyond.reason))
         masked = Masked(program, bucket, None if beyond is None else beyond.reason)

@@ -42,6 +42,7 @@ class Signature:
         constraints: The user's constraints on sizes.
         learns: Whether a static axis that varies is opened (the default rule).
         why: Why the signature is new, in words.
+        traced: Its programs; by default none, which are traced as calls need them.
 
     Attributes:
         fn: See above.
@@ -62,6 +63,7 @@ class Signature:
         constraints: Sequence[str],
         learns: bool = False,
         why: str = "new",
+        traced: TracedPrograms | None = None,
     ) -> None:
         self.fn = fn
         self.in_tree = in_tree
@@ -70,7 +72,7 @@ class Signature:
         self.specs = tuple(specs)
         self.constraints = tuple(constraints)
         self._axes = AxisGuesses(specs, paths, learns)
-        self._traced = TracedPrograms(fn, in_tree, types, paths, constraints)
+        self._traced = traced or TracedPrograms(fn, in_tree, types, paths, constraints)
         self._news = News(why, self._traced)
         self._tokens: Tokens | None = None
         self._last: Shapes = ()  # of the call that the last program was traced for

@@ -1,0 +1,86 @@
+"""The path of a call: the handler of its shapes, or else the engine.
+
+An executor and a function that was loaded from a file have the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._compile.executable import SignatureChanged
+from bucketjit._jax.arrays import NotPlaced
+from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
+from bucketjit._runtime.fast_path.handler import Evicted
+
+_THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
+
+
+class CallPath:
+    """A callable whose calls an engine serves."""
+
+    _engine: Engine
+    _fast_path: FastPath
+    _of_copies: Callable[..., Any] | None
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the function.
+
+        Args:
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What the function returns, in the form of ``out``.
+
+        Raises:
+            ArgumentError: An argument is not an array, or does not fit its declaration.
+            SpecError: ``dynamic_axes`` does not fit the arguments.
+            SizeMismatchError: The sizes of the arguments contradict each other.
+            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
+            SplitError: The call would have to be split into chunks, and cannot be.
+            FallbackError: The call cannot be masked, and ``fallback`` is to raise.
+            CompileBudgetError: A compile is needed that the budget does not allow.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
+            MaskingError: ``check`` found that results differ.
+        """
+        # Inside a transformation (jit, vmap, grad) there is nothing to pad.
+        if _THREAD_TRACE.value not in _NO_TRACE:
+            return self._inside(args, kwargs)
+        table = self._fast_path.latest
+        while table is not None:
+            try:
+                handler = table.by_key.get(table.key(args, kwargs))
+            except TypeError:  # a static argument that cannot be hashed
+                break
+            while handler is not None:
+                try:
+                    return handler.serve(args, kwargs)
+                except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
+                    handler = handler.next
+                except Evicted:
+                    handler = None
+                except Exception:
+                    engine = self._engine
+                    # The function was given wrong arguments, say: signing may raise a better error.
+                    # A `Padded` argument may fail here and be served by the slow path.
+                    signed = engine.signer.sign(args, kwargs)
+                    if any(isinstance(x, Padded) for x in signed.leaves):
+                        return engine.serve(signed)
+                    raise
+            table = table.next
+        if jit_disabled():
+            return self._inside(args, kwargs)
+        if self._of_copies is not None:
+            args, kwargs = self._engine.signer.with_copies(args, kwargs)
+            return self._of_copies(*args, **kwargs)
+        signed = self._engine.signer.sign(args, kwargs)
+        return self._engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
+
+    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call inside a transformation of JAX, or where ``jit`` is disabled."""
+        raise NotImplementedError

@@ -1,0 +1,213 @@
+"""`Loaded`, a function that was read from a file, and `load`, which reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.export  # an attribute of jax only after this import
+
+from bucketjit._api.cache_control import CacheControl
+from bucketjit._api.call_path import CallPath
+from bucketjit._api.resource_builders import ResourceBuilders
+from bucketjit._artifact.archive import Archive
+from bucketjit._artifact.saved_engine import LoadedFunction
+from bucketjit._artifact.saved_program import LoadedProgram, Source
+from bucketjit._artifact.transformed import Transformed
+from bucketjit._errors import ArtifactError, SpecError
+from bucketjit._events import one_line
+from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
+from bucketjit._inspect.tables import counted
+from bucketjit._inspect.views import Views
+from bucketjit._precompile.report import WarmupReport, report_of
+from bucketjit._precompile.warmup import check_options, warm_up
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.shared_state import SharedState
+from bucketjit._signature.structs import array_like, sign_like
+from bucketjit._tracing.interface import Interface
+
+
+class Loaded(CallPath, ResourceBuilders, CacheControl, Views):
+    """A function that was saved by `BucketedExec.save`, served without its source.
+
+    It is called like the executor that was saved, without static arguments, and takes every size up
+    to its largest buckets. A bucket is compiled when a call first needs it. Inside ``jax.jit`` it
+    is padded for the sizes of the traced call; ``jax.grad`` works as often as derivatives were
+    saved; ``jax.vmap`` runs it once for each example. Calling it from several threads is safe.
+
+    Its other methods are those of `BucketedExec` about the cache, compiles, statistics and events.
+
+    Args:
+        functions: The function, and its pullbacks.
+        changes: The options that the user has changed.
+    """
+
+    def __init__(
+        self, functions: tuple[LoadedFunction, ...], changes: Mapping[str, Any] | None = None
+    ) -> None:
+        self._functions = functions
+        self._changes = dict(changes or {})
+        engines: list[Engine] = []
+        shared: SharedState[Engine] | None = None
+        for function in functions:
+            engines.append(function.engine(function.config(**self._changes), shared))
+            shared = engines[0].shared
+        self._engines = engines
+        self._engine = engines[0]
+        self._config = self._engine.config
+        self._fast_path = self._engine.memory.fast_path
+        self._of_copies = None
+        self._transformed = Transformed(functions, engines)
+        self.__name__ = functions[0].record.name
+
+    def _with(self, **changes: object) -> Self:
+        return type(self)(self._functions, {**self._changes, **changes})
+
+    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self._transformed.call(args, kwargs)
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return str(self._functions[0].source.archive.path)
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The platforms that it can be compiled for."""
+        return self._functions[0].source.archive.manifest.platforms
+
+    @property
+    def buckets(self) -> tuple[dict[str, int], ...]:
+        """The padded sizes of each bucket, in the order in which they were saved."""
+        return tuple(
+            {v: bucket.sizes[v] for v in self._functions[0].variables}
+            for program in self._functions[0].programs
+            for bucket in program.record.buckets
+        )
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """The type of each argument by its path, such as ``{"x": "float32[b, 8]"}``."""
+        return {leaf.path: str(leaf) for leaf in self._functions[0].facts.leaves}
+
+    def explain(self, *args: object, **kwargs: object) -> Explanation:
+        """Explain what a call with these arguments would do; see `BucketedExec.explain`.
+
+        Args:
+            *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
+                arrays.
+            **kwargs: The keyword arguments, likewise.
+
+        Returns:
+            The explanation. What is masked is as it was when the function was saved.
+
+        Raises:
+            ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
+        """
+        given = tuple(map(array_like, args))
+        named = {name: array_like(value) for name, value in kwargs.items()}
+        return explain(self._engine, self._engine.signer.sign(given, named), _masked_equations)
+
+    def warmup(
+        self,
+        *,
+        sizes: Any = None,
+        workers: int | None = None,
+        time_budget: float | None = None,
+        progress: bool = True,
+    ) -> WarmupReport:
+        """Compile buckets before calls need them; see `BucketedExec.warmup`.
+
+        Args:
+            sizes: Sizes of the calls, in any form that `BucketedExec.warmup` takes; by default all
+                buckets.
+            workers: Number of threads that compile.
+            time_budget: Seconds after which no further compile begins.
+            progress: Whether to show progress on standard error.
+
+        Returns:
+            What was compiled.
+
+        Raises:
+            SpecError: An option is malformed.
+        """
+        check_options(workers, time_budget, progress=progress)
+        function, engine = self._functions[0], self._engine
+        epoch = engine.provider.epoch
+        wanted = list(self.buckets) if sizes is None else sizes
+        args, kwargs = function.like(self.buckets[0])
+        signed = sign_like(engine.signer, args, kwargs)
+        warmed = warm_up(
+            *(engine, signed, wanted),
+            workers=workers,
+            time_budget=time_budget,
+            progress=progress,
+            first_run=False,
+            epoch=epoch,
+        )
+        return report_of([warmed], engine, epoch)
+
+    def __repr__(self) -> str:
+        name = self._functions[0].record.name
+        arguments = ", ".join(f"{path}: {kind}" for path, kind in list(self.signature.items())[:4])
+        more = ", ..." if len(self.signature) > 4 else ""
+        buckets = counted(len(self.buckets), "bucket")
+        size = counted(len(self._engine.cache), "executable")
+        return one_line(f"<Loaded {name}({arguments}{more}), {buckets}, {size}>")
+
+
+def _masked_equations(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
+    assert isinstance(program, LoadedProgram)
+    return program.masked
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    trust_executables: bool = False,
+    key: str | bytes | None = None,
+) -> Loaded:
+    """Load a function that `BucketedExec.save` has saved. Its source is not needed.
+
+    Nothing in the file is run when it is loaded, and no pickle is read. Every member is compared
+    with its digest. A module may use the operations of StableHLO, and of custom calls only those
+    that JAX promises to keep stable, so it cannot call into Python.
+
+    Args:
+        path: The file.
+        trust_executables: Whether to run machine code, and kernels of accelerators, that the file
+            has. Do so for files of your own only. Executables of another machine or of other
+            versions are not used.
+        key: The secret that the file was signed with; without one no signature is looked at.
+
+    Returns:
+        The function.
+
+    Raises:
+        ArtifactError: The file is damaged, was altered, is of a later format, or is not to be
+            trusted; the message names the member.
+        MissingExtraError: flatbuffers is not installed; the extra ``export`` installs it.
+        SpecError: ``key`` or ``trust_executables`` is of a wrong type.
+        OSError: The file cannot be read.
+
+    Examples:
+        See `BucketedExec.save`.
+    """
+    if not isinstance(trust_executables, bool):
+        raise SpecError(f"trust_executables is True or False, got {trust_executables!r}")
+    archive = Archive(path, key)
+    manifest = archive.manifest
+    least = jax.export.minimum_supported_calling_convention_version
+    most = jax.export.maximum_supported_calling_convention_version
+    if not least <= manifest.calling_convention <= most:
+        raise ArtifactError(
+            f"{archive.path}: its modules have the calling convention "
+            f"{manifest.calling_convention} of JAX {manifest.versions.get('jax')}, and JAX "
+            f"{jax.__version__} reads {least} to {most}; load it with a JAX of about the same age"
+        )
+    source = Source(archive, trust_executables)
+    functions = tuple(LoadedFunction(source, record) for record in manifest.functions)
+    source.check_modules()
+    return Loaded(functions)

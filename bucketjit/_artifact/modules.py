@@ -1,0 +1,195 @@
+"""Modules of one bucket: how a program becomes one, and which modules of a file are trusted.
+
+program   jaxpr of symbolic sizes, constants
+module    main(constants..., int32[k] sizes, size constants..., padded arrays...)
+          -> padded results
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export  # an attribute of jax only after this import
+import numpy as np
+
+from bucketjit._compile.build import evaluated
+from bucketjit._errors import ArtifactError, MaskingError, in_one_line, is_of_machine
+from bucketjit._inspect.extras import Extra
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._jax.arrays import key_impl, with_type
+from bucketjit._jax.custom_calls import foreign_operations, stable_targets
+from bucketjit._masking.interpreter import Hook
+from bucketjit._masking.rule_context import RuleTable
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Program
+
+# Kernels for one kind of accelerator, and functions of TensorFlow: JAX keeps their form stable, but
+# they are programs of their own, that nothing here can look into.
+_OPAQUE = frozenset(("tpu_custom_call", "mosaic_gpu_v2", "tf.call_tf_function"))
+
+
+def plain_constant(value: Any) -> np.ndarray:
+    """A constant of a program as an array of NumPy; random keys as their words."""
+    if jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+def _restored(array: Any, like: Any) -> Any:
+    """A constant as the program has it, from its plain form."""
+    dtype = getattr(like, "dtype", None)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(array, impl=key_impl(dtype))
+    return with_type(array, array.dtype, bool(getattr(like, "weak_type", False)))
+
+
+def bucket_module(
+    program: Program,
+    call: ResolvedCall,
+    bucket: Mapping[str, int],
+    rules: RuleTable,
+    after: Callable[[], Hook] | None,
+    types: Sequence[tuple[Any, bool]],
+    platforms: Sequence[str] | None,
+) -> jax.export.Exported:
+    """The masked program of a bucket as an exported module.
+
+    Args:
+        program: The program.
+        call: A call that it serves, resolved.
+        bucket: Padded size of each variable, unfitted sizes included.
+        rules: The rule table.
+        after: Makes the hook of `interpret`, or None.
+        types: dtype and weak type of each array argument.
+        platforms: The platforms to export for; None for the default one.
+
+    Returns:
+        The module.
+
+    Raises:
+        MaskingError: The program cannot be masked.
+        ArtifactError: JAX cannot export it.
+    """
+    static = BucketSizes(bucket, program.lower, {})
+
+    def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
+        values = {v: sizes[i] for i, v in enumerate(call.variables)}
+        at = BucketSizes(bucket, program.lower, values, tuple(by_size))
+        consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
+        given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
+        return evaluated(program, consts, given, at, rules, after)
+
+    plain = map(plain_constant, program.consts)
+    constants = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in plain]
+    by_size = [
+        jax.ShapeDtypeStruct(static.padded_shape(shape), np.asarray(value).dtype)
+        for shape, value in zip(
+            program.size_constant_shapes, call.size_constants.values, strict=True
+        )
+    ]
+    arrays = [
+        jax.ShapeDtypeStruct(static.padded_shape(shape), dtype)
+        for shape, (dtype, _) in zip(program.in_shapes, types, strict=True)
+    ]
+    sizes = jax.ShapeDtypeStruct((len(call.variables),), np.int32)
+    return exported(main, platforms, (constants, sizes, by_size, arrays), {})
+
+
+def exported(
+    function: Callable[..., Any],
+    platforms: Sequence[str] | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> jax.export.Exported:
+    """A function as a module that takes every argument, unused ones too.
+
+    Args:
+        function: The function.
+        platforms: The platforms to export for; None for the default one.
+        args: The types of its positional arguments.
+        kwargs: The types of its keyword arguments.
+
+    Raises:
+        MaskingError: The function raises it.
+        ArtifactError: JAX cannot export it.
+    """
+    jitted = jax.jit(function, keep_unused=True)
+    try:
+        with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+            return jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+    except MaskingError:
+        raise
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        raise ArtifactError(f"jax.export cannot export it: {in_one_line(error)}") from error
+
+
+def serialized(module: jax.export.Exported) -> bytes:
+    """The bytes of a module.
+
+    Args:
+        module: The module.
+
+    Raises:
+        MissingExtraError: flatbuffers is not installed.
+        ArtifactError: A tree of the module has a class that JAX cannot serialize.
+    """
+    with Extra("saved functions", "flatbuffers", "export"):
+        try:
+            return bytes(module.serialize())
+        except (ValueError, NotImplementedError) as error:
+            raise ArtifactError(
+                f"jax.export cannot serialize it: {in_one_line(error)}; for a class of yours see "
+                "jax.export.register_pytree_node_serialization and "
+                "register_namedtuple_serialization"
+            ) from error
+
+
+def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Exported:
+    """The module in bytes that `serialized` made.
+
+    Args:
+        raw: The bytes.
+        place: The file and the member that they come from, for errors.
+        trusted: Whether a module may call anything that JAX calls, kernels included.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingExtraError: flatbuffers is not installed.
+        ArtifactError: The bytes are no module, one of a version of JAX that is too new, or one that
+            calls something that is not in JAX's list of stable calls.
+    """
+    with Extra("saved functions", "flatbuffers", "export"):
+        try:
+            module = jax.export.deserialize(bytearray(raw))
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            raise ArtifactError(
+                f"{place}: JAX {jax.__version__} cannot read it ({in_one_line(error)}); the module "
+                "is damaged, written by a later JAX, or has a class in its trees that is not "
+                "registered here (jax.export.register_pytree_node_serialization)"
+            ) from error
+    allowed = stable_targets() - (frozenset() if trusted else _OPAQUE)
+    try:
+        foreign = foreign_operations(module.mlir_module_serialized, allowed)
+    except ValueError as error:
+        raise ArtifactError(f"{place}: it holds no module that can be read: {error}") from error
+    if foreign:
+        raise ArtifactError(
+            f"{place}: the module has {foreign[0]}, which is not one of the operations that are "
+            "trusted in a file; do not load files of people whom you do not trust"
+        )
+    return module
+
+
+def dynamic_module(
+    program: Program, types: Sequence[tuple[Any, bool]], platforms: Sequence[str] | None
+) -> jax.export.Exported:
+    raise ArtifactError("not yet")

@@ -1,0 +1,453 @@
+"""The parts of an engine that serves calls from a file: signatures, programs, buckets, requests.
+
+`bucketjit._runtime.engine.Engine` does all else, as for a function that is traced: the fast path,
+the cache, padding, counters, background compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+
+from bucketjit._artifact.dtypes import dtype_of
+from bucketjit._artifact.dynamic_calls import dynamic_request
+from bucketjit._artifact.manifest import Leaf, SavedFunction
+from bucketjit._artifact.saved_executables import InFile, saved_function
+from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_programs
+from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.build import Masked
+from bucketjit._compile.files.keys import device_of
+from bucketjit._compile.requests import CompileRequest, RequestFactory, StoredPlace
+from bucketjit._config import Config, Fallback, Out
+from bucketjit._errors import ArgumentError, ArtifactError, BucketOverflowError
+from bucketjit._events import shown
+from bucketjit._persistence.fingerprint import NoDigest
+from bucketjit._runtime.buckets import Buckets, Exactly
+from bucketjit._runtime.engine import Engine, Parts
+from bucketjit._runtime.shared_state import SharedState
+from bucketjit._signature.argument_facts import facts_made_for, facts_of_call
+from bucketjit._signature.axis_guesses import Shapes
+from bucketjit._signature.changes import Key
+from bucketjit._signature.leaf_types import LeafType
+from bucketjit._signature.mismatches import ArgumentFacts, in_words, mismatches
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signature import Signature
+from bucketjit._signature.signer import SignedCall, Signer
+from bucketjit._signature.traced_programs import Traced, TracedPrograms
+from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._tracing.interface import Interface
+from bucketjit._xla_defects.options import library_options
+from bucketjit._xla_defects.workarounds import Workarounds
+from bucketjit.strategies import Boundaries
+
+_OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules
+
+
+class LoadedFunction:
+    """A function of a file: what its calls are compared with, and its programs.
+
+    Args:
+        source: The file.
+        record: What its manifest says of the function.
+
+    Attributes:
+        source: See above.
+        record: See above.
+        tree: Tree of ``(args, kwargs)`` without static arguments.
+        programs: Its programs.
+        types: Type of each leaf of the arguments.
+        facts: The arguments in the form that errors are made from.
+
+    Raises:
+        ArtifactError: Something in the file does not fit.
+    """
+
+    def __init__(self, source: Source, record: SavedFunction) -> None:
+        self.source, self.record = source, record
+        place = f"{source.archive.path}: manifest.json"
+        self.tree = cast(Any, source.module(record.tree).in_tree)
+        if self.tree.num_leaves != len(record.leaves):
+            raise ArtifactError(f"{place}: the tree of the arguments does not fit their number")
+        self.programs = loaded_programs(source, record)
+        self.types = tuple(
+            LeafType(None, True, 1)
+            if leaf.dtype is None
+            else LeafType(dtype_of(leaf.dtype, place), leaf.weak_type, len(leaf.axes))
+            for leaf in record.leaves
+        )
+        positional, keywords = record.statics
+        self.facts: ArgumentFacts = facts_made_for(
+            self.tree,
+            self.types,
+            [leaf.axes for leaf in record.leaves],
+            self.name_of,
+            {name: _Text(text) for name, text in positional.items()},
+            {name: _Text(text) for name, text in keywords.items()},
+        )
+
+    def name_of(self, position: int) -> str:
+        """How errors name a positional argument."""
+        names = self.record.names
+        return names[position] if position < len(names) else f"args[{position}]"
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The dimension variables that calls have sizes of."""
+        found = dict.fromkeys(
+            v
+            for program in self.programs
+            for v in program.record.variables
+            if v not in program.unfitted
+        )
+        return tuple(found)
+
+    def stub(self) -> Callable[..., Any]:
+        """A callable with the name and the parameters of the function, whose source is not here."""
+
+        def stub(*args: object, **kwargs: object) -> Any:
+            raise ArtifactError(f"{self.record.name} was loaded from a file, which has no source")
+
+        kinds = inspect.Parameter
+        names = [n for n in self.record.names if n.isidentifier()]
+        if len(names) == len(set(names)) == self.record.arity:
+            parameters = [kinds(n, kinds.POSITIONAL_OR_KEYWORD) for n in names]
+            parameters += [
+                kinds(n, kinds.KEYWORD_ONLY) for n in self.record.keywords if n not in names
+            ]
+            stub.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        stub.__name__ = stub.__qualname__ = self.record.name
+        return stub
+
+    def config(self, **changes: Any) -> Config:
+        """The configuration of an engine for its calls.
+
+        Args:
+            **changes: Fields of the configuration that the user has changed.
+        """
+        sizes: dict[str, set[int]] = {}
+        for program in self.programs:
+            for bucket in program.record.buckets:
+                for variable in self.variables:
+                    sizes.setdefault(variable, set()).add(bucket.sizes[variable])
+        of_file = {
+            "fn": self.stub(),
+            "fallback": Fallback.ERROR,
+            "out": Out(self.source.archive.manifest.out),
+            "donate_argnums": self.record.donated,
+            "per_dim": {v: Boundaries(sorted(found)) for v, found in sizes.items()},
+        }
+        return Config(**{**of_file, **changes})
+
+    def like(self, sizes: Mapping[str, int]) -> Any:
+        """The positional and the keyword arguments of a call of some sizes, as types.
+
+        Args:
+            sizes: The size of each dimension variable.
+        """
+        return self.tree.unflatten([_value(leaf, sizes) for leaf in self.record.leaves])
+
+    def engine(self, config: Config, shared: SharedState[Engine] | None = None) -> Engine:
+        """An engine that serves its calls.
+
+        Args:
+            config: The configuration, from `config`.
+            shared: The state of the engine of the function that this one is a pullback of.
+        """
+        return Engine(
+            config,
+            shared,
+            parts=Parts(
+                functools.partial(_Signer, self),
+                _Requests,
+                _Buckets,
+            ),
+        )
+
+
+def _value(leaf: Leaf, sizes: Mapping[str, int]) -> Any:
+    """A type, or a size, as an argument of a call at some sizes."""
+    shape = tuple(
+        axis if isinstance(axis, int) else evaluate_text(axis, sizes) for axis in leaf.axes
+    )
+    if leaf.dtype is None:
+        return shape[0]
+    return jax.ShapeDtypeStruct(shape, dtype_of(leaf.dtype, leaf.path), weak_type=leaf.weak_type)
+
+
+class _Text(str):
+    """The text of a static argument; its ``repr`` is the text itself."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Signer(Signer):
+    """Takes the arguments that a function was saved for, and no others.
+
+    Args:
+        function: The function.
+        config: The configuration of its engine.
+    """
+
+    def __init__(self, function: LoadedFunction, config: Config) -> None:
+        super().__init__(config)
+        self._function = function
+
+    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
+        """Flatten the arguments of a call and find their signature.
+
+        Raises:
+            ArgumentError: They are not those that the function was saved for.
+        """
+        try:
+            signed = super().sign(args, kwargs)
+        except ArgumentError:
+            self._refuse(args, kwargs)
+            raise
+        rows = zip(self._function.record.leaves, signed.shapes, strict=True)
+        for leaf, shape in rows:
+            if any(isinstance(a, int) and a != n for a, n in zip(leaf.axes, shape, strict=True)):
+                self._refuse(args, kwargs)
+        return signed
+
+    def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise an error that names the arguments that do not fit, if there are any."""
+        function = self._function
+        called = facts_of_call(args, kwargs, function.name_of)
+        if lines := mismatches(function.facts, called, "saved for"):
+            raise ArgumentError(f"{function.record.name}: {in_words(lines)}")
+
+    def _new_signature(
+        self, key: Key, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Signature:
+        function = self._function
+        fits = key.tree == function.tree and all(
+            own == given or (own.dtype is None and given.rank == 0 and _is_int(given))
+            for own, given in zip(function.types, key.types, strict=True)
+        )
+        if not fits:
+            self._refuse(args, kwargs)
+            raise ArgumentError(
+                f"{function.record.name}: saved for other arguments than {key.tree} of "
+                f"{', '.join(str(t.dtype) for t in key.types)}"
+            )
+        paths = [leaf.path for leaf in function.record.leaves]
+        tokens = tuple(tuple(map(str, leaf.axes)) for leaf in function.record.leaves)
+        specs = [", ".join(row) or None for row in tokens]
+        given = self._config.fn, key.tree, function.types, paths
+        return Signature(*given, specs, (), traced=_Programs(*given, tokens, function.programs))
+
+
+def _is_int(kind: LeafType) -> bool:
+    return bool(jax.numpy.issubdtype(kind.dtype, jax.numpy.integer))
+
+
+class _Programs(TracedPrograms):
+    """The programs of a file, in the place of programs that are traced."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        in_tree: Any,
+        types: Sequence[LeafType],
+        paths: Sequence[str],
+        tokens: Tokens,
+        programs: Sequence[LoadedProgram],
+    ) -> None:
+        super().__init__(fn, in_tree, types, paths, ())
+        self._tokens = tokens
+        self._saved = programs
+        self._found = Traced()
+        for program in programs:
+            self.add(program, self._found)
+
+    def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
+        """All programs: static sizes were compared when the call was signed."""
+        return self._found
+
+    def every(self) -> list[tuple[Any, Interface]]:
+        """The programs, each with what tells it from others; here nothing has to."""
+        return [((self._tokens, ()), program) for program in self._saved]
+
+    def release(self, program: Interface) -> None:
+        """Nothing: without the source no program can be made again."""
+
+    def attempt(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
+        """Say why no program serves the sizes of a call.
+
+        Raises:
+            ArtifactError: Always.
+        """
+        held = "; ".join(
+            ", ".join(map(str, program.guards)) or "sizes whose constants were tabulated"
+            for program in self._saved
+        )
+        raise ArtifactError(
+            f"shapes {[tuple(s) for s in shapes]} take a program that was not saved: the file has "
+            f"programs for {held}; save the function with such sizes"
+        )
+
+
+class _Buckets(Buckets):
+    """Chooses among the buckets of a file."""
+
+    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+        """The smallest saved bucket that holds a call.
+
+        Args:
+            program: The program of the call.
+            call: The call.
+
+        Returns:
+            Padded sizes by variable; the sizes themselves if no bucket holds them and the file has
+            a module for such sizes.
+
+        Raises:
+            BucketOverflowError: No bucket holds them.
+        """
+        assert isinstance(program, LoadedProgram)
+        sizes = dict(zip(call.variables, call.ordered, strict=True))
+        found = _smallest(program, sizes)
+        if found is not None:
+            return dict(found)
+        if program.record.dynamic is not None:
+            return sizes
+        raise _overflow(program, sizes)
+
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
+        """Whether a call is beyond the saved buckets, and the file has a module for it.
+
+        Args:
+            program: The program of the call.
+            sizes: Logical size of each variable.
+        """
+        assert isinstance(program, LoadedProgram)
+        if program.record.dynamic is None or _smallest(program, sizes) is not None:
+            return None
+        reason = f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it"
+        return Exactly(reason, True)
+
+
+def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
+    fitting = [
+        bucket.sizes
+        for bucket in program.record.buckets
+        if all(bucket.sizes[v] >= n for v, n in sizes.items())
+    ]
+    if not fitting:
+        return None
+    return min(fitting, key=lambda bucket: math.prod(bucket.values()))
+
+
+def _overflow(program: LoadedProgram, sizes: Mapping[str, int]) -> BucketOverflowError:
+    saved = [bucket.sizes for bucket in program.record.buckets]
+    remedy = "save the function with larger sizes, or with dynamic=True"
+    for variable, size in sizes.items():
+        largest = max(bucket[variable] for bucket in saved)
+        if size > largest:
+            error = BucketOverflowError(size, largest, variable)
+            error.args = (
+                f"dimension {variable!r} has size {size}, beyond the largest saved bucket "
+                f"{largest}; {remedy}",
+            )
+            return error
+    variable, size = next(iter(sizes.items()))
+    error = BucketOverflowError(size, max(bucket[variable] for bucket in saved), variable)
+    listed = "; ".join(shown(bucket) for bucket in saved[-8:])
+    error.args = (f"no saved bucket holds {shown(sizes)}, there are {listed}; {remedy}",)
+    return error
+
+
+class _Requests(RequestFactory):
+    """Makes the compile requests of an engine that serves calls from a file."""
+
+    def expect(self, signed: SignedCall) -> None:
+        """Nothing: the executables of a file are loaded as calls need them."""
+
+    def needed(self, program: Interface) -> Workarounds:
+        """What the program needs for XLA to compute it correctly; found when it was saved."""
+        assert isinstance(program, LoadedProgram)
+        known = self._workarounds.get(program)
+        if known is None:
+            known = _SavedWorkarounds(program.record.avoids_reductions)
+            self._workarounds[program] = known
+        return known
+
+    def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
+        """The request for an exact shape, which the module of all sizes serves.
+
+        Raises:
+            ArtifactError: The file has no such module.
+        """
+        if any(n < 1 for n in sizes.values()):
+            raise ArtifactError(
+                f"a call with {shown(sizes)}: a saved function takes no axis of size 0; call it "
+                "with at least one element"
+            )
+        program = signed.signature.resolve(signed.shapes).program
+        assert isinstance(program, LoadedProgram)
+        options = self._options(self.needed(program).options(False))
+        return dynamic_request(signed, sizes, program, self.exact_key(signed), options, self._built)
+
+    def _pads(
+        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        program = call.program
+        assert isinstance(program, LoadedProgram)
+        padded = iter(program.bucket(bucket).arguments)
+        shapes = [None if kind.dtype is None else next(padded) for kind in signed.signature.types]
+        opened = set(signed.signature.open_leaves(call.tokens))
+        return tuple((i, s) for i, s in enumerate(shapes) if s is not None and i in opened)
+
+    def _masked(
+        self,
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        pads: tuple[tuple[int, tuple[int, ...]], ...],
+    ) -> Masked:
+        program = call.program
+        assert isinstance(program, LoadedProgram)
+        _check_platform(program.source, signed)
+        options = self._options(self.needed(program).options(False))
+        return saved_function(signed, call, program.bucket(bucket), pads, options)
+
+    def _place(
+        self, signed: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
+    ) -> StoredPlace | None:
+        return InFile(made, bucket)
+
+
+def _check_platform(source: Source, signed: SignedCall) -> None:
+    """Refuse a call on a platform that the file has no modules for, before anything is compiled."""
+    try:
+        device = device_of(without_values(signed).leaves)
+    except NoDigest:  # on several devices; JAX says why that does not work
+        return
+    platform = _OF_BACKENDS.get(device.platform, device.platform)
+    saved = source.archive.manifest.platforms
+    if platform not in saved:
+        raise ArtifactError(
+            f"{source.archive.path}: it was saved for {', '.join(saved)}, and the call runs on "
+            f"{platform}; save it with platforms=[..., {platform!r}]"
+        )
+
+
+class _SavedWorkarounds(Workarounds):
+    """The options of a program whose equations are not known."""
+
+    def __init__(self, avoids_reductions: bool) -> None:
+        self.avoids_reductions = avoids_reductions
+
+    def after(self) -> None:
+        """None: what hooks add to a program is in its modules already."""
+
+    def options(self, side_by_side: bool) -> Mapping[str, Any]:
+        """The options of XLA for the program."""
+        return library_options(side_by_side, self.avoids_reductions)

@@ -1,0 +1,190 @@
+"""Calls of a loaded function inside ``jax.jit``, ``jax.grad`` and ``jax.vmap``.
+
+A module has no rule for ``grad`` or ``vmap``. So a loaded function is differentiated by its
+pullback, which is saved as a function of its own, and is mapped one example at a time:
+
+    grad     custom_vjp: the function, and the pullback of the file
+    vmap     lax.map over the examples
+    jit      pad, call the module of a bucket, slice: for the sizes of the traced call
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit._arrays.padding import without_padding
+from bucketjit._artifact.saved_engine import LoadedFunction
+from bucketjit._artifact.saved_program import LoadedProgram
+from bucketjit._compile.executable import sizes_argument
+from bucketjit._config import Out
+from bucketjit._errors import ArtifactError
+from bucketjit._jax.arrays import key_impl, with_type
+from bucketjit._jax.transformations import eval_context
+from bucketjit._runtime.decisions import Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.expressions import evaluate
+
+
+class Transformed:
+    """A loaded function and its pullbacks, as JAX transforms them.
+
+    Args:
+        functions: The function, its pullback, the pullback of that, and so on.
+        engines: The engine of each.
+    """
+
+    def __init__(self, functions: Sequence[LoadedFunction], engines: Sequence[Engine]) -> None:
+        self._functions, self._engines = functions, engines
+        self._differentiable = functools.cache(self._made_differentiable)
+        self._mapped = functools.cache(self._made_mapped)
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function.
+
+        Args:
+            args: The positional arguments, tracers among them.
+            kwargs: The keyword arguments.
+
+        Raises:
+            ArgumentError: They do not fit.
+            ArtifactError: It is differentiated more often than derivatives were saved.
+        """
+        function = self._functions[0]
+        args, kwargs = without_padding((args, dict(kwargs)))
+        signed = self._engines[0].signer.sign(args, kwargs)
+        tree = function.programs[0].out_tree
+        if any(kind.dtype is None for kind in function.types):  # a size cannot be an array of JAX
+            return tree.unflatten(self._serve(0, *signed.leaves))
+        return tree.unflatten(self._differentiable(0)(*signed.leaves))
+
+    def _made_differentiable(self, order: int) -> Callable[..., Any]:
+        """A function of flat leaves, with the rule of its derivative."""
+
+        @jax.custom_vjp
+        def call(*leaves: Any) -> tuple[Any, ...]:
+            return self._serve(order, *leaves)
+
+        def forward(*leaves: Any) -> Any:
+            if order + 1 >= len(self._functions):
+                saved = len(self._functions) - 1
+                raise ArtifactError(
+                    f"{self._functions[0].record.name}: the file was saved with derivatives="
+                    f"{saved}; save it with derivatives={order + 1} to differentiate it so often"
+                )
+            return call(*leaves), leaves
+
+        def backward(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            floats = [ct for ct in cotangents if _is_float(ct)]
+            found = iter(self._differentiable(order + 1)(*leaves, *floats))
+            return tuple(
+                next(found) if _is_float(x) else np.zeros(np.shape(x), jax.dtypes.float0)
+                for x in leaves
+            )
+
+        call.defvjp(forward, backward)
+        return call
+
+    def _serve(self, order: int, *leaves: Any) -> tuple[Any, ...]:
+        """Run a function: in its engine, or as a part of what is being traced."""
+        args, kwargs = self._functions[order].tree.unflatten(leaves)
+        engine = self._engines[order]
+        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+            with eval_context(), jax.disable_jit(False):
+                return tuple(
+                    jax.tree_util.tree_leaves(
+                        engine.serve(engine.signer.sign(args, kwargs), out=Out.JAX)
+                    )
+                )
+        if any(kind.dtype is None for kind in self._functions[order].types):
+            return self._inlined(order, *leaves)
+        return self._mapped(order)(*leaves)
+
+    def _made_mapped(self, order: int) -> Callable[..., Any]:
+        """A function of flat leaves that ``jax.vmap`` runs once for each example."""
+        return jax.custom_batching.sequential_vmap(functools.partial(self._inlined, order))
+
+    def _inlined(self, order: int, *leaves: Any) -> tuple[Any, ...]:
+        """The results at the sizes of a traced call."""
+        engine = self._engines[order]
+        args, kwargs = self._functions[order].tree.unflatten(leaves)
+        signed = engine.signer.sign(args, kwargs)
+        call = engine.resolve(signed)
+        program = call.program
+        if not isinstance(program, LoadedProgram):
+            raise ArtifactError(f"{engine.name}: a saved function takes no axis of size 0")
+        match engine.decide(signed, call):
+            case Masked(bucket=bucket):
+                return _masked(program, signed, call, bucket)
+            case Exact() if program.record.dynamic is not None:
+                module = program.source.module(program.record.dynamic)
+                outs = module.call(list(program.constants), _arrays(signed, signed.leaves))
+                return _typed(program, outs)
+            case Refused(error):
+                raise error
+        raise ArtifactError(f"{engine.name}: the file has no module for these sizes")
+
+
+def _masked(
+    program: LoadedProgram, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+) -> tuple[Any, ...]:
+    """Pad, call the module of a bucket, and slice."""
+    record = program.bucket(bucket)
+    module = program.source.module(record.module)
+    given = _arrays(signed, signed.leaves)
+    arrays = [_padded(x, shape) for x, shape in zip(given, record.arguments, strict=True)]
+    by_size: list[tuple[int, ...]] = [
+        tuple(a.shape) for a in module.in_avals[len(program.record.constants) + 1 :]
+    ][: len(program.size_constant_shapes)]
+    sizes = sizes_argument(call, by_size)
+    vector, values = sizes if isinstance(sizes, tuple) else (sizes, ())
+    outs = module.call(list(program.constants), vector, list(values), arrays)
+    known = dict(zip(call.variables, call.ordered, strict=True))
+    cut = [
+        lax.slice(out, (0,) * len(shape), [evaluate(d, known) for d in shape])
+        for out, shape in zip(outs, program.out_shapes, strict=True)
+    ]
+    return _typed(program, cut)
+
+
+def _arrays(signed: SignedCall, leaves: Sequence[Any]) -> list[Any]:
+    """The leaves that are arrays, not sizes."""
+    kinds = signed.signature.types
+    return [
+        jnp.asarray(x, kind.dtype) if not _is_key(kind.dtype) else x
+        for x, kind in zip(leaves, kinds, strict=True)
+        if kind.dtype is not None
+    ]
+
+
+def _typed(program: LoadedProgram, outs: Sequence[Any]) -> tuple[Any, ...]:
+    typed = zip(outs, program.out_types, strict=True)
+    return tuple(with_type(x, dtype, weak) for x, (dtype, weak) in typed)
+
+
+def _padded(value: Any, shape: Sequence[int]) -> Any:
+    """An array with zeros behind it."""
+    if tuple(value.shape) == tuple(shape):
+        return value
+    if _is_key(value.dtype):
+        words = jax.random.key_data(value)
+        padded = _padded(words, (*shape, *words.shape[value.ndim :]))
+        return jax.random.wrap_key_data(padded, impl=key_impl(value.dtype))
+    widths = [(0, n - m) for n, m in zip(shape, value.shape, strict=True)]
+    return jnp.pad(value, widths)
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _is_float(value: Any) -> bool:
+    return bool(jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact))

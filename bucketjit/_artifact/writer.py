@@ -1,0 +1,511 @@
+"""Makes a ``.bkt`` file of a function: its programs, a module for each bucket, its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export  # an attribute of jax only after this import
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit._artifact import modules
+from bucketjit._artifact.archive import (
+    CONSTANTS,
+    Contents,
+    checked_key,
+    member_of,
+    write_archive,
+)
+from bucketjit._artifact.dtypes import as_bytes, name_of
+from bucketjit._artifact.executables import with_executables
+from bucketjit._artifact.manifest import (
+    FORMAT,
+    Axes,
+    Bucket,
+    Constant,
+    Leaf,
+    Manifest,
+    MaskedRow,
+    Member,
+    Output,
+    SavedFunction,
+    SavedProgram,
+)
+from bucketjit._artifact.size_tables import table_of
+from bucketjit._autodiff.derivatives import Derivatives
+from bucketjit._autodiff.equations import Path as Steps
+from bucketjit._compile.argument_types import at_sizes
+from bucketjit._config import Config
+from bucketjit._errors import ArtifactError, MaskingError, SpecError
+from bucketjit._events import shown
+from bucketjit._inspect.explain import masked_equations
+from bucketjit._persistence.environment import versions
+from bucketjit._precompile.warmup import asked
+from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._signature.structs import sign_like
+from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
+from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.program import Program
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `BucketedExec.save` was asked for.
+
+    Attributes:
+        sizes: Sizes of the calls; None for the buckets in the cache.
+        platforms: The platforms to save for; None for the default one.
+        derivatives: The number of orders of derivatives.
+        dynamic: Whether to save a module for sizes beyond the buckets.
+        executables: Whether to save compiled executables.
+        key: A secret to sign with, or None.
+
+    Raises:
+        SpecError: One of them is of a wrong type or out of range.
+    """
+
+    sizes: object = None
+    platforms: Sequence[str] | None = None
+    derivatives: int = 0
+    dynamic: bool = False
+    executables: bool = False
+    key: object = None
+
+    def __post_init__(self) -> None:
+        given = self.derivatives
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise SpecError(f"save: derivatives is an order, 0, 1 or more, got {given!r}")
+        for name in ("dynamic", "executables"):
+            if not isinstance(getattr(self, name), bool):
+                raise SpecError(f"save: {name} is True or False, got {getattr(self, name)!r}")
+        wanted = self.platforms
+        if wanted is None:
+            return
+        if isinstance(wanted, str) or not wanted or not all(isinstance(p, str) for p in wanted):
+            raise SpecError(f"save: platforms is a list such as ['cpu', 'cuda'], got {wanted!r}")
+
+
+@dataclass
+class _Members:
+    """The members of the archive that is being made.
+
+    Attributes:
+        contents: Returns the bytes of each member.
+        known: What the manifest says of each.
+        constants: The constants, each once.
+    """
+
+    contents: dict[str, Contents] = field(default_factory=dict)
+    known: dict[str, Member] = field(default_factory=dict)
+    constants: list[Constant] = field(default_factory=list)
+    _positions: dict[tuple[str, str, tuple[int, ...]], int] = field(default_factory=dict)
+
+    def add(self, name: str, data: bytes) -> str:
+        self.contents[name] = lambda: data
+        self.known[name] = member_of(data)
+        return name
+
+    def add_constant(self, array: np.ndarray) -> int:
+        """Add a constant, or find the equal one that is there. Returns its position."""
+        data = as_bytes(array)
+        member = member_of(data)
+        key = member.sha256, name_of(array.dtype), array.shape
+        if key not in self._positions:
+            name = f"{CONSTANTS}{len(self.constants)}.bin"
+            self._positions[key] = len(self.constants)
+            self.contents[name], self.known[name] = (lambda: as_bytes(array)), member
+            self.constants.append(Constant(key[1], tuple(array.shape), name))
+        return self._positions[key]
+
+
+def save(
+    engine: Engine,
+    derivatives: Derivatives,
+    path: Path,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+) -> None:
+    """Write a file; see `BucketedExec.save`.
+
+    Args:
+        engine: Serves the calls of the function.
+        derivatives: Its derivatives.
+        path: The file.
+        args: Positional arguments like those of the calls.
+        kwargs: Keyword arguments, likewise.
+        options: What is asked for.
+
+    Raises:
+        ArtifactError: The function cannot be saved.
+        SpecError: The sizes are malformed, or the key is.
+        MissingExtraError: flatbuffers is not installed.
+        OSError: The file cannot be written.
+    """
+    key = checked_key(options.key)
+    if engine.config.always_exact:
+        raise ArtifactError(
+            "a function without a strategy has no buckets to save: add .with_pow2(), or export one "
+            "module of all sizes with export_dynamic"
+        )
+    signed = sign_like(engine.signer, args, kwargs)
+    _refuse_placed(signed)
+    call = engine.resolve(signed)
+    if call.program is None:
+        why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
+        raise _unmasked(why)
+    sizes = _sizes(engine, signed, options.sizes)
+    members = _Members()
+    written = [_function(engine, signed, sizes, options, members, 0)]
+    for order in range(1, options.derivatives + 1):
+        pulled, like = _pullback(engine, derivatives, signed, call, order)
+        written.append(_function(pulled, like, sizes, options, members, order))
+    manifest = Manifest(
+        format=FORMAT,
+        versions=_versions(),
+        calling_convention=written[0].calling_convention,
+        platforms=written[0].platforms,
+        out=engine.config.out.value,
+        strategy=_strategies(engine.config),
+        config=_jax_config(),
+        constants=tuple(members.constants),
+        functions=tuple(one.record for one in written),
+    )
+    if options.executables:
+        manifest = with_executables(path, manifest, members.contents, members.add)
+    manifest = replace(manifest, members=dict(sorted(members.known.items())))
+    write_archive(path, manifest, members.contents, key)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A function whose members were added.
+
+    Attributes:
+        record: What the manifest says of it.
+        platforms: The platforms of its modules.
+        calling_convention: The version of JAX's convention.
+    """
+
+    record: SavedFunction
+    platforms: tuple[str, ...]
+    calling_convention: int
+
+
+def _function(
+    engine: Engine,
+    signed: SignedCall,
+    sizes: Sequence[Mapping[str, int]],
+    options: Options,
+    members: _Members,
+    order: int,
+) -> _Written:
+    """Add the members of a function, or of a pullback.
+
+    Args:
+        engine: Serves its calls.
+        signed: An example of them.
+        sizes: The logical sizes to save buckets for.
+        options: What is asked for.
+        members: Takes the members.
+        order: The order of the derivative; 0 for the function itself.
+    """
+    place = f"functions/{order}"
+    first = engine.resolve(signed)
+    found = _buckets(engine, signed, first, sizes)
+    saved: list[SavedProgram] = []
+    exported: jax.export.Exported | None = None
+    for number, (program, calls) in enumerate(found.items()):
+        where = f"{place}/programs/{number}"
+        maker = _ProgramWriter(engine, signed, program, calls, options, members, where)
+        saved.append(maker.write())
+        exported = maker.exported
+    assert exported is not None
+    tree = members.add(f"{place}/tree.stablehlo", _tree(signed, first))
+    positional, keywords = signed.tree.unflatten(signed.leaves)
+    names = [engine.signer.name_of(i) for i in signed.dynamic]
+    record = SavedFunction(
+        name=engine.name,
+        tree=tree,
+        arity=len(positional),
+        keywords=tuple(sorted(keywords)),
+        names=tuple(names[: len(positional)]),
+        leaves=_leaves(signed, first),
+        statics=(
+            {engine.signer.name_of(i): repr(v) for i, v in signed.statics.positional.items()},
+            {name: repr(v) for name, v in signed.statics.keyword.items()},
+        ),
+        donated=tuple(signed.donate),
+        programs=tuple(saved),
+    )
+    return _Written(record, tuple(exported.platforms), exported.calling_convention_version)
+
+
+BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
+
+
+def _buckets(
+    engine: Engine, signed: SignedCall, first: ResolvedCall, sizes: Sequence[Mapping[str, int]]
+) -> dict[Program, list[BucketCall]]:
+    """The buckets of calls of some sizes, by program, each once.
+
+    Raises:
+        ArtifactError: A call is not masked.
+    """
+    found: dict[Program, dict[Any, BucketCall]] = {}
+    for one in sizes:
+        at = at_sizes(signed, first.tokens, {**first.sizes, **one})
+        call = engine.resolve(at)
+        match engine.decide(at, call):
+            case Masked(program=Program() as program, bucket=bucket):
+                key = tuple(bucket.values())
+                found.setdefault(program, {}).setdefault(key, (dict(bucket), at, call))
+            case Exact(_, why):
+                raise _unmasked(why, f" at {shown(call.sizes)}")
+            case Chunked():
+                raise ArtifactError(
+                    f"a call with {shown(call.sizes)} is split into chunks, and chunks cannot be "
+                    "saved: give sizes up to the largest bucket"
+                )
+            case Refused(error):
+                raise error
+    return {program: list(buckets.values()) for program, buckets in found.items()}
+
+
+def _unmasked(why: MaskingError, at: str = "") -> ArtifactError:
+    remedy = f"; {why.remedy}" if why.remedy else ""
+    return ArtifactError(
+        f"calls{at} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
+        "export_dynamic exports a module of all sizes, which needs no mask"
+    )
+
+
+class _ProgramWriter:
+    """Adds the members of one program.
+
+    Args:
+        engine: Serves its calls.
+        signed: An example of them.
+        program: The program.
+        calls: Its buckets, each with a call.
+        options: What is asked for.
+        members: Takes the members.
+        where: The folder of its members.
+
+    Attributes:
+        exported: The last module.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        signed: SignedCall,
+        program: Program,
+        calls: Sequence[BucketCall],
+        options: Options,
+        members: _Members,
+        where: str,
+    ) -> None:
+        self._engine, self._signed, self._program = engine, signed, program
+        self._calls, self._options, self._members = calls, options, members
+        self._where = where
+        self.exported: jax.export.Exported | None = None
+        kinds = [t for t in signed.signature.types if t.dtype is not None]
+        self._types = [(t.dtype, t.weak_type) for t in kinds]
+
+    def write(self) -> SavedProgram:
+        """Add the members.
+
+        Returns:
+            What the manifest says of the program.
+
+        Raises:
+            ArtifactError: It cannot be saved.
+        """
+        program, engine = self._program, self._engine
+        pairing = program.pairing
+        if pairing is not None and pairing.nests_by_size:
+            raise ArtifactError(
+                "the tree of the results depends on the sizes, so it cannot be saved; return a "
+                "tree that is the same at every size"
+            )
+        constants = tuple(
+            self._members.add_constant(modules.plain_constant(c)) for c in program.consts
+        )
+        rules = engine.requests.rules()
+        needed = engine.requests.needed(program)
+        calls = self._calls
+        table = None
+        if program.size_constant_shapes or program.unfitted:
+            table, calls = table_of(program, calls, self._members.add, self._where)
+        try:
+            masked = masked_equations(program, calls[0][0], rules)
+            buckets = tuple(self._bucket(*one, needed.after()) for one in calls)
+        except MaskingError as error:
+            raise _unmasked(error) from error
+        self._calls = calls
+        return SavedProgram(
+            variables=calls[0][2].variables,
+            lower=dict(program.lower),
+            guards=tuple(map(str, program.guards)),
+            reshapes=tuple((_axes(a), _axes(b)) for a, b in program.reshapes),
+            inputs=tuple(map(_axes, program.in_shapes)),
+            outputs=tuple(
+                Output(name_of(dtype), _axes(shape), weak)
+                for shape, (dtype, weak) in zip(program.out_shapes, program.out_types, strict=True)
+            ),
+            constants=constants,
+            buckets=buckets,
+            avoids_reductions=needed.avoids_reductions,
+            table=table,
+            samples=() if pairing is None else tuple(dict(s) for s in pairing.samples),
+            why="" if pairing is None else pairing.why,
+            masked=tuple(MaskedRow(e.primitive, e.sizes, e.how, e.fills, e.where) for e in masked),
+            dynamic=self._dynamic() if self._options.dynamic else None,
+        )
+
+    def _bucket(
+        self, bucket: Mapping[str, int], signed: SignedCall, call: ResolvedCall, after: Any
+    ) -> Bucket:
+        given = self._program, call, bucket, self._engine.requests.rules(), after, self._types
+        self.exported = modules.bucket_module(*given, self._options.platforms)
+        count = sum(leaf.dtype is not None for leaf in self._signed.signature.types)
+        arrays = self.exported.in_avals[len(self.exported.in_avals) - count :]
+        name = ",".join(f"{v}={n}" for v, n in bucket.items())
+        member = f"{self._where}/buckets/{name}.stablehlo"
+        return Bucket(
+            sizes=dict(bucket),
+            module=self._members.add(member, modules.serialized(self.exported)),
+            arguments=tuple(tuple(a.shape) for a in arrays),
+            results=tuple(tuple(a.shape) for a in self.exported.out_avals),
+        )
+
+    def _dynamic(self) -> str:
+        module = modules.dynamic_module(self._program, self._types, self._options.platforms)
+        return self._members.add(f"{self._where}/dynamic.stablehlo", modules.serialized(module))
+
+
+def _sizes(engine: Engine, signed: SignedCall, sizes: object) -> list[Mapping[str, int]]:
+    """The logical sizes to save buckets for: those asked for, or those of the cache."""
+    if sizes is None:
+        compiled = [
+            entry.origin.sizes
+            for key, entry in engine.cache.items()
+            if isinstance(key[0], Interface)
+            and entry.origin is not None
+            and entry.origin.signed.signature is signed.signature
+        ]
+        if compiled:
+            return [dict(one) for one in compiled]
+    _, _, wanted = asked(engine, signed, sizes)
+    return list(wanted)
+
+
+def _refuse_placed(signed: SignedCall) -> None:
+    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
+        if kind.sharding is not None or kind.partitions is not None:
+            raise ArtifactError(
+                f"{path}: it is sharded over several devices, and a saved function runs on one; "
+                "save it with arguments on one device"
+            )
+
+
+def _leaves(signed: SignedCall, call: ResolvedCall) -> tuple[Leaf, ...]:
+    rows = zip(
+        signed.signature.paths, signed.signature.types, call.tokens, signed.shapes, strict=True
+    )
+    return tuple(
+        Leaf(
+            path,
+            None if kind.dtype is None else name_of(kind.dtype),
+            tuple(n if t == "_" or t.isdigit() else t for t, n in zip(row, shape, strict=True)),
+            bool(kind.weak_type),
+        )
+        for path, kind, row, shape in rows
+    )
+
+
+def _axes(shape: Shape) -> Axes:
+    return tuple(str(d) if is_symbolic(d) else int(d) for d in shape)
+
+
+def _tree(signed: SignedCall, call: ResolvedCall) -> bytes:
+    """The trees of arguments and results, as a module of one number a leaf.
+
+    JAX's own serialization of modules then takes care of classes that users have registered.
+    """
+    args, kwargs = signed.tree.unflatten(
+        [jax.ShapeDtypeStruct((), np.int32)] * signed.tree.num_leaves
+    )
+    out_tree = call.out_tree
+
+    def trees(*args: object, **kwargs: object) -> Any:
+        return out_tree.unflatten([jnp.zeros((), np.int32)] * out_tree.num_leaves)
+
+    return modules.serialized(modules.exported(trees, ["cpu"], args, kwargs))
+
+
+def _pullback(
+    engine: Engine, derivatives: Derivatives, signed: SignedCall, call: ResolvedCall, order: int
+) -> tuple[Engine, SignedCall]:
+    """The engine of the pullback of an order, and an example of its calls.
+
+    Its arguments are those of the pullback of the order below, flat, then the cotangents of that
+    one's float results. Its results are the cotangents of its float arguments.
+    """
+    assert call.program is not None
+    values: list[Any] = [
+        jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
+        for shape, kind in zip(signed.shapes, signed.signature.types, strict=True)
+    ]
+    outs: list[Any] = [
+        jax.ShapeDtypeStruct(tuple(evaluate(d, call.sizes) for d in shape), dtype)
+        for shape, (dtype, _) in zip(call.program.out_shapes, call.program.out_types, strict=True)
+    ]
+    steps: Steps = ()
+    for _ in range(order):
+        wrt = tuple(i for i, x in enumerate(values) if _is_float(x))
+        floats = tuple(i for i, x in enumerate(outs) if _is_float(x))
+        if not wrt or not floats:
+            raise ArtifactError("it has no derivatives: no argument, or no result, is of floats")
+        steps = (*steps, ("pullback", (wrt, floats)))
+        inner = values
+        values = [*values, *(_cotangent(outs[i]) for i in floats)]
+        outs = [_cotangent(inner[i]) for i in wrt]
+    try:
+        made = derivatives.engine_at(signed, steps)
+    except MaskingError as error:
+        raise ArtifactError(f"its derivatives cannot be saved: {error}") from error
+    return made, sign_like(made.signer, tuple(values), {})
+
+
+def _is_float(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+def _cotangent(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def _versions() -> dict[str, str]:
+    found = versions()
+    return {name: found[name].partition(" ")[0] for name in ("bucketjit", "jax", "jaxlib")}
+
+
+def _strategies(config: Config) -> str:
+    if config.plan is not None:
+        return repr(config.plan)
+    own = [f"{dim}: {strategy!r}" for dim, strategy in config.per_dim.items()]
+    return ", ".join([*own, repr(config.default)])
+
+
+def _jax_config() -> dict[str, str]:
+    options = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
+    return {name: str(jax.config.values.get(name)) for name in options}

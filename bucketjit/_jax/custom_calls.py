@@ -1,0 +1,69 @@
+"""What a module calls outside of itself, and which of these calls JAX promises to keep stable."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from jax.interpreters import mlir
+
+from bucketjit._errors import first_line
+from bucketjit._jax import names
+
+_export = names.module("export._export")
+_ir = names.module("lib.mlir").ir
+_hlo = names.module("lib.mlir.dialects").hlo
+
+_MAGIC = b"ML\xefR"
+_DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "sdy"))
+
+
+def stable_targets() -> frozenset[str]:
+    """The targets of custom calls that JAX keeps stable in exported modules.
+
+    ``jax.export`` refuses all others when it writes a module; the list has no public name.
+    """
+    return frozenset(_export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE)
+
+
+def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
+    """The operations of a module that are not trusted, in words.
+
+    ``jax.export`` looks at custom calls when it writes a module, not when it reads one. Only
+    jaxlib's bindings of MLIR show the operations of a module.
+
+    Args:
+        artifact: A portable artifact of StableHLO.
+        allowed: The targets of custom calls that are trusted.
+
+    Returns:
+        Custom calls of other targets, and operations of unknown dialects; empty if there are none.
+
+    Raises:
+        ValueError: The bytes are no such artifact.
+    """
+    if not artifact.startswith(_MAGIC):
+        raise ValueError("it does not begin like MLIR bytecode")
+    found: dict[str, None] = {}
+
+    def look(operation: Any) -> Any:
+        name = operation.name
+        if name == "stablehlo.custom_call":
+            target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target not in allowed:
+                found[f"a custom call of {target!r}"] = None
+        elif name.partition(".")[0] not in _DIALECTS:
+            found[f"the operation {name!r}"] = None
+        return _ir.WalkResult.ADVANCE
+
+    context: Any = mlir.make_ir_context()
+    handler = context.attach_diagnostic_handler(lambda _: True)  # else it writes to standard error
+    try:
+        with context, _ir.Location.unknown(context):
+            module = _hlo.deserialize_portable_artifact(context, artifact)
+            module.operation.walk(look)
+    except Exception as error:
+        raise ValueError(first_line(error)) from error
+    finally:
+        handler.detach()
+    return list(found)
