@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.export  # an attribute of jax only after this import
-import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._artifact import modules
@@ -98,7 +97,9 @@ class Source:
         with self._lock:
             for i in positions:
                 if i not in self._constants:
-                    self._constants[i] = jnp.asarray(self._array(i))
+                    # A copy: the file may be written to while the process runs. (`jnp.asarray`
+                    # would compile a program for each shape.)
+                    self._constants[i] = jax.device_put(np.array(self._array(i)))
             return [self._constants[i] for i in positions]
 
     def _array(self, position: int) -> np.ndarray:
