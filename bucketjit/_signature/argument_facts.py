@@ -130,12 +130,13 @@ def _is_none(value: object) -> bool:
 
 def _leaf_facts(path: str, value: Any) -> LeafFacts:
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    number = int(value) if is_int else None
     try:
         kind, shape = leaf_type(value, path)
     except ArgumentError:
         of = f" of {value.dtype!r}" if isinstance(value, np.ndarray) else ""
         return LeafFacts(path, None, (), other=f"{type(value).__name__}{of}")
-    return LeafFacts(path, str(kind.dtype), tuple(shape), kind.weak_type, _placed(kind), is_int)
+    return LeafFacts(path, str(kind.dtype), tuple(shape), kind.weak_type, _placed(kind), number)
 
 
 def _placed(kind: LeafType) -> str:

@@ -31,7 +31,8 @@ class LeafFacts(NamedTuple):
             some. A size itself has one axis. The leaves of a call have numbers only.
         weak_type: JAX's weak type.
         placed: How it is sharded, in words, as far as that is part of its type; else empty.
-        is_int: For a leaf of a call, whether it is an int of Python or NumPy, which can be a size.
+        value: For a leaf of a call, its value if it is an int of Python or NumPy, which can be a
+            size; else None.
         other: What it is, in words, if it is no array, so that it fits nothing; else empty.
     """
 
@@ -40,7 +41,7 @@ class LeafFacts(NamedTuple):
     shape: tuple[int | str, ...]
     weak_type: bool = False
     placed: str = ""
-    is_int: bool = False
+    value: int | None = None
     other: str = ""
 
     def __str__(self) -> str:
@@ -100,7 +101,7 @@ def mismatches(
     same_places = [a.path for a in made_for.leaves] == [b.path for b in called.leaves]
     if same_places and made_for.nones == called.nones:
         lines = [
-            _line(a.path, verb, a, b)
+            _line(a.path, verb, a, _beside(a, b))
             for a, b in zip(made_for.leaves, called.leaves, strict=True)
             if not _fits(a, b)
         ]
@@ -127,11 +128,17 @@ def _line(path: str, verb: str, made: object, given: object) -> str:
     return f"{path}: {verb} {made}, called with {given}"
 
 
+def _beside(made: LeafFacts, given: LeafFacts) -> object:
+    """How a leaf of a call is shown beside what should be there: of two sizes, the values."""
+    return given if made.dtype is not None or given.value is None else given.value
+
+
 def _fits(made: LeafFacts, given: LeafFacts) -> bool:
     if given.other:
         return False
     if made.dtype is None:
-        return given.is_int
+        is_open = isinstance(made.shape[0], str)
+        return given.value is not None and (is_open or made.shape[0] == given.value)
     return (
         made.dtype == given.dtype
         and made.weak_type == given.weak_type
@@ -186,7 +193,7 @@ def _at_other_places(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) 
         if path in made and path in given:
             a, b = made[path], given[path]
             if a is not b and (a is None or b is None or not _fits(a, b)):
-                yield _line(path, verb, a, b)
+                yield _line(path, verb, a, b if a is None or b is None else _beside(a, b))
         elif path in made and below_given:
             yield _line(path, verb, made[path], f"a container of {_listed(below_given)}")
         elif path in given and below_made:

@@ -126,6 +126,10 @@ class Signer:
         donate = [new for new, old in enumerate(positions) if old in donated]
         return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
 
+    def name(self, position: int) -> str:
+        """How errors name a positional argument."""
+        return self._parameters.name(position)
+
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call in the order of `sign`, without any check of their types.
 

@@ -144,6 +144,9 @@ def test_sizes_are_ints() -> None:
         (jnp.int32(3), "int32[]"),
     ):
         assert lines(facts, value) == [f"x: compiled for an int, the size n, called with {type_}"]
+    fixed = facts_made_for(tree, [LeafType(None, True, 1)], [(5,)], name)
+    assert lines(fixed, 5) == []
+    assert lines(fixed, 6) == ["x: compiled for an int, the size 5, called with 6"]
 
 
 def test_static_arguments_that_are_given_all_the_same() -> None:
