@@ -161,6 +161,23 @@ def _with_leaves(options: Options) -> list[Row]:
     return found
 
 
+def ahead(options: Options) -> list[Row]:
+    """Warm calls of what was compiled ahead of time, beside calls of its executor."""
+    rounds = 20 if options.quick else 5_000
+    found = []
+    for out in ("numpy", "jax"):
+        executor = BucketedExec(tiny, dynamic_axes="b, _", out=out).with_pow2()
+        host = [(np.ones((n, WIDTH), np.float32),) for n in range(33, 65)]
+        device = [(jax.device_put(x),) for (x,) in host]
+        calls = {"executor": executor, "compiled": executor.lower(*host[0]).compile()}
+        for kind, arguments in (("NumPy", host), ("jax.Array", device)):
+            found += _rows(f"{kind} in, {out} out, sizes 33 to 64", calls, arguments, rounds)
+    executor = BucketedExec(tiny, dynamic_axes="b").with_pow2()
+    small = [(np.ones(n, np.float32),) for n in range(5, 9)]
+    calls = {"executor": executor, "compiled": executor.lower(*small[0]).compile()}
+    return found + _rows("NumPy in, jax out, 5 to 8 floats", calls, small, rounds)
+
+
 def new_sizes(options: Options) -> list[Row]:
     """Calls of sizes that were not there before, in a bucket that was."""
     bucket, width = 1024, 16
@@ -218,6 +235,16 @@ SECTIONS = (
         "*Over* and *ratio* are medians of differences and ratios to the first row.",
         COLUMNS,
         "benchmarks.dispatch:warm",
+        group="group",
+    ),
+    Section(
+        "ahead",
+        "Ahead of time",
+        "Warm calls of `executor.lower(x).compile()`, beside those of the executor: of "
+        "`sin(x) + 1` on `(b, 512)` floats, all sizes of one bucket in random order, and on a few "
+        "floats, where nothing but dispatch is left.",
+        COLUMNS,
+        "benchmarks.dispatch:ahead",
         group="group",
     ),
     Section(

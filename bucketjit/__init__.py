@@ -8,6 +8,7 @@
 """
 
 from bucketjit import metrics as metrics
+from bucketjit import stages as stages
 from bucketjit import strategies as strategies
 from bucketjit._api.decorator import jit as jit
 from bucketjit._api.executor import BucketedExec as BucketedExec

@@ -50,6 +50,27 @@ def assert_same(mine: Any, exact: Any) -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
 
 
+@case
+def compiled_ahead_of_time(mesh: Any) -> None:
+    executor = BucketedExec(
+        affine, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR
+    ).with_pow2()
+    w = weights(mesh)
+    compiled = executor.lower(w, rows(mesh, 12)).compile()
+    for n in (4, 8, 12, 16, 12):
+        assert_same(compiled(w, rows(mesh, n)), jax.jit(affine)(w, rows(mesh, n)))
+    try:
+        compiled(w, np.ones((8, 6), np.float32))
+    except TypeError as error:
+        assert "x: compiled for float32[b, 6]" in str(error), error
+    else:
+        raise AssertionError("an array that is not sharded is of another type")
+
+
+def affine(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w).mean(0)
+
+
 def check(mesh: Any, fn: Callable[..., Any]) -> BucketedExec:
     """Buckets 4, 8, 16 and 32, no fallback, the same as under ``jit``."""
     executor = BucketedExec(fn, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()

@@ -16,13 +16,20 @@ import jax
 
 from bucketjit._artifact.dtypes import dtype_of
 from bucketjit._artifact.dynamic_calls import dynamic_request
-from bucketjit._artifact.manifest import Leaf, SavedFunction
+from bucketjit._artifact.manifest import Bucket, Leaf, SavedFunction
 from bucketjit._artifact.saved_executables import InFile, saved_function
 from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_programs
 from bucketjit._compile.argument_types import without_values
 from bucketjit._compile.build import Masked
+from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.files.keys import device_of
-from bucketjit._compile.requests import CompileRequest, RequestFactory, StoredPlace
+from bucketjit._compile.requests import (
+    NO_OPTIONS,
+    CompileRequest,
+    Lowering,
+    RequestFactory,
+    StoredPlace,
+)
 from bucketjit._config import Config, Fallback, Out
 from bucketjit._errors import ArgumentError, ArtifactError, BucketOverflowError
 from bucketjit._events import shown
@@ -379,7 +386,13 @@ class _Requests(RequestFactory):
             self._workarounds[program] = known
         return known
 
-    def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
+    def exact(
+        self,
+        signed: SignedCall,
+        sizes: Mapping[str, int],
+        lowering: Lowering[Exact] | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> CompileRequest:
         """The request for an exact shape, which the module of all sizes serves.
 
         Raises:
@@ -392,36 +405,42 @@ class _Requests(RequestFactory):
             )
         program = signed.signature.resolve(signed.shapes).program
         assert isinstance(program, LoadedProgram)
-        options = self._options(self.needed(program).options(False))
-        return dynamic_request(signed, sizes, program, self.exact_key(signed), options, self._built)
+        of_xla = self._options(self.needed(program).options(False), options)
+        return dynamic_request(signed, sizes, program, self.exact_key(signed), of_xla, self._built)
 
-    def _pads(
-        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
-    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        program = call.program
-        assert isinstance(program, LoadedProgram)
-        padded = iter(program.bucket(bucket).arguments)
-        shapes = [None if kind.dtype is None else next(padded) for kind in signed.signature.types]
-        opened = set(signed.signature.open_leaves(call.tokens))
-        return tuple((i, s) for i, s in enumerate(shapes) if s is not None and i in opened)
-
-    def _masked(
+    def _masked_maker(
         self,
-        signed: SignedCall,
+        known: SignedCall,
         call: ResolvedCall,
         bucket: Mapping[str, int],
-        pads: tuple[tuple[int, tuple[int, ...]], ...],
-    ) -> Masked:
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[], Masked]:
         program = call.program
         assert isinstance(program, LoadedProgram)
-        _check_platform(program.source, signed)
-        options = self._options(self.needed(program).options(False))
-        return saved_function(signed, call, program.bucket(bucket), pads, options)
+        record = program.bucket(bucket)
+        pads = _pads(known, call, record)
+
+        def made() -> Masked:
+            _check_platform(program.source, known)
+            of_xla = self._options(self.needed(program).options(False), options)
+            return saved_function(known, call, record, pads, of_xla)
+
+        return made
 
     def _place(
-        self, signed: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
+        self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
     ) -> StoredPlace | None:
         return InFile(made, bucket)
+
+
+def _pads(
+    signed: SignedCall, call: ResolvedCall, bucket: Bucket
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Position and padded shape of each leaf with open axes."""
+    padded = iter(bucket.arguments)
+    shapes = [None if kind.dtype is None else next(padded) for kind in signed.signature.types]
+    opened = set(signed.signature.open_leaves(call.tokens))
+    return tuple((i, s) for i, s in enumerate(shapes) if s is not None and i in opened)
 
 
 def _check_platform(source: Source, signed: SignedCall) -> None:

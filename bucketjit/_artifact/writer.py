@@ -230,7 +230,7 @@ def _function(
     assert exported is not None
     tree = members.add(f"{place}/tree.stablehlo", _tree(signed, first))
     positional, keywords = signed.tree.unflatten(signed.leaves)
-    names = [engine.signer.name_of(i) for i in signed.dynamic]
+    names = [engine.signer.name(i) for i in signed.dynamic]
     record = SavedFunction(
         name=engine.name,
         tree=tree,
@@ -239,7 +239,7 @@ def _function(
         names=tuple(names[: len(positional)]),
         leaves=_leaves(signed, first),
         statics=(
-            {engine.signer.name_of(i): repr(v) for i, v in signed.statics.positional.items()},
+            {engine.signer.name(i): repr(v) for i, v in signed.statics.positional.items()},
             {name: repr(v) for name, v in signed.statics.keyword.items()},
         ),
         donated=tuple(signed.donate),

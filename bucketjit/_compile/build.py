@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -233,7 +234,41 @@ def evaluated(
         ) from error
 
 
-def build_masked(made: Masked, compile: Compile) -> Executable:
+def lower_masked(made: Masked) -> jax.stages.Lowered:
+    """Lower a program for a bucket, without compiling it.
+
+    Args:
+        made: The function.
+
+    Returns:
+        The lowered function.
+
+    Raises:
+        MaskingError: The program cannot be masked, or JAX fails to lower it.
+        Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
+    """
+    with _refusing_defects(), forgetful_jax():  # if tracing fails, JAX must not keep the trace
+        return made.function.lower(made.sizes, *made.args, **made.kwargs)
+
+
+@contextmanager
+def _refusing_defects() -> Iterator[None]:
+    """A context that raises defects of XLA and JAX as refusals of one bucket."""
+    try:
+        yield
+    except Exception as error:
+        if not is_defect_of_xla(error):
+            raise
+        raise MaskingError(
+            f"the masked program does not compile: {in_one_line(error)}",
+            "leave the axis static, or write that part in another way",
+            in_bucket=True,
+        ) from error
+
+
+def build_masked(
+    made: Masked, compile: Compile, lowered: jax.stages.Lowered | None = None
+) -> Executable:
     """Compile a program for a bucket.
 
     Only the types and the placement of the arguments are used, so the call may have ended.
@@ -241,6 +276,7 @@ def build_masked(made: Masked, compile: Compile) -> Executable:
     Args:
         made: The function.
         compile: Compiles the lowered function.
+        lowered: The lowered function, if it was lowered before.
 
     Returns:
         The executable, as the cache stores it.
@@ -250,18 +286,10 @@ def build_masked(made: Masked, compile: Compile) -> Executable:
         Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
     """
     began = time.perf_counter()
-    try:
-        with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
-            lowered = made.function.lower(made.sizes, *made.args, **made.kwargs)
+    if lowered is None:
+        lowered = lower_masked(made)
+    with _refusing_defects():
         compiled = compile(lowered)
-    except Exception as error:
-        if not is_defect_of_xla(error):
-            raise
-        raise MaskingError(
-            f"the masked program does not compile: {in_one_line(error)}",
-            "leave the axis static, or write that part in another way",
-            in_bucket=True,
-        ) from error
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
     return masked_executable(made, made.function, compiled, padded_outs, began)
 

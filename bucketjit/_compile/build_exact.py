@@ -112,8 +112,28 @@ def one_by_one(signed: SignedCall) -> Any:
         return jax.tree_util.tree_map(jnp.asarray, signed.signature.fn(*args, **kwargs))
 
 
+def lower_exact(made: Exact) -> jax.stages.Lowered:
+    """Lower the function for one exact shape, without compiling it.
+
+    Args:
+        made: The function.
+
+    Returns:
+        The lowered function.
+
+    Raises:
+        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+    """
+    with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+        return made.function.lower(*made.args, **made.kwargs)
+
+
 def build_exact(
-    signed: SignedCall, sizes: Mapping[str, int], made: Exact, compile: Compile
+    signed: SignedCall,
+    sizes: Mapping[str, int],
+    made: Exact,
+    compile: Compile,
+    lowered: jax.stages.Lowered | None = None,
 ) -> Executable:
     """Compile the function for one exact shape.
 
@@ -124,6 +144,7 @@ def build_exact(
         sizes: Its sizes, for the statistics.
         made: The function.
         compile: Compiles the lowered function.
+        lowered: The lowered function, if it was lowered before.
 
     Returns:
         The executable, as the cache stores it.
@@ -132,8 +153,8 @@ def build_exact(
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     began = time.perf_counter()
-    with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
-        lowered = made.function.lower(*made.args, **made.kwargs)
+    if lowered is None:
+        lowered = lower_exact(made)
     compiled = compile(lowered)
     seconds = time.perf_counter() - began
     tree = jax.tree_util.tree_structure(lowered.out_info)

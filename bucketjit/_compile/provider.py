@@ -186,6 +186,38 @@ class ExecutableProvider:
             request, first_run, compile, is_asked_for, may_compile, is_call=False
         ).source
 
+    def get_own(self, request: CompileRequest) -> Executable:
+        """The executable of a request itself, never a stand-in.
+
+        Args:
+            request: What to get. It is stored in the cache.
+
+        Raises:
+            CompileBudgetError: It may not be compiled.
+            Exception: Whatever compiling raised.
+        """
+        return self._obtain(request, is_call=False).entry
+
+    def get_apart(self, request: CompileRequest) -> Executable:
+        """The executable of a request, which is neither looked for nor stored in the cache.
+
+        Args:
+            request: What to get.
+
+        Raises:
+            CompileBudgetError: It may not be compiled.
+            Exception: Whatever compiling raised.
+        """
+        loaded = self._load(request)
+        if loaded is not None:
+            self._tell(_event("load", self._name, request, loaded))
+            return loaded
+        told: list[Event] = []
+        built = self._build(request, self.allowance.spend(request, True), compile_here, told)
+        for event in told:
+            self._tell(event)
+        return built
+
     def _obtain(
         self,
         request: CompileRequest,

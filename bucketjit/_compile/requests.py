@@ -9,13 +9,19 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 
 from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
-from bucketjit._compile.build import Compile, Masked, build_masked, masked_function
-from bucketjit._compile.build_exact import Exact, build_exact, exact_function
+from bucketjit._compile.build import (
+    Compile,
+    Masked,
+    build_masked,
+    lower_masked,
+    masked_function,
+)
+from bucketjit._compile.build_exact import Exact, build_exact, exact_function, lower_exact
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
@@ -41,6 +47,24 @@ from bucketjit._xla_defects.workarounds import (
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
 _MOST_UNNAMED = 8
+
+
+M = TypeVar("M", Masked, Exact)
+
+
+class Lowering(NamedTuple, Generic[M]):
+    """A function that is lowered, and not compiled yet.
+
+    Attributes:
+        made: The function.
+        lowered: What it was lowered to; None if it is still to be lowered.
+    """
+
+    made: M
+    lowered: jax.stages.Lowered | None
+
+
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class RequestFactory:
@@ -96,7 +120,12 @@ class RequestFactory:
             self.files.expect(signed, self._config.chunks)
 
     def masked(
-        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+        self,
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        lowering: Lowering[Masked] | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for the executable of a bucket.
 
@@ -104,25 +133,29 @@ class RequestFactory:
             signed: The call.
             call: The same call, resolved.
             bucket: Padded size of each variable.
+            lowering: The function of the bucket, if it was lowered before by `lower_masked`.
+            options: Options of XLA for this executable alone. With any, its place in the cache and
+                in files belongs to the executable without them.
 
         Raises:
             StrategyContractError: A padded argument would be larger than any array can be.
         """
         program = call.program
         assert program is not None
-        pads = self._pads(signed, call, bucket)
         known = without_values(signed)
-
-        def made() -> Masked:
-            return self._masked(known, call, bucket, pads)
+        made = self._masked_maker(known, call, bucket, options)
 
         def build_once(compile: Compile) -> Executable:
-            return self._built(lambda: build_masked(made(), compile))
+            def once() -> Executable:
+                ready = _current(lowering, made())
+                return build_masked(ready.made, compile, ready.lowered)
+
+            return self._built(once, options=options)
 
         def build(compile: Compile) -> Executable:
             built = build_once(compile)
             needed = self.needed(program)
-            if needed.avoids_reductions or not self._must_rebuild(built):
+            if needed.avoids_reductions or not self._must_rebuild(built, options):
                 return built
             needed.avoids_reductions = True  # later buckets of the program are compiled so at once
             again = build_once(compile)
@@ -132,62 +165,110 @@ class RequestFactory:
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
-        kept = self._place(known, bucket, made)
+        kept = None if options else self._place(known, bucket, made)
         key = self.masked_key(program, bucket)
         return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
 
-    def _pads(
-        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
-    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Position and padded shape of each leaf with open axes."""
-        return padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
-
-    def _masked(
-        self,
-        signed: SignedCall,
-        call: ResolvedCall,
-        bucket: Mapping[str, int],
-        pads: tuple[tuple[int, tuple[int, ...]], ...],
-    ) -> Masked:
-        """The function that is compiled for a bucket."""
-        assert isinstance(call.program, Program)
-        needed, chunks = self.needed(call.program), self._config.chunks
-        given = (signed, call, bucket, pads, self.rules, self._config.check)
-        options = self._options(needed.options(bool(chunks)))
-        return masked_function(*given, options, chunks, needed.after)
-
     def _place(
-        self, signed: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
+        self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
     ) -> StoredPlace | None:
         """The place of a bucket's executable among files; None if there is none."""
         if self._config.check is not Check.OFF:
             return None
-        return self.files.place(StoredMasked, signed, bucket, made)
+        return self.files.place(StoredMasked, known, bucket, made)
 
-    def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
+    def lower_masked(
+        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+    ) -> Lowering[Masked]:
+        """Lower the program of a call for a bucket; `masked` compiles it.
+
+        Args:
+            signed: The call.
+            call: The same call, resolved.
+            bucket: Padded size of each variable.
+
+        Raises:
+            StrategyContractError: A padded argument would be larger than any array can be.
+            MaskingError: The program cannot be masked.
+        """
+        made = self._masked_maker(without_values(signed), call, bucket)()
+        return Lowering(made, lower_masked(made))
+
+    def _masked_maker(
+        self,
+        known: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[], Masked]:
+        """A function that makes the function of a bucket, with the options that hold then."""
+        program = call.program
+        assert isinstance(program, Program)
+        pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
+
+        def made() -> Masked:
+            needed, chunks = self.needed(program), self._config.chunks
+            given = (known, call, bucket, pads, self.rules, self._config.check)
+            of_xla = self._options(needed.options(bool(chunks)), options)
+            return masked_function(*given, of_xla, chunks, needed.after)
+
+        return made
+
+    def exact(
+        self,
+        signed: SignedCall,
+        sizes: Mapping[str, int],
+        lowering: Lowering[Exact] | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> CompileRequest:
         """The request for the executable of the exact shape of a call.
 
         Args:
             signed: The call.
             sizes: Its size of each dimension variable; empty if it has none.
+            lowering: The function, if it was lowered before by `lower_exact`.
+            options: Options of XLA for this executable alone; see `masked`.
         """
         shown = sizes or _unnamed_sizes(signed)
         known = without_values(signed)
-        check = self._config.check
-
-        @functools.cache
-        def made() -> Exact:
-            # A checked executor compares masked results with these, so these must be right.
-            options = self._options(exact_options(check is not Check.OFF))
-            return exact_function(known, check, options)
+        made = functools.cache(self._exact_maker(known, options))
 
         def build(compile: Compile) -> Executable:
-            return self._built(lambda: build_exact(known, shown, made(), compile), made.cache_clear)
+            def once() -> Executable:
+                ready = _current(lowering, made())
+                return build_exact(known, shown, ready.made, compile, ready.lowered)
+
+            return self._built(once, made.cache_clear, options)
 
         kept = None
-        if check is Check.OFF:
+        if self._config.check is Check.OFF and not options:
             kept = self.files.place(StoredExact, known, shown, made)
         return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
+
+    def lower_exact(self, signed: SignedCall) -> Lowering[Exact]:
+        """Lower the function for the exact shape of a call; `exact` compiles it.
+
+        Args:
+            signed: The call.
+
+        Raises:
+            Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+        """
+        made = self._exact_maker(without_values(signed))()
+        return Lowering(made, lower_exact(made))
+
+    def _exact_maker(
+        self, known: SignedCall, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> Callable[[], Exact]:
+        """A function that makes the function of an exact shape, with the options that hold then."""
+        check = self._config.check
+
+        def made() -> Exact:
+            # A checked executor compares masked results with these, so these must be right.
+            of_xla = self._options(exact_options(check is not Check.OFF), options)
+            return exact_function(known, check, of_xla)
+
+        return made
 
     def _smallest_stored(self, program: Interface, call: ResolvedCall) -> Any:
         """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
@@ -212,26 +293,31 @@ class RequestFactory:
             self._workarounds[program] = known
         return known
 
-    def _must_rebuild(self, built: Executable) -> bool:
+    def _must_rebuild(self, built: Executable, options: Mapping[str, Any]) -> bool:
         """Whether XLA computes the executable wrongly, and a compile with other options can help.
 
         It cannot if XLA takes none of bucketjit's options, or if the user has set one of them.
         """
-        is_ours = self._takes_options and OPTIONS.isdisjoint(self._config.compiler_options)
+        by_user = {**self._config.compiler_options, **options}
+        is_ours = self._takes_options and OPTIONS.isdisjoint(by_user)
         return is_ours and must_rebuild(built.compiled)
 
-    def _options(self, ours: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Options of XLA; those of the user override bucketjit's."""
-        return {**(ours if self._takes_options else {}), **self._config.compiler_options}
+    def _options(self, ours: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options of XLA; those of the user override bucketjit's, and ``more`` overrides both."""
+        return {**(ours if self._takes_options else {}), **self._config.compiler_options, **more}
 
     def _built(
-        self, build: Callable[[], Executable], forget: Callable[[], None] = lambda: None
+        self,
+        build: Callable[[], Executable],
+        forget: Callable[[], None] = lambda: None,
+        options: Mapping[str, Any] = NO_OPTIONS,
     ) -> Executable:
         """Compile; if XLA refuses one of bucketjit's options, compile without them from then on.
 
         Args:
             build: Compiles.
             forget: Drops the function made with the refused options, so that `build` makes another.
+            options: The user's options for this executable alone.
 
         Raises:
             SpecError: XLA refuses one of the user's ``compiler_options``.
@@ -242,7 +328,7 @@ class RequestFactory:
             return build()
         except jax.errors.JaxRuntimeError as error:
             refused = refused_option(error)
-            if refused in self._config.compiler_options:
+            if refused in {**self._config.compiler_options, **options}:
                 why = first_line(error)
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
@@ -253,6 +339,13 @@ class RequestFactory:
         self._takes_options = False
         forget()
         return build()
+
+
+def _current(lowering: Lowering[M] | None, made: M) -> Lowering[M]:
+    """What was lowered before, if it has the options of a function made now; else that function."""
+    if lowering is not None and lowering.made.options == made.options:
+        return lowering
+    return Lowering(made, None)
 
 
 def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:

@@ -268,6 +268,22 @@ def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
 _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option ([^\s,]+)")
 
 
+def as_stage(compiled: Any, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """A compiled program as ``jax.stages.Compiled``, which it is not if it was read from a file.
+
+    The constructor of that class is not public (since 0.4.1; ``const_args`` since 0.7).
+
+    Args:
+        compiled: The program, as `bucketjit._compile.executable.Executable` keeps it.
+        lowered: What it was compiled from, or would have been.
+    """
+    if isinstance(compiled, jax.stages.Compiled):
+        return compiled
+    make: Any = jax.stages.Compiled
+    made: jax.stages.Compiled = make(compiled, [], lowered.args_info, lowered.out_tree)
+    return made
+
+
 def is_defect_of_xla(error: Exception) -> bool:
     """Whether lowering or compiling failed by a defect of XLA or JAX, not of the user's program.
 

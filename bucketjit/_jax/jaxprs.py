@@ -64,6 +64,14 @@ def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     return inner, getattr(jaxpr, "consts", ())
 
 
+def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> AnyJaxpr:
+    """An open jaxpr with its constants, as `jax.make_jaxpr` returns it.
+
+    The public classes differ by version: 0.11 merged them into one.
+    """
+    return ClosedJaxpr(jaxpr, consts)
+
+
 def evaluate_jaxpr(jaxpr: Jaxpr, *args: object) -> list[Any]:
     """The results of an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
     return jax.core.eval_jaxpr(jaxpr, (), *args)

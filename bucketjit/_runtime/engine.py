@@ -10,8 +10,9 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from bucketjit._arrays.padding import plain
@@ -28,7 +29,6 @@ from bucketjit._errors import (
     frames_inside,
 )
 from bucketjit._events import LONGEST, Event, emit, printable, shown
-from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
@@ -47,7 +47,7 @@ from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.refusals import Refusals
-from bucketjit._runtime.runs import counter_of, exact_finisher, run_padded
+from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall, Signer
@@ -142,6 +142,7 @@ class Engine:
         signer: Finds the signature of a call's arguments.
         requests: Makes compile requests, and the keys of executables.
         memory: The calls that the fast path serves.
+        memories_apart: The calls that compiled stages serve; cleared together with ``memory``.
         buckets: Chooses buckets.
         splitter: Splits calls that are beyond the largest bucket into chunks.
         refusals: Programs that cannot be masked, and why.
@@ -164,6 +165,7 @@ class Engine:
         self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
+        self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock)
         self.refusals = Refusals()
         self.splitter = Splitter(config, self.lock)
@@ -177,7 +179,8 @@ class Engine:
             self.shared.clear()
             self.shared.engines.add(self)
             self.signer.clear()
-            self.memory.clear()
+            for memory in (self.memory, *self.memories_apart):
+                memory.clear()
             self.refusals.clear()
             self.splitter.clear()
             self.buckets.clear()
@@ -272,31 +275,64 @@ class Engine:
             self.refusals.note(masked.key, error)
             return self._fall_back(error, signed, call, out, given)
         is_compiled = source == "compile"
-        sizes = sizes_argument(call, entry.size_constant_shapes)
-        finish = entry.finisher(call, out)
-        line = counter_of(entry, call, signed)
-        line.reason = masked.beyond
+        served = self._served(masked.key, entry, signed, call, out)
+        served.line.reason = masked.beyond
         try:
-            if self.config.check is not Check.OFF:
-                return CheckedCall(
-                    self.name, self.config.check, self.requests.rules, entry, signed, call, out
-                ).result(
-                    self._counting(line, is_compiled),
-                    lambda: run_padded(entry, sizes, signed, finish),
-                    lambda: self._run_exact(signed, call.sizes, Out.JAX, is_call=False),
-                )
-            with self._counting(line, is_compiled):
-                result = run_padded(entry, sizes, signed, finish)
+            result = self.run(entry, signed, call, served, out, is_compiled)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
+        if self.config.check is not Check.OFF:
+            return result
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
-            served = ServedCall(masked.key, sizes, finish, line, self._note_of(call))
             self.memory.add_masked(signed, given, call, served)
         return result
+
+    def _served(
+        self, key: object, entry: Executable, signed: SignedCall, call: ResolvedCall, out: Out
+    ) -> ServedCall:
+        """How an executable serves a call."""
+        sizes = sizes_argument(call, entry.size_constant_shapes)
+        line = counter_of(entry, call, signed)
+        return ServedCall(key, sizes, entry.finisher(call, out), line, self._note_of(call))
+
+    def run(
+        self,
+        entry: Executable,
+        signed: SignedCall,
+        call: ResolvedCall,
+        served: ServedCall,
+        out: Out,
+        is_compiled: bool = False,
+    ) -> Any:
+        """Run a call in a bucket, checked if that is configured, and count it.
+
+        Args:
+            entry: The executable.
+            signed: The call.
+            call: The same call, resolved.
+            served: How the executable serves it.
+            out: The form of the results.
+            is_compiled: Whether the executable was compiled for the call.
+
+        Returns:
+            The results.
+
+        Raises:
+            SignatureChanged: The executable was built for arguments of other types.
+            MaskingError: A check is configured, and the results differ.
+        """
+        counting = counted(self.counters, served.line, is_compiled)
+        run = functools.partial(run_padded, entry, served.sizes, signed, served.finish)
+        if self.config.check is Check.OFF:
+            with counting:
+                return run()
+        return CheckedCall(
+            self.name, self.config.check, self.requests.rules, entry, signed, call, out
+        ).result(counting, run, lambda: self._run_exact(signed, call.sizes, Out.JAX, is_call=False))
 
     def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
         """Log that sizes beyond the largest bucket stay exact, once for each reason."""
@@ -332,10 +368,7 @@ class Engine:
         entry = None if slot is None else slot.entry
         if entry is None:
             return None
-        finish = entry.finisher(call, Out.PADDED)
-        sizes = sizes_argument(call, entry.size_constant_shapes)
-        line = counter_of(entry, call, signed)
-        served = ServedCall(decision.key, sizes, finish, line, self._note_of(call))
+        served = self._served(decision.key, entry, signed, call, Out.PADDED)
         handler = self.memory.add_masked(signed, given, call, served)
         if handler is not None and self.observer is not None:
             self.observer.learn(signed, call)
@@ -397,20 +430,6 @@ class Engine:
                 self.emit(Event("signature", self.name, call.sizes, seconds, detail))
         return call
 
-    @contextmanager
-    def _counting(self, line: CallCounter, compiled: bool) -> Iterator[None]:
-        """Count a call once its executable has run, even if running it failed.
-
-        Errors from before the run, such as `SignatureChanged`, are not counted.
-        """
-        try:
-            yield
-        except Exception as error:
-            if failed_running(error):
-                self.counters.call(line, compiled)
-            raise
-        self.counters.call(line, compiled)
-
     def _run_exact(
         self,
         signed: SignedCall,
@@ -427,7 +446,7 @@ class Engine:
         finish = exact_finisher(entry, signed, program, out)
         line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
         # A run that only checks another one (`is_call` is False) does not count as a call.
-        counting = self._counting(line, source == "compile") if is_call else nullcontext()
+        counting = counted(self.counters, line, source == "compile") if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)

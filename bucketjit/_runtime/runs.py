@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bucketjit._arrays.padding import pad, plain
 from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._jax.compiler import failed_running
+from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.open_outputs import open_outs
@@ -31,6 +33,26 @@ def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> Cal
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
     return CallCounter(logical, entry.sizes, real, total, entry.flops)
+
+
+@contextmanager
+def counted(counters: Counters, line: CallCounter, compiled: bool) -> Iterator[None]:
+    """Count a call once its executable has run, even if running it failed.
+
+    Errors from before the run, such as `SignatureChanged`, are not counted.
+
+    Args:
+        counters: Count the call.
+        line: Describes it.
+        compiled: Whether the call compiled its executable.
+    """
+    try:
+        yield
+    except Exception as error:
+        if failed_running(error):
+            counters.call(line, compiled)
+        raise
+    counters.call(line, compiled)
 
 
 def exact_finisher(

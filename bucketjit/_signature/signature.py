@@ -182,7 +182,7 @@ class Signature:
         self._axes.anonymous(shapes)
         sizes = bind_sizes(self._axes.tokens(shapes, {}), shapes, self.paths)
         if self._axes.are_named:
-            self._check_constraints(sizes)
+            self.check_constraints(sizes)
         return sizes
 
     def declared_tokens(self, shapes: Shapes) -> Tokens:
@@ -357,7 +357,7 @@ class Signature:
     def _serve(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
         """Resolve a call with known tokens: by a program that holds, or by a new trace."""
         sizes = bind_sizes(tokens, shapes, self.paths)
-        self._check_constraints(sizes)
+        self.check_constraints(sizes)
         for guard in self._traced.evenness(tokens):
             if not guard.holds(sizes):
                 raise ArgumentError(f"sizes {sizes} cannot be sharded as given: {guard} is wanted")
@@ -391,7 +391,16 @@ class Signature:
         if call.refusal is not None:
             self._traced.at(call.tokens, shapes).refuse(call.sizes, call.refusal)
 
-    def _check_constraints(self, sizes: Mapping[str, int]) -> None:
+    def check_constraints(self, sizes: Mapping[str, int]) -> None:
+        """Check the user's constraints.
+
+        Args:
+            sizes: The size of each dimension variable.
+
+        Raises:
+            ArgumentError: The sizes break one.
+            SpecError: A constraint names a variable that ``dynamic_axes`` does not have.
+        """
         for text in self.constraints:
             guard = parse_constraint(text)
             if guard.variables <= sizes.keys() and not guard.holds(sizes):

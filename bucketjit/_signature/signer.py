@@ -126,7 +126,7 @@ class Signer:
         donate = [new for new, old in enumerate(positions) if old in donated]
         return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
 
-    def name_of(self, position: int) -> str:
+    def name(self, position: int) -> str:
         """How errors name a positional argument."""
         return self._parameters.name(position)
 

@@ -1,0 +1,158 @@
+"""`Lowered`: the module of a bucket, before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from bucketjit._compile.build import Masked
+from bucketjit._compile.build_exact import Exact
+from bucketjit._compile.requests import Lowering
+from bucketjit._config import checked_options
+from bucketjit._errors import MaskingError, SpecError
+from bucketjit._stages.compiled import Compiled
+from bucketjit._stages.stage import Stage, StageTypes, exact_types, symbolic_types
+from bucketjit._stages.subject import Subject
+
+
+class Lowered(Stage):
+    """The module of a bucket, before it is compiled; see ``jax.stages.Lowered``.
+
+    `BucketedExec.lower` makes it. The module takes padded arguments of the static shapes of the
+    bucket. Its argument 0 is the int32 vector of the logical sizes, in the order of `variables`,
+    unless it is `exact`. A program with constants that Python computes from sizes has these next,
+    and the leaves of the arguments follow. As in ``jax.jit``, arguments that the module does not
+    read are left out, the sizes too: a sum over padding of zeros needs none.
+    """
+
+    def __init__(self, subject: Subject, types: StageTypes, lowering: Lowering[Any]) -> None:
+        super().__init__(subject, types)
+        assert lowering.lowered is not None
+        self._lowering = lowering
+        self._lowered: jax.stages.Lowered = lowering.lowered
+
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
+        """Compile the module, or take its executable from the cache or a file.
+
+        The executable goes into the cache of the executor, whose later calls in this bucket then
+        compile nothing. With options it is compiled apart, and no other call gets it.
+
+        Args:
+            compiler_options: Options of XLA by name, for this executable alone. Those of the
+                executor hold too.
+
+        Returns:
+            The executable, to be called.
+
+        Raises:
+            SpecError: An option is malformed, or XLA does not take it.
+            CompileBudgetError: The budget does not allow the compile.
+            MaskingError: XLA cannot compile the masked module. The executor then runs such calls at
+                their exact shape, and so does what is lowered next.
+        """
+        options = checked_options(compiler_options)
+        subject, engine = self._subject, self._subject.engine
+        provider = engine.provider
+        if self.exact:
+            of: Lowering[Exact] = self._lowering
+            request = engine.requests.exact(subject.signed, subject.call.sizes, of, options)
+        else:
+            wanted = subject.signed, subject.call, subject.bucket
+            masked: Lowering[Masked] = self._lowering
+            request = engine.requests.masked(*wanted, masked, options)
+        # After a `cache_clear` nobody asks the cache for this program any more.
+        is_apart = bool(options) or subject.is_cleared
+        try:
+            entry = provider.get_apart(request) if is_apart else provider.get_own(request)
+        except MaskingError as error:
+            engine.refuse(request, error)
+            raise
+        return Compiled(subject, self._types, entry, self._lowered, request.key)
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The module as text, to read.
+
+        Args:
+            dialect: ``"stablehlo"``, the default, or ``"hlo"``.
+            debug_info: Whether to show lines of source code.
+
+        Returns:
+            The text.
+
+        Raises:
+            SpecError: There is no such dialect.
+
+        Examples:
+            >>> import jax.numpy as jnp, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
+            >>> lowered = mean.lower(np.ones(5, np.float32))
+            >>> lowered.variables, dict(lowered.bucket)
+            (('n',), {'n': 8})
+            >>> "%arg0: tensor<1xi32>" in lowered.as_text()
+            True
+        """
+        match dialect:
+            case None | "stablehlo" | "hlo":
+                return self._lowered.as_text(dialect, debug_info=debug_info)
+        raise _no_dialect(dialect)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module as an object of the compiler, for debugging.
+
+        Args:
+            dialect: ``"stablehlo"``, the default, or ``"hlo"``.
+
+        Returns:
+            An ``ir.Module`` of MLIR, or an ``XlaComputation``.
+
+        Raises:
+            SpecError: There is no such dialect.
+        """
+        if dialect not in (None, "stablehlo", "hlo"):
+            raise _no_dialect(dialect)
+        return self._lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """An estimate of what a call costs, such as ``"flops"``, padding included, uncompiled.
+
+        Returns:
+            A dict, on most backends; None if the backend does not tell.
+        """
+        return self._lowered.cost_analysis()
+
+
+def _no_dialect(dialect: object) -> SpecError:
+    return SpecError(f"dialect must be 'stablehlo' or 'hlo', got {dialect!r}")
+
+
+def lower(subject: Subject) -> Lowered:
+    """Lower a call, masked in its bucket or at its exact shape.
+
+    Args:
+        subject: The call.
+
+    Returns:
+        What is lowered. It is exact if the program turns out not to be masked.
+
+    Raises:
+        StrategyContractError: A padded argument would be larger than any array can be.
+        FallbackError: The call cannot be masked, and ``fallback`` is to raise.
+        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
+    """
+    requests, engine, call = subject.engine.requests, subject.engine, subject.call
+    if not subject.exact:
+        try:
+            lowering = requests.lower_masked(subject.signed, call, subject.bucket)
+            return Lowered(subject, symbolic_types(subject), lowering)
+        except MaskingError as error:
+            engine.refusals.note(requests.masked_key(subject.program, subject.bucket), error)
+            engine.note_fallback(error, counted=True)
+            subject = subject.as_exact()
+    exact = requests.lower_exact(subject.signed)
+    if call.program is None:  # as after an exact run: the function itself works at these sizes
+        with engine.lock:
+            subject.signed.signature.remember_refusal(call, subject.signed.shapes)
+    return Lowered(subject, exact_types(exact.lowered), exact)

@@ -1,0 +1,8 @@
+"""The stages of ahead-of-time compilation: what `BucketedExec.trace` and ``lower`` return.
+
+As in ``jax.stages``: `Traced` is lowered, `Lowered` is compiled, and `Compiled` is called.
+"""
+
+from bucketjit._stages.compiled import Compiled as Compiled
+from bucketjit._stages.lowered import Lowered as Lowered
+from bucketjit._stages.traced import Traced as Traced
