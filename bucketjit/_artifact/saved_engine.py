@@ -35,7 +35,8 @@ from bucketjit._errors import ArgumentError, ArtifactError, BucketOverflowError
 from bucketjit._events import shown
 from bucketjit._persistence.fingerprint import NoDigest
 from bucketjit._runtime.buckets import Buckets, Exactly
-from bucketjit._runtime.engine import Engine, Parts
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.argument_facts import facts_made_for, facts_of_call
 from bucketjit._signature.axis_guesses import Shapes

@@ -104,25 +104,24 @@ def masked_function(
     Returns:
         The function and the types to lower it for.
     """
-    program, signature = call.program, signed.signature
+    program, types = call.program, signed.signature.types
     assert isinstance(program, Program)
     poisoned = check is Check.POISON
     expected = Expected({i for i, _ in pads})
-    is_size = [t.dtype is None for t in signature.types]
 
     def masked(sizes: object, *args: object, **kwargs: object) -> Any:
         leaves = expected.check(args, kwargs)
-        arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
+        arrays = [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
         vector, size_constants = sizes if isinstance(sizes, tuple) else (sizes, ())
         values = {v: vector[i] for i, v in enumerate(call.variables)}
         at = BucketSizes(bucket, program.lower, values, size_constants)
         # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
         poison = poison_equations(vector[len(call.variables)]) if poisoned else None
-        padding = None if poisoned else 0
-        given = program, program.consts, arrays, at, rules(), hooks(poison, after()), padding
-        return program.out_tree.unflatten(evaluated(*given))
+        hook, padding = hooks(poison, after()), None if poisoned else 0
+        outs = evaluated(program, program.consts, arrays, at, rules(), hook, padding)
+        return program.out_tree.unflatten(outs)
 
-    masked.__name__ = getattr(signature.fn, "__name__", "masked")
+    masked.__name__ = getattr(signed.signature.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
     static = BucketSizes(bucket, program.lower, {})
     donated, donated_leaves = frozenset[int](), frozenset[int]()
@@ -132,12 +131,11 @@ def masked_function(
     sizes: Any = sizes_argument(call, size_constant_shapes, 0 if poisoned else None)
     device = None
     if not signed.donate:  # arrays are lent to that device, so their owner must keep them
-        tree: Any
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        leaves: list[Any] = jax.tree_util.tree_leaves((args, kwargs))
         device = device_for(program, static, leaves, chunks)
         if device is not None:
             sizes, leaves = lent_types(sizes, leaves, {i for i, _ in pads}, device)
-            args, kwargs = tree.unflatten(leaves)
+            args, kwargs = signed.tree.unflatten(leaves)
     return Masked(
         function=_jitted(masked, donated, options),
         sizes=sizes,

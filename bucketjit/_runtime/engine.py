@@ -13,13 +13,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from bucketjit._arrays.padding import plain
-from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
-from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.requests import CompileRequest, RequestFactory
+from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._errors import (
     CompileBudgetError,
@@ -29,7 +27,6 @@ from bucketjit._errors import (
     frames_inside,
 )
 from bucketjit._events import LONGEST, Event, emit, printable, shown
-from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.counters import CallCounter
@@ -42,6 +39,7 @@ from bucketjit._runtime.decisions import (
     Masked,
     Refused,
 )
+from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
@@ -50,7 +48,7 @@ from bucketjit._runtime.refusals import Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall, Signer
+from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
 
 
@@ -101,26 +99,6 @@ class _PartRefused(Exception):
     def __init__(self, refusal: MaskingError, is_chosen: bool = False) -> None:
         super().__init__(refusal.reason)
         self.refusal, self.is_chosen = refusal, is_chosen
-
-
-class Parts(NamedTuple):
-    """What makes the parts of an engine that know where its programs come from.
-
-    Attributes:
-        signer: Makes what finds the signature of a call.
-        requests: Makes what makes compile requests.
-        buckets: Makes what chooses buckets.
-    """
-
-    signer: Callable[[Config], Signer] = Signer
-    requests: Callable[
-        [Config, str, ExecutableCache[Any, Executable], Preloading], RequestFactory
-    ] = RequestFactory
-    buckets: Callable[[Config, threading.RLock], Buckets] = Buckets
-
-
-TRACED = Parts()
-"""The parts of an engine that traces its function."""
 
 
 class Engine:

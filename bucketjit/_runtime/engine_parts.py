@@ -1,0 +1,39 @@
+"""The parts of an engine that know where its programs come from.
+
+`bucketjit._runtime.engine` gets them from a traced function, `bucketjit._artifact.saved_engine`
+from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.preload import Preloading
+from bucketjit._compile.requests import RequestFactory
+from bucketjit._config import Config
+from bucketjit._runtime.buckets import Buckets
+from bucketjit._signature.signer import Signer
+
+MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable], Preloading], RequestFactory]
+
+
+class Parts(NamedTuple):
+    """What makes the parts of an engine that know where its programs come from.
+
+    Attributes:
+        signer: Makes what finds the signature of a call.
+        requests: Makes what makes compile requests.
+        buckets: Makes what chooses buckets.
+    """
+
+    signer: Callable[[Config], Signer] = Signer
+    requests: MakeRequests = RequestFactory
+    buckets: Callable[[Config, AbstractContextManager[Any]], Buckets] = Buckets
+
+
+TRACED = Parts()
+"""The parts of an engine that traces its function."""
