@@ -142,11 +142,7 @@ def serialized(module: jax.export.Exported) -> bytes:
         try:
             return bytes(module.serialize())
         except (ValueError, NotImplementedError) as error:
-            raise ArtifactError(
-                f"jax.export cannot serialize it: {in_one_line(error)}; for a class of yours see "
-                "jax.export.register_pytree_node_serialization and "
-                "register_namedtuple_serialization"
-            ) from error
+            raise ArtifactError(f"jax.export cannot serialize it: {in_one_line(error)}") from error
 
 
 def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Exported:

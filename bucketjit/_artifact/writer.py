@@ -20,6 +20,7 @@ from bucketjit._artifact.archive import (
     member_of,
     write_archive,
 )
+from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, unmasked
 from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.executables import with_executables
 from bucketjit._artifact.manifest import (
@@ -38,14 +39,11 @@ from bucketjit._artifact.manifest import (
 from bucketjit._artifact.size_tables import table_of
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._autodiff.equations import Path as Steps
-from bucketjit._compile.argument_types import at_sizes
 from bucketjit._config import Config
 from bucketjit._errors import ArtifactError, MaskingError, SpecError
-from bucketjit._events import shown
 from bucketjit._inspect.explain import masked_equations
 from bucketjit._persistence.environment import versions
 from bucketjit._precompile.warmup import asked
-from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -160,7 +158,7 @@ def save(
     call = engine.resolve(signed)
     if call.program is None:
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
-        raise _unmasked(why)
+        raise unmasked(why)
     sizes = _sizes(engine, signed, options.sizes)
     members = _Members()
     written = [_function(engine, signed, sizes, options, members, 0)]
@@ -219,7 +217,7 @@ def _function(
     """
     place = f"functions/{order}"
     first = engine.resolve(signed)
-    found = _buckets(engine, signed, first, sizes)
+    found = buckets_of(engine, signed, first, sizes)
     saved: list[SavedProgram] = []
     exported: jax.export.Exported | None = None
     for number, (program, calls) in enumerate(found.items()):
@@ -246,45 +244,6 @@ def _function(
         programs=tuple(saved),
     )
     return _Written(record, tuple(exported.platforms), exported.calling_convention_version)
-
-
-BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
-
-
-def _buckets(
-    engine: Engine, signed: SignedCall, first: ResolvedCall, sizes: Sequence[Mapping[str, int]]
-) -> dict[Program, list[BucketCall]]:
-    """The buckets of calls of some sizes, by program, each once.
-
-    Raises:
-        ArtifactError: A call is not masked.
-    """
-    found: dict[Program, dict[Any, BucketCall]] = {}
-    for one in sizes:
-        at = at_sizes(signed, first.tokens, {**first.sizes, **one})
-        call = engine.resolve(at)
-        match engine.decide(at, call):
-            case Masked(program=Program() as program, bucket=bucket):
-                key = tuple(bucket.values())
-                found.setdefault(program, {}).setdefault(key, (dict(bucket), at, call))
-            case Exact(_, why):
-                raise _unmasked(why, f" at {shown(call.sizes)}")
-            case Chunked():
-                raise ArtifactError(
-                    f"a call with {shown(call.sizes)} is split into chunks, and chunks cannot be "
-                    "saved: give sizes up to the largest bucket"
-                )
-            case Refused(error):
-                raise error
-    return {program: list(buckets.values()) for program, buckets in found.items()}
-
-
-def _unmasked(why: MaskingError, at: str = "") -> ArtifactError:
-    remedy = f"; {why.remedy}" if why.remedy else ""
-    return ArtifactError(
-        f"calls{at} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
-        "export_dynamic exports a module of all sizes, which needs no mask"
-    )
 
 
 class _ProgramWriter:
@@ -349,7 +308,7 @@ class _ProgramWriter:
             masked = masked_equations(program, calls[0][0], rules)
             buckets = tuple(self._bucket(*one, needed.after()) for one in calls)
         except MaskingError as error:
-            raise _unmasked(error) from error
+            raise unmasked(error) from error
         self._calls = calls
         return SavedProgram(
             variables=calls[0][2].variables,

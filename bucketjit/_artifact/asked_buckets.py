@@ -1,0 +1,140 @@
+"""Which programs and buckets a file needs to serve calls up to the sizes that were asked for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from bucketjit._compile.argument_types import at_sizes
+from bucketjit._errors import ArtifactError, MaskingError, is_of_machine
+from bucketjit._events import shown
+from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.program import Program
+
+BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
+Found = dict[Program, list[BucketCall]]
+
+_MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
+_MOST_PROGRAMS = 16
+
+
+def buckets_of(
+    engine: Engine, signed: SignedCall, first: ResolvedCall, sizes: Sequence[Mapping[str, int]]
+) -> Found:
+    """The buckets of calls of some sizes, by program, each once.
+
+    Smaller sizes may take another program, or a bucket that was not asked for: size 1, where JAX
+    broadcasts, and sizes on the other side of a guard. These are added, so that the file serves
+    every size up to the largest.
+
+    Args:
+        engine: Serves the calls.
+        signed: An example of them.
+        first: The same call, resolved.
+        sizes: The sizes that were asked for.
+
+    Returns:
+        The buckets of each program.
+
+    Raises:
+        ArtifactError: A call of these sizes is not masked.
+    """
+    found: Found = {}
+    for one in sizes:
+        at = at_sizes(signed, first.tokens, {**first.sizes, **one})
+        call = engine.resolve(at)
+        match engine.decide(at, call):
+            case Masked(program=Program() as program, bucket=bucket):
+                _add(found, program, (dict(bucket), at, call))
+            case Exact(_, why):
+                raise unmasked(why, f" at {shown(call.sizes)}")
+            case Chunked():
+                raise ArtifactError(
+                    f"a call with {shown(call.sizes)} is split into chunks, and chunks cannot be "
+                    "saved: give sizes up to the largest bucket"
+                )
+            case Refused(error):
+                raise error
+    _add_smaller(engine, signed, first, found)
+    return found
+
+
+def unmasked(why: MaskingError, at: str = "") -> ArtifactError:
+    """The error that calls are not masked.
+
+    Args:
+        why: Why not.
+        at: At which sizes, in words.
+    """
+    remedy = f"; {why.remedy}" if why.remedy else ""
+    return ArtifactError(
+        f"calls{at} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
+        "export_dynamic exports a module of all sizes, which needs no mask"
+    )
+
+
+def _add(found: Found, program: Program, one: BucketCall) -> None:
+    known = found.setdefault(program, [])
+    if all(dict(bucket) != dict(one[0]) for bucket, _, _ in known):
+        known.append(one)
+
+
+def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found: Found) -> None:
+    """Add what sizes below the largest buckets need besides."""
+    asked = [bucket for calls in found.values() for bucket, _, _ in calls]
+    for sizes in _sizes_below(asked, tuple(first.sizes)):
+        program = next((p for p in found if p.size_constants(sizes) is not None), None)
+        if program is not None and any(_holds(bucket, sizes) for bucket, _, _ in found[program]):
+            continue
+        if program is None and len(found) == _MOST_PROGRAMS:
+            continue
+        try:
+            at = at_sizes(signed, first.tokens, sizes)
+            call = engine.resolve(at)
+            decision = engine.decide(at, call)
+        except Exception as error:  # of the function, which does not take these sizes
+            if is_of_machine(error):
+                raise
+            continue
+        if isinstance(decision, Masked) and isinstance(decision.program, Program):
+            bucket = _smallest(asked, sizes, decision.program) or decision.bucket
+            _add(found, decision.program, (dict(bucket), at, call))
+
+
+def _sizes_below(
+    asked: Sequence[Mapping[str, int]], variables: Sequence[str]
+) -> Iterator[dict[str, int]]:
+    """Logical sizes up to the largest buckets, the largest first.
+
+    All of them, or if those are many the sizes beside the edges of buckets.
+    """
+    largest = [max(bucket[v] for bucket in asked) for v in variables]
+    each = [list(range(n, 0, -1)) for n in largest]
+    if math.prod(map(len, each)) > _MOST_SIZES:
+        each = [
+            sorted({1, 2, *(n for b in asked for n in (b[v], b[v] // 2 + 1))}, reverse=True)
+            for v in variables
+        ]
+    for row in itertools.islice(itertools.product(*each), _MOST_SIZES):
+        sizes = dict(zip(variables, row, strict=True))
+        if any(_holds(bucket, sizes) for bucket in asked):
+            yield sizes
+
+
+def _holds(bucket: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    return all(bucket[v] >= n for v, n in sizes.items())
+
+
+def _smallest(
+    asked: Sequence[Mapping[str, int]], sizes: Mapping[str, int], program: Program
+) -> Mapping[str, int] | None:
+    """The smallest bucket among those asked for that holds some sizes of a program."""
+    own = [{v: bucket[v] for v in sizes} for bucket in asked]
+    fitting = [bucket for bucket in own if _holds(bucket, sizes) and program.fits(bucket)]
+    if not fitting or program.unfitted:
+        return None
+    return min(fitting, key=lambda bucket: math.prod(bucket.values()))
