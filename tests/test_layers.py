@@ -38,6 +38,7 @@ PACKAGES = (
     "_runtime",
     "_autodiff",
     "_inspect",
+    "_export",
     "_precompile",
     "_api",
     "metrics",

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
+from bucketjit._api.exporting import Exporting
 from bucketjit._api.warming import Warming
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import without_padding
@@ -39,7 +40,7 @@ from bucketjit._sizes.guards import parse_constraint
 _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
 
-class BucketedExec(BucketBuilders, CacheControl, Warming, Views):
+class BucketedExec(BucketBuilders, CacheControl, Warming, Exporting, Views):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,

@@ -24,6 +24,7 @@ from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
 from bucketjit._errors import SpecError, first_line
 from bucketjit._events import emit
+from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
@@ -40,6 +41,18 @@ from bucketjit._xla_defects.workarounds import (
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
 _MOST_UNNAMED = 8
+
+
+class Lowering(NamedTuple):
+    """A function that is lowered, and not compiled.
+
+    Attributes:
+        made: The function.
+        lowered: What it was lowered to.
+    """
+
+    made: Masked
+    lowered: jax.stages.Lowered
 
 
 class RequestFactory:
@@ -139,6 +152,27 @@ class RequestFactory:
             kept = self.files.place(StoredMasked, known, bucket, made)
         key = self.masked_key(program, bucket)
         return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
+
+    def lower_masked(
+        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
+    ) -> Lowering:
+        """Lower the program of a call for a bucket.
+
+        Args:
+            signed: The call.
+            call: The same call, resolved.
+            bucket: Padded size of each variable.
+
+        Raises:
+            MaskingError: The program cannot be masked.
+        """
+        program = call.program
+        assert program is not None
+        pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
+        given = (without_values(signed), call, bucket, pads, self.rules, self._config.check)
+        made = masked_function(*given, {}, 0, self._needed(program).after)
+        with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+            return Lowering(made, made.function.lower(made.sizes, *made.args, **made.kwargs))
 
     def exact(self, signed: SignedCall, sizes: Mapping[str, int]) -> CompileRequest:
         """The request for the executable of the exact shape of a call.
