@@ -42,6 +42,7 @@ from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._errors import VersionError as VersionError
 from bucketjit._errors import VersionWarning as VersionWarning
 from bucketjit._events import Event as Event
+from bucketjit._export.refine import refine as refine
 from bucketjit._inspect.explain import Explanation as Explanation
 from bucketjit._inspect.explain import MaskedEquation as MaskedEquation
 from bucketjit._inspect.report import Report as Report

@@ -37,6 +37,7 @@ PACKAGES = (
     "_compile",
     "_runtime",
     "_autodiff",
+    "_export",
     "_stages",
     "_inspect",
     "_precompile",

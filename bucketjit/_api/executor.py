@@ -17,6 +17,7 @@ from typing import Any, Self
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
+from bucketjit._api.exporting import Exporting
 from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
@@ -37,7 +38,9 @@ from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
 
 
-class BucketedExec(CallPath, BucketBuilders, CacheControl, Saving, Staging, Warming, Views):
+class BucketedExec(
+    CallPath, BucketBuilders, CacheControl, Exporting, Saving, Staging, Warming, Views
+):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,

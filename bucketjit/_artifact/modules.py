@@ -15,11 +15,13 @@ import jax.export  # an attribute of jax only after this import
 import numpy as np
 
 from bucketjit._compile.build import evaluated
-from bucketjit._errors import ArtifactError, MaskingError, in_one_line, is_of_machine
+from bucketjit._errors import ArtifactError, ExportError, MaskingError, in_one_line, is_of_machine
+from bucketjit._export.dynamic import evaluator
 from bucketjit._inspect.extras import Extra
-from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.custom_calls import foreign_operations, stable_targets
+from bucketjit._jax.exporting import without_assertion_effects
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -186,6 +188,41 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
 
 
 def dynamic_module(
-    program: Program, types: Sequence[tuple[Any, bool]], platforms: Sequence[str] | None
+    program: Program,
+    sizes: Mapping[str, int],
+    types: Sequence[tuple[Any, bool]],
+    platforms: Sequence[str] | None,
 ) -> jax.export.Exported:
-    raise ArtifactError("not yet")
+    """A program as a module of all sizes, unmasked.
+
+    Its flat arguments are the constants of the program and the arrays.
+
+    Args:
+        program: The program.
+        sizes: The logical sizes of a call that it serves.
+        types: dtype and weak type of each array argument.
+        platforms: The platforms to export for; None for the default one.
+
+    Raises:
+        ArtifactError: It cannot be exported.
+    """
+    try:
+        run = evaluator(program, sizes)
+    except ExportError as error:
+        raise ArtifactError(f"dynamic=True: {error}") from error
+
+    def main(constants: Any, arrays: Any) -> list[Any]:
+        consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
+        given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
+        return run(consts, given)
+
+    constants = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in map(plain_constant, program.consts)
+    ]
+    arrays = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, (dtype, _) in zip(program.in_shapes, types, strict=True)
+    ]
+    with lenient_jax():
+        made = exported(main, platforms, (constants, arrays), {})
+    return without_assertion_effects(made)

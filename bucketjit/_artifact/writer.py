@@ -40,7 +40,8 @@ from bucketjit._artifact.size_tables import table_of
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._autodiff.equations import Path as Steps
 from bucketjit._config import Config
-from bucketjit._errors import ArtifactError, MaskingError, SpecError
+from bucketjit._errors import ArtifactError, ExportError, MaskingError, SpecError
+from bucketjit._export.dynamic import refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
 from bucketjit._persistence.environment import versions
 from bucketjit._precompile.warmup import asked
@@ -51,6 +52,8 @@ from bucketjit._signature.structs import sign_like
 from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
+
+PLATFORMS = frozenset(("cpu", "cuda", "rocm", "tpu"))
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,11 @@ class Options:
         wanted = self.platforms
         if wanted is None:
             return
-        if isinstance(wanted, str) or not wanted or not all(isinstance(p, str) for p in wanted):
-            raise SpecError(f"save: platforms is a list such as ['cpu', 'cuda'], got {wanted!r}")
+        if isinstance(wanted, str) or not wanted or not set(wanted) <= PLATFORMS:
+            raise SpecError(
+                "save: platforms is a list such as ['cpu', 'cuda'], of "
+                f"{', '.join(sorted(PLATFORMS))}, got {wanted!r}"
+            )
 
 
 @dataclass
@@ -289,6 +295,10 @@ class _ProgramWriter:
             ArtifactError: It cannot be saved.
         """
         program, engine = self._program, self._engine
+        try:
+            refuse_callbacks(program.jaxpr)
+        except ExportError as error:
+            raise ArtifactError(str(error)) from error
         pairing = program.pairing
         if pairing is not None and pairing.nests_by_size:
             raise ArtifactError(
@@ -347,7 +357,9 @@ class _ProgramWriter:
         )
 
     def _dynamic(self) -> str:
-        module = modules.dynamic_module(self._program, self._types, self._options.platforms)
+        sizes = self._calls[0][2].sizes
+        given = self._program, sizes, self._types, self._options.platforms
+        module = modules.dynamic_module(*given)
         return self._members.add(f"{self._where}/dynamic.stablehlo", modules.serialized(module))
 
 

@@ -9,13 +9,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bucketjit._cli import bench, cache, plan, report
+from bucketjit._cli import bench, cache, plan, refine, report
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._errors import BucketJitError, in_one_line
 from bucketjit._events import one_line
 from bucketjit._version import __version__
 
-COMMANDS: tuple[Command, ...] = (plan.COMMAND, report.COMMAND, cache.COMMAND, bench.COMMAND)
+COMMANDS: tuple[Command, ...] = (
+    plan.COMMAND,
+    report.COMMAND,
+    cache.COMMAND,
+    bench.COMMAND,
+    refine.COMMAND,
+)
 
 PROGRAM = "python -m bucketjit"
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130

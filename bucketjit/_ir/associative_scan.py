@@ -52,6 +52,7 @@ class Combine:
         axis: The scanned axis of each element.
         num_consts: How many arrays the function closes over.
         floats: Positions of the floating-point arrays, among constants and among elements.
+        apply: The function itself, for any number of pairs.
 
     Raises:
         NotImplementedError: The function depends on the number of elements.
@@ -67,6 +68,7 @@ class Combine:
     ) -> None:
         self.length, self.axis, self.num_consts = str(length), axis, len(consts)
         self._dim = length
+        self.apply: Callable[..., list[Any]] = lambda *args: list(fn(*args))
         self._consts = [_struct(x) for x in consts]
         self._elems = [_struct(x, axis, length) for x in elems]
         self.jaxpr = self._trace(fn, self._consts + 2 * self._elems)
@@ -84,9 +86,6 @@ class Combine:
             raise NotImplementedError(
                 "associative_scan: its function depends on how many elements it is given"
             ) from error
-
-    def _apply(self, *args: object) -> list[Any]:
-        return jex_core.jaxpr_as_fun(self.jaxpr)(*args)
 
     def split(self, args: Sequence[Any], *, floats: bool = False) -> tuple[list[Any], list[Any]]:
         """Cut a list after the entries of the constants.
@@ -128,7 +127,7 @@ class Combine:
                     for some, at in zip(primals, moved, strict=True)
                     for i, x in enumerate(some)
                 ]
-                outs = self._apply(*full)
+                outs = self.apply(*full)
                 return [outs[i] for i in in_e], outs
 
             floats = [some[i] for some, at in zip(primals, moved, strict=True) for i in at]
@@ -158,7 +157,7 @@ class Combine:
                     for some, at in zip(primals, moved, strict=True)
                     for i, x in enumerate(some)
                 ]
-                outs = self._apply(*full)
+                outs = self.apply(*full)
                 return [outs[i] for i in in_e]
 
             floats = [some[i] for some, at in zip(primals, moved, strict=True) for i in at]
@@ -178,7 +177,7 @@ class Combine:
             The function; its scanned axis is one further back.
         """
         axes = [0 if b else None for b in const_batched] + 2 * len(self._elems) * [0]
-        fn = jax.vmap(lambda *args: self._apply(*args), in_axes=axes)
+        fn = jax.vmap(lambda *args: self.apply(*args), in_axes=axes)
         consts = [
             _struct(x, shape=(size, *x.shape)) if b else x
             for x, b in zip(self._consts, const_batched, strict=True)
@@ -265,8 +264,10 @@ def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[l
     ones = [_struct(x, axis, 1) for x in elems]
     single, consts = stage(of_flat, [*ones, *ones])
 
+    num_consts = len(consts)  # `of_one` outlives the trace, so it must not hold its values
+
     def of_one(*args: Any) -> list[Any]:
-        closed, pair = args[: len(consts)], args[len(consts) :]
+        closed, pair = args[:num_consts], args[num_consts:]
         outs = evaluate_jaxpr(single, *closed, *(lax.expand_dims(x, (axis,)) for x in pair))
         return [lax.squeeze(x, (axis,)) for x in outs]
 

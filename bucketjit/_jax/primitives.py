@@ -132,6 +132,22 @@ def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | No
     return held["fun"], held["multiple_results"]
 
 
+def lower_by(primitive: Primitive, function: Callable[..., Any]) -> Primitive:
+    """Let JAX lower a primitive of bucketjit as a function written in JAX.
+
+    ``mlir.register_lowering`` (since 0.4) is public in ``jax.interpreters`` alone.
+
+    Args:
+        primitive: The primitive; it has several results.
+        function: The function of its operands and parameters.
+
+    Returns:
+        The primitive.
+    """
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
+    return primitive
+
+
 def fft_name(fft_type: Any) -> str:
     """The name of the kind of a Fourier transform (``"RFFT"``); the enum itself is not public."""
     return fft_type.name

@@ -54,15 +54,32 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
 @functools.lru_cache(maxsize=16384)
 def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
     """A function of run-time sizes that computes an expression, and whether it needs int64."""
-    node = _Decided(dict(box)).visit(copy.deepcopy(parsed(text)))
-    least, most = reach(node, dict(box))
+    node, is_wide = decided(text, dict(box))
+    return function_of(text, node, "traced"), is_wide
+
+
+def decided(text: str, bucket: Mapping[str, int]) -> tuple[ast.expr, bool]:
+    """The syntax tree of an expression, without operations that a bucket decides.
+
+    Args:
+        text: The text of the expression.
+        bucket: Largest size of each of its variables.
+
+    Returns:
+        The tree, and whether its intermediate values may overflow int32.
+
+    Raises:
+        MaskingError: An intermediate value may overflow int64.
+    """
+    node = _Decided(dict(bucket)).visit(copy.deepcopy(parsed(text)))
+    least, most = reach(node, dict(bucket))
     if max(-least, most) > MOST_OF_INT64:
         raise MaskingError(
             f"computing the size {text} takes integers of more than 64 bits in this bucket",
             "choose smaller buckets, or compute on the size with jax.numpy",
             in_bucket=True,
         )
-    return function_of(text, node, "traced"), max(-least, most) > MOST
+    return node, max(-least, most) > MOST
 
 
 def _not_int32(dim: Dim) -> MaskingError:

@@ -11,7 +11,9 @@ from bucketjit._compile.build import Masked
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.requests import Lowering
 from bucketjit._config import checked_options
-from bucketjit._errors import MaskingError, SpecError
+from bucketjit._errors import ExportError, MaskingError, SpecError
+from bucketjit._export.bounded import bounded_module
+from bucketjit._jax.stablehlo import text_of
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, exact_types, symbolic_types
 from bucketjit._stages.subject import Subject
@@ -75,7 +77,9 @@ class Lowered(Stage):
         """The module as text, to read.
 
         Args:
-            dialect: ``"stablehlo"``, the default, or ``"hlo"``.
+            dialect: ``"stablehlo"``, the default; ``"hlo"``; or ``"stablehlo-bounded"``, where
+                arguments and results with open axes have bounds and the module finds the sizes, see
+                `BucketedExec.export_bounded`.
             debug_info: Whether to show lines of source code.
 
         Returns:
@@ -83,6 +87,7 @@ class Lowered(Stage):
 
         Raises:
             SpecError: There is no such dialect.
+            ExportError: The module cannot have bounds.
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
@@ -97,7 +102,16 @@ class Lowered(Stage):
         match dialect:
             case None | "stablehlo" | "hlo":
                 return self._lowered.as_text(dialect, debug_info=debug_info)
+            case "stablehlo-bounded":
+                return text_of(self._bounded())
         raise _no_dialect(dialect)
+
+    def _bounded(self) -> Any:
+        subject = self._subject
+        if self.exact:
+            raise ExportError("the call runs at its exact shape, so its module has no bucket")
+        constraints = subject.signed.signature.constraints
+        return bounded_module(self._lowered, subject.call, subject.bucket, constraints)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """The module as an object of the compiler, for debugging.
@@ -125,7 +139,7 @@ class Lowered(Stage):
 
 
 def _no_dialect(dialect: object) -> SpecError:
-    return SpecError(f"dialect must be 'stablehlo' or 'hlo', got {dialect!r}")
+    return SpecError(f"dialect must be 'stablehlo', 'hlo' or 'stablehlo-bounded', got {dialect!r}")
 
 
 def lower(subject: Subject) -> Lowered:

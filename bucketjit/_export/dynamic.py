@@ -1,0 +1,254 @@
+"""Export a traced program with its symbolic sizes, as one module for all sizes.
+
+The program that bucketjit has traced is evaluated under ``jax.export``, with its own dimension
+variables. The user's function is not traced again, so every decision about sizes that the first
+trace has made, and the guards that hold it, are those of the module:
+
+    guard      n >= 5                                   in the symbolic scope of the program
+    module     custom_call @shape_assertion(...)        checked when the sizes are fixed
+
+Nothing is masked, so a program that no masking rule serves is exported all the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.export  # an attribute of jax only after this import
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from bucketjit._errors import ExportError, in_one_line, is_of_machine
+from bucketjit._export.checked_sizes import checked_sizes
+from bucketjit._ir.associative_lowering import lowered as _lowered  # noqa: F401 (registers it)
+from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
+from bucketjit._ir.size_constant import size_constant_p
+from bucketjit._jax.exporting import assert_sizes, evaluate_program, with_derivatives
+from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.user_code import source_line
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.expressions import Shape, is_symbolic, variables_of
+from bucketjit._sizes.guards import Guard
+from bucketjit._tracing.program import Program
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+_CALLBACKS = frozenset(
+    ("pure_callback", "io_callback", "debug_callback", "debug_print", "buffer_callback")
+)
+
+
+def export_dynamic(
+    signed: SignedCall, call: ResolvedCall, platforms: Sequence[str] | None, vjp_order: int
+) -> Any:
+    """Export the program of a call; see `BucketedExec.export_dynamic`.
+
+    Args:
+        signed: The call.
+        call: The same call, resolved.
+        platforms: The platforms to export for; None for the default one.
+        vjp_order: How many orders of derivatives to export.
+
+    Returns:
+        The exported function (``jax.export.Exported``).
+
+    Raises:
+        ExportError: The function cannot be exported.
+    """
+    if lack := lacking(Without.EXPORT):
+        raise ExportError(lack)
+    _check_sizes_of_leaves(signed)
+    types = [t for t in signed.signature.types if t.dtype is not None]
+    program = call.program
+    if program is None:
+        if call.refusal is not None:
+            raise ExportError(f"cannot export: {call.refusal}")
+        if any(0 in shape for shape in signed.shapes):
+            raise ExportError("an axis has size 0; give arguments in which every axis is longer")
+        shapes: Sequence[Shape] = signed.shapes
+        function: Callable[..., Any] = signed.signature.fn
+    else:
+        assert isinstance(program, Program)
+        shapes = program.in_shapes
+        run = evaluator(program, call.sizes)
+        tree, consts = program.out_tree, program.consts
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return tree.unflatten(run(consts, jax.tree_util.tree_leaves((args, kwargs))))
+
+    structs = [
+        jax.ShapeDtypeStruct(shape, t.dtype, weak_type=t.weak_type, sharding=t.sharding)
+        for shape, t in zip(shapes, types, strict=True)
+    ]
+    args, kwargs = signed.tree.unflatten(structs)
+
+    def exported(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    exported.__name__ = getattr(signed.signature.fn, "__name__", "exported")
+    jitted = jax.jit(exported, donate_argnums=tuple(signed.donate))
+    with _told_of_failures():
+        with lenient_jax(), forgetful_jax():
+            made = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+        return with_derivatives(made, vjp_order, lenient_jax)
+
+
+@contextmanager
+def _told_of_failures() -> Iterator[None]:
+    """Raise what ``jax.export`` raises about the program as an `ExportError`."""
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        raise ExportError(f"jax.export cannot export it: {in_one_line(error)}") from error
+
+
+def _check_sizes_of_leaves(signed: SignedCall) -> None:
+    """Refuse arguments that are sizes themselves: a module takes sizes from shapes alone."""
+    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
+        if kind.dtype is None:
+            raise ExportError(
+                f"{path}: it is itself a size, and a module takes sizes from the shapes of arrays "
+                "alone; take the size from an array's shape, or make the argument static"
+            )
+
+
+def refuse_callbacks(jaxpr: Jaxpr) -> None:
+    """Refuse a program that calls back into Python, which no module can.
+
+    Args:
+        jaxpr: The open jaxpr of the program.
+
+    Raises:
+        ExportError: It does; the message names the primitive and the line.
+    """
+    for eqn in all_equations(jaxpr):
+        if eqn.primitive.name in _CALLBACKS:
+            raise ExportError(
+                f"{eqn.primitive.name}: a module cannot call back into Python"
+                f"{_place(eqn, equations_around(jaxpr, eqn))}; return the value, or leave it out"
+            )
+
+
+def _place(eqn: JaxprEqn, around: Sequence[JaxprEqn] = ()) -> str:
+    line = source_line(eqn, around)
+    return f" [{line}]" if line else ""
+
+
+# --- the function that is exported ----------------------------------------------------------
+
+
+def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[Any]]:
+    """A program as a function to export, with its guards as shape assertions.
+
+    Args:
+        program: The program.
+        sizes: The logical sizes of a call that it serves.
+
+    Returns:
+        A function from the constants and the flat arguments of the program to its flat results. It
+        must be exported for the symbolic shapes of the program.
+
+    Raises:
+        ExportError: The program calls back into Python, or Python computes a part of it from sizes.
+    """
+    refuse_callbacks(program.jaxpr)
+    variables = _variables(program.in_shapes)
+    # The scope of symbolic traces holds all guards but "!="; that of concrete traces holds the
+    # user's constraints only.
+    guards = [g for g in program.guards if g.op == "!=" or program.pairing is not None]
+    if program.pairing is not None:
+        _refuse_size_constants(program)
+        guards += checked_sizes(program, sizes)
+
+    def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        for guard in guards:
+            _assert_guard(guard, variables)
+        return evaluate_program(program.jaxpr, consts, leaves)
+
+    return run
+
+
+def _variables(shapes: Sequence[Shape]) -> dict[str, Any]:
+    """The dimension variables of these shapes by name, as sizes of their scope."""
+    dims = [d for shape in shapes for d in shape if is_symbolic(d)]
+    return {
+        name: jax.export.symbolic_shape(name, scope=d.scope)[0]
+        for d in dims
+        for name in variables_of(str(d))
+    }
+
+
+def _value(text: str, variables: Mapping[str, Any]) -> Any:
+    """The value of an expression as a traced int."""
+    scope = next(d.scope for d in variables.values() if is_symbolic(d))
+    dim: Any = jax.export.symbolic_shape(text, scope=scope)[0]
+    return dim.dimension_as_value() if is_symbolic(dim) else jnp.asarray(dim, jnp.int32)
+
+
+def _assert_guard(guard: Guard, variables: Mapping[str, Any]) -> None:
+    left, right = (_value(side, variables) for side in (guard.left, guard.right))
+    names = sorted(guard.variables)
+    told = ", ".join(f"{name} = {{{i}}}" for i, name in enumerate(names))
+    assert_sizes(
+        _COMPARE[guard.op](left, right),
+        f"The module holds for sizes with {guard} only, but found {told}.",
+        *(_value(name, variables) for name in names),
+    )
+
+
+def _text(shape: Shape) -> str:
+    return str(tuple(shape))
+
+
+# --- programs of concrete traces ------------------------------------------------------------
+
+
+def _refuse_size_constants(program: Program) -> None:
+    """Refuse a program that needs, at each size, what only Python can compute.
+
+    Raises:
+        ExportError: It has size constants, unfitted sizes, or results nested by size.
+    """
+    pairing = program.pairing
+    assert pairing is not None
+    why = f"; {pairing.why}" if pairing.why else ""
+    remedy = "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)"
+    if pairing.num_size_constants:
+        raise ExportError(
+            f"a constant of shape {_text(program.size_constant_shapes[0])} is computed by Python "
+            f"from a size{_line_of_use(program.jaxpr)}{why} ({remedy})"
+        )
+    if program.unfitted:
+        raise ExportError(
+            f"a size in the program is computed by Python in a way that no expression of the "
+            f"variables fits{why} ({remedy})"
+        )
+    if pairing.nests_by_size:
+        raise ExportError(
+            f"the tree of the results depends on a size{why} (return the same tree at all sizes)"
+        )
+
+
+def _line_of_use(jaxpr: Jaxpr) -> str:
+    """The line of the first equation that reads a size constant, in brackets."""
+    made = {v for eqn in all_equations(jaxpr) for v in eqn.outvars if _is_size_constant(eqn)}
+    readers = (eqn for eqn in all_equations(jaxpr) if made.intersection(_variables_in(eqn)))
+    lines = (_place(eqn, equations_around(jaxpr, eqn)) for eqn in readers)
+    return next(filter(None, lines), "")
+
+
+def _is_size_constant(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is size_constant_p
+
+
+def _variables_in(eqn: JaxprEqn) -> list[Any]:
+    return [atom for atom in eqn.invars if not is_literal(atom)]

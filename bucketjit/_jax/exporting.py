@@ -1,0 +1,82 @@
+"""Parts of ``jax.export`` that have no public name: shape assertions, and exported derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.export  # an attribute of jax only after this import
+from jax.extend.core import Jaxpr
+
+from bucketjit._jax import names
+
+_shape_poly = names.module("export.shape_poly")
+
+
+def assert_sizes(holds: Any, message: str, *found: Any) -> None:
+    """Add a shape assertion to the traced program (``shape_poly.shape_assertion``, since 0.4.14).
+
+    It is checked when the sizes of the module are fixed, before XLA compiles it. ``jax.export``
+    makes such assertions for constraints of its scope only, which cannot be ``!=``.
+
+    Args:
+        holds: A traced bool that depends on sizes alone.
+        message: What the error says; ``{0}`` is the first of ``found``.
+        *found: Traced sizes.
+    """
+    _shape_poly.shape_assertion(holds, *found, error_message=message)
+
+
+def evaluate_program(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """The results of an open jaxpr (``core.eval_jaxpr``, since 0.2)."""
+    return jax.core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def without_assertion_effects(exported: Any) -> Any:
+    """An exported function that can be serialized, though its program has shape assertions.
+
+    ``shape_poly.ShapeAssertionEffect`` (since 0.4.14) has no serialized form. The assertions are in
+    the module in any case.
+    """
+    effects = tuple(
+        effect
+        for effect in exported.unordered_effects
+        if not isinstance(effect, _shape_poly.ShapeAssertionEffect)
+    )
+    return dataclasses.replace(exported, unordered_effects=effects)
+
+
+def with_derivatives(
+    exported: Any, order: int, patched: Callable[[], AbstractContextManager[Any]]
+) -> Any:
+    """An exported function whose derivatives are exported in a context.
+
+    ``Exported.vjp`` traces when it is called, through the field ``_get_vjp`` (since 0.4.31). No
+    argument of ``jax.export.export`` says in which context.
+
+    Args:
+        exported: The exported function (``jax.export.Exported``).
+        order: How many orders of derivatives to export now; further ones are exported on demand.
+        patched: Makes the context.
+
+    Returns:
+        The exported function.
+
+    Raises:
+        Exception: Whatever exporting a derivative raises.
+    """
+    own = exported._get_vjp
+    exported = without_assertion_effects(exported)
+
+    def make(primal: Any) -> Any:
+        with patched():
+            return with_derivatives(own(primal), 0, patched)
+
+    if order == 0:
+        return dataclasses.replace(exported, _get_vjp=make)
+    with patched():
+        made = with_derivatives(own(exported), order - 1, patched)
+    return dataclasses.replace(exported, _get_vjp=lambda primal: made)

@@ -1,0 +1,243 @@
+"""Build a new ``main`` in a StableHLO module, around the old one.
+
+No public name of JAX builds StableHLO operations; jaxlib's MLIR bindings do (``jaxlib.mlir``).
+`stablehlo` reads and writes modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from bucketjit._jax import names
+from bucketjit._jax.arrays import key_shape
+from bucketjit._jax.stablehlo import BadModule, Module, Wrapped, without_main
+
+_ir = names.module("lib.mlir").ir
+_func = names.module("lib.mlir.dialects").func
+_hlo = names.module("lib.mlir.dialects").hlo
+
+Value = Any  # an `ir.Value` of jaxlib
+
+
+def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
+    """The arguments that the module of a lowered function takes, by position among all leaves.
+
+    ``jit`` drops those that the function does not read (``MeshComputation.compile_args``, since
+    0.4; no public name says which).
+
+    Args:
+        lowered: The lowered function.
+
+    Returns:
+        Their positions.
+
+    Raises:
+        BadModule: The module calls back into Python, keeps an order of effects, is for several
+            devices, or takes constants of this process as arguments.
+    """
+    arguments = lowered._lowering.compile_args
+    if arguments.get("host_callbacks") or arguments.get("keepalive"):
+        raise BadModule("it calls back into Python")
+    if arguments.get("ordered_effects"):
+        raise BadModule("it has effects whose order is kept")
+    if arguments.get("num_devices", 1) != 1:
+        raise BadModule("it is for several devices")
+    kept = sorted(arguments["kept_var_idx"])
+    module: Any = lowered.compiler_ir()
+    if len(_main(module).type.inputs) != len(kept):
+        raise BadModule("it takes constants of this process as arguments")
+    return kept
+
+
+def _main(module: Module) -> Any:
+    return _ir.SymbolTable(module.operation)["main"]
+
+
+class Building:
+    """The body of a new ``main``. Every method adds operations, and returns their result.
+
+    Args:
+        old: The module, and the function that was its ``main``.
+
+    Attributes:
+        old: See above.
+        arguments: The arguments of the new ``main``.
+    """
+
+    def __init__(self, old: Wrapped) -> None:
+        self.old = old
+        self.arguments: list[Value] = []
+
+    def shape(self, type: Any) -> tuple[int, ...]:
+        """The shape of a type without open sizes."""
+        return tuple(_ir.RankedTensorType(type).shape)
+
+    def type_of(self, aval: Any) -> Any:
+        """The type of an abstract value, as ``jit`` lowers it (``mlir.aval_to_ir_type``).
+
+        JAX's own function takes a context of lowering. Of a random key the type is that of its
+        words.
+        """
+        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            words = (*aval.shape, *key_shape(aval.dtype))
+            return _ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
+        return _ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
+
+    def scalar_type(self) -> Any:
+        """The type of a size: an int32 scalar."""
+        return _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(32))
+
+    def bounded(self, type: Any, axes: Sequence[int]) -> Any:
+        """A type whose sizes along these axes become open, with the sizes so far as bounds."""
+        if not axes:
+            return type
+        ranked = _ir.RankedTensorType(type)
+        dynamic = _ir.ShapedType.get_dynamic_size()
+        sizes = [dynamic if i in axes else n for i, n in enumerate(ranked.shape)]
+        bounds = [n if i in axes else dynamic for i, n in enumerate(ranked.shape)]
+        encoding = _hlo.TypeExtensions.get(bounds)
+        return _ir.RankedTensorType.get(sizes, ranked.element_type, encoding)
+
+    @contextmanager
+    def main(
+        self,
+        inputs: Sequence[Any],
+        results: Sequence[Any],
+        arg_attributes: Sequence[Mapping[str, Any]],
+        result_attributes: Sequence[Mapping[str, Any]],
+    ) -> Iterator[None]:
+        """Add the function; the operations of its body are added within this context.
+
+        Args:
+            inputs: Types of its arguments.
+            results: Types of its results.
+            arg_attributes: Attributes of each argument, texts or attributes of MLIR.
+            result_attributes: Attributes of each result, likewise.
+
+        Yields:
+            None.
+        """
+        with _ir.InsertionPoint.at_block_begin(self.old.module.body):
+            kind = _ir.FunctionType.get(list(inputs), list(results))
+            function = _func.FuncOp("main", kind, visibility="public")
+        function.arg_attrs = _ir.ArrayAttr.get([_attributes(a) for a in arg_attributes])
+        function.result_attrs = _ir.ArrayAttr.get([_attributes(a) for a in result_attributes])
+        block = function.add_entry_block()
+        self.arguments = list(block.arguments)
+        with _ir.InsertionPoint(block):
+            yield
+
+    def constant(self, value: int, bits: int = 32) -> Value:
+        """An int scalar."""
+        dtype = np.int32 if bits == 32 else np.int64
+        return _hlo.constant(_ir.DenseElementsAttr.get(np.array(value, dtype)))
+
+    def size_of(self, value: Value, axis: int) -> Value:
+        """The size of a bounded value along an axis."""
+        return _hlo.get_dimension_size(value, axis)
+
+    def with_size(self, value: Value, size: Value, axis: int, type: Any) -> Value:
+        """A value with another size along an axis: a bounded one, or the whole buffer."""
+        return _hlo.SetDimensionSizeOp(value, size, axis, results=[type]).result
+
+    def with_zeros(self, value: Value, size: Value, axis: int) -> Value:
+        """A whole buffer with 0 behind the logical size along an axis."""
+        type = _ir.RankedTensorType(value.type)
+        shape = list(type.shape)
+        none = _ir.DenseI64ArrayAttr.get([])
+        counts = _ir.RankedTensorType.get(shape, _ir.IntegerType.get_signless(32))
+        positions = _hlo.iota(counts, _ir.IntegerAttr.get(_ir.IntegerType.get_signless(64), axis))
+        real = self._compared(positions, "LT", _hlo.broadcast_in_dim(counts, size, none))
+        zero = self.constant(0)
+        scalar = _ir.RankedTensorType.get([], type.element_type)
+        zero = zero if zero.type == scalar else _hlo.convert(scalar, zero)
+        return _hlo.select(real, value, _hlo.broadcast_in_dim(type, zero, none))
+
+    @staticmethod
+    def _compared(one: Value, how: str, other: Value) -> Value:
+        signed = _hlo.ComparisonTypeAttr.get("SIGNED")
+        direction = _hlo.ComparisonDirectionAttr.get(how)
+        return _hlo.compare(one, other, direction, compare_type=signed)
+
+    def vector(self, sizes: Sequence[Value]) -> Value:
+        """A vector of int32 scalars."""
+        one = _ir.RankedTensorType.get([1], _ir.IntegerType.get_signless(32))
+        return _hlo.concatenate([_hlo.reshape(one, size) for size in sizes], 0)
+
+    def converted(self, value: Value, bits: int) -> Value:
+        """An int scalar of this many bits."""
+        kind = _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(bits))
+        return value if value.type == kind else _hlo.convert(kind, value)
+
+    def binary(self, operation: str, left: Value, right: Value) -> Value:
+        """``add``, ``subtract``, ``multiply``, ``maximum``, ``minimum`` or ``divide``, which cuts.
+
+        ``floordiv`` and ``mod`` round down, as Python does.
+        """
+        if operation not in ("floordiv", "mod"):
+            return getattr(_hlo, operation)(left, right)
+        quotient, rest = _hlo.divide(left, right), _hlo.remainder(left, right)
+        zero, compared = _hlo.subtract(left, left), self._compared
+        apart = _hlo.xor(compared(rest, "LT", zero), compared(right, "LT", zero))
+        rounds = _hlo.and_(compared(rest, "NE", zero), apart)
+        if operation == "mod":
+            return _hlo.select(rounds, _hlo.add(rest, right), rest)
+        one = self.constant(1, _ir.IntegerType(_ir.RankedTensorType(left.type).element_type).width)
+        return _hlo.select(rounds, _hlo.subtract(quotient, one), quotient)
+
+    def call(self, operands: Sequence[Value]) -> list[Value]:
+        """The results of the old function."""
+        name = _ir.FlatSymbolRefAttr.get(self.old.name)
+        return list(_func.CallOp(self.old.results, name, list(operands)).results)
+
+    def returns(self, values: Sequence[Value]) -> None:
+        """End the function."""
+        _func.ReturnOp(list(values))
+
+
+def _attributes(given: Mapping[str, Any]) -> Any:
+    texts = {
+        name: _ir.StringAttr.get(value) if isinstance(value, str) else value
+        for name, value in given.items()
+    }
+    return _ir.DictAttr.get(texts)
+
+
+def attributes_in(attributes: Any) -> dict[str, Any]:
+    """The attributes of an argument or a result by name."""
+    return {named.name: named.attr for named in attributes}
+
+
+def aliased_result(attributes: Mapping[str, Any]) -> int | None:
+    """The result whose memory a donated argument may give; None if it gives none."""
+    given = attributes.get("tf.aliasing_output")
+    return None if given is None else int(_ir.IntegerAttr(given).value)
+
+
+@contextmanager
+def new_main(module: Module, name: str) -> Iterator[Building]:
+    """Replace ``main``, which becomes a private function, and verify the module at the end.
+
+    Args:
+        module: The module, which is changed.
+        name: The new name of the old function.
+
+    Yields:
+        What builds the new function.
+
+    Raises:
+        BadModule: What was built is not valid.
+    """
+    old = without_main(module, name)
+    with module.context, _ir.Location.unknown():
+        yield Building(old)
+        try:
+            module.operation.verify()
+        except Exception as error:
+            raise BadModule(str(error)) from error

@@ -1,0 +1,386 @@
+"""StableHLO modules: read, write, describe and refine them.
+
+`module_building` builds functions in modules. `bucketjit._export` decides what is built.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from bucketjit._errors import first_line
+from bucketjit._jax import names
+
+_lib = names.module("lib")
+_linalg = names.module("lax.linalg")
+_ir = names.module("lib.mlir").ir
+_func = names.module("lib.mlir.dialects").func
+_hlo = names.module("lib.mlir.dialects").hlo
+
+Module = Any  # an `ir.Module` of jaxlib
+
+MAGIC = b"ML\xefR"  # the first bytes of MLIR bytecode, and so of every portable artifact
+
+_PRODUCER = re.compile(rb"StableHLO_v(\d+(?:\.\d+)*)")
+_MAIN = "main"
+_DYNAMIC = "jax.uses_shape_polymorphism"
+
+
+class BadModule(Exception):
+    """A module cannot be read, or is not what is needed; the message says why, in words."""
+
+
+class Tensor(NamedTuple):
+    """The type of an argument or a result of a module.
+
+    Attributes:
+        shape: Its sizes; None for one that is not fixed.
+        element: The element type in MLIR's words, such as ``"f32"``.
+        is_bounded: Whether its open sizes have bounds.
+    """
+
+    shape: tuple[int | None, ...]
+    element: str
+    is_bounded: bool = False
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every size is fixed."""
+        return None not in self.shape
+
+    def __str__(self) -> str:
+        sizes = "".join("?x" if n is None else f"{n}x" for n in self.shape)
+        return f"tensor<{sizes}{self.element}>"
+
+
+def versions() -> str:
+    """The version of StableHLO in this jaxlib, which no module of ``jax`` names."""
+    return str(_hlo.get_current_version())
+
+
+def version_of(artifact: bytes) -> str:
+    """The version of StableHLO that a portable artifact was written for; ``""`` if it names none.
+
+    It is in the header, so no parser is needed, and a module that is too new has it too.
+    """
+    found = _PRODUCER.search(artifact[:64])
+    return "" if found is None else found[1].decode()
+
+
+@contextmanager
+def _listening(context: Any) -> Iterator[list[str]]:
+    """Collects the errors of MLIR, which it would write to standard error otherwise."""
+    told: list[str] = []
+
+    def hear(diagnostic: Any) -> bool:
+        told.append(str(diagnostic.message))
+        return True
+
+    handler = context.attach_diagnostic_handler(hear)
+    try:
+        yield told
+    finally:
+        handler.detach()
+
+
+def read_module(artifact: bytes) -> Module:
+    """The module of a portable artifact (``stablehlo.deserialize_portable_artifact`` of jaxlib).
+
+    Args:
+        artifact: The artifact. It must be trusted: the parser of jaxlib crashes on some bytes that
+            somebody has altered on purpose.
+
+    Returns:
+        The module, in a context of its own.
+
+    Raises:
+        BadModule: These bytes are no such artifact, or one of a version that is too new.
+    """
+    if not artifact.startswith(MAGIC):
+        raise BadModule("it does not begin like MLIR bytecode")
+    context = mlir.make_ir_context()
+    with _listening(context) as told:
+        try:
+            module = _hlo.deserialize_portable_artifact(context, artifact)
+        except Exception as error:
+            reason = told[0] if told else first_line(error)
+            raise BadModule(reason.splitlines()[0]) from error
+    if _main_of(module) is None:
+        raise BadModule(f"it has no function {_MAIN!r}")
+    return module
+
+
+def write_module(module: Module, version: str | None = None) -> bytes:
+    """A module as a portable artifact (``serialize_portable_artifact`` of jaxlib).
+
+    Args:
+        module: The module.
+        version: The version of StableHLO to write it for. By default one that readers of the last
+            four weeks know, which ``jax.export`` writes too.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        BadModule: The module has operations or types that this version lacks.
+    """
+    if version is None:
+        version = _hlo.get_version_from_compatibility_requirement(
+            _hlo.StablehloCompatibilityRequirement.WEEK_4
+        )
+    with _listening(module.context) as told:
+        try:
+            return bytes(_lib._jax.mlir.serialize_portable_artifact(module, version, False))
+        except Exception as error:
+            reason = told[0] if told else first_line(error)
+            raise BadModule(f"StableHLO {version} cannot hold it: {reason}") from error
+
+
+def oldest_version() -> str:
+    """The oldest version of StableHLO that this jaxlib can write (``get_minimum_version``)."""
+    return str(_hlo.get_minimum_version())
+
+
+def text_of(module: Module) -> str:
+    """A module as text (``ir.Module.__str__``; no public name of ``jax`` takes such a module)."""
+    return str(module)
+
+
+def copy_of(module: Module) -> Module:
+    """A copy in a context of its own: a lowered function shares its module with JAX's caches."""
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    with mlir.make_ir_context():
+        return _ir.Module.parse(written.getvalue())
+
+
+def _main_of(module: Module) -> Any:
+    """The function ``main`` of a module; None if it has none."""
+    table = _ir.SymbolTable(module.operation)
+    try:
+        return table[_MAIN]
+    except KeyError:
+        return None
+
+
+def _tensor(type: Any) -> Tensor:
+    try:
+        ranked = _ir.RankedTensorType(type)
+    except ValueError:  # a token
+        return Tensor((), str(type))
+    dynamic = _ir.ShapedType.get_dynamic_size()
+    shape = tuple(None if n == dynamic else n for n in ranked.shape)
+    return Tensor(shape, str(ranked.element_type), ranked.encoding is not None)
+
+
+def arguments_of(module: Module) -> list[Tensor]:
+    """The types of the arguments of ``main``."""
+    return [_tensor(t) for t in _main_of(module).type.inputs]
+
+
+def results_of(module: Module) -> list[Tensor]:
+    """The types of the results of ``main``."""
+    return [_tensor(t) for t in _main_of(module).type.results]
+
+
+def has_platform_index(module: Module) -> bool:
+    """Whether the first argument of ``main`` says which platform the module runs on.
+
+    ``jax.export`` marks it with the attribute ``jax.global_constant``.
+    """
+    main = _main_of(module)
+    attributes = _attributes(main, "arg_attrs")
+    if not attributes or "jax.global_constant" not in attributes[0]:
+        return False
+    return "_platform_index" in str(attributes[0]["jax.global_constant"])
+
+
+def _attributes(function: Any, which: str) -> list[Any]:
+    """The attributes of each argument or result; empty if the function has none."""
+    if which not in function.attributes:
+        return []
+    return list(_ir.ArrayAttr(function.attributes[which]))
+
+
+class Wrapped(NamedTuple):
+    """A module whose ``main`` was made private, so that a new ``main`` can call it.
+
+    Attributes:
+        module: The module.
+        name: The new name of the old function.
+        inputs: Types of its arguments.
+        results: Types of its results.
+        arg_attributes: Attributes of each argument; empty if there are none.
+        result_attributes: Attributes of each result; empty if there are none.
+    """
+
+    module: Module
+    name: str
+    inputs: list[Any]
+    results: list[Any]
+    arg_attributes: list[Any]
+    result_attributes: list[Any]
+
+
+def without_main(module: Module, name: str) -> Wrapped:
+    """Rename ``main``, make it private, and take its attributes, which name results of ``main``.
+
+    Args:
+        module: The module, which is changed.
+        name: The new name; a number is added if it is taken.
+
+    Returns:
+        The module and what the old ``main`` was.
+    """
+    with module.context, _ir.Location.unknown():
+        table = _ir.SymbolTable(module.operation)
+        old = table[_MAIN]
+        arg_attributes = _attributes(old, "arg_attrs")
+        result_attributes = _attributes(old, "res_attrs")
+        taken = name
+        while taken in table:
+            taken = f"{taken}_"
+        table.set_symbol_name(old, taken)
+        old.attributes["sym_visibility"] = _ir.StringAttr.get("private")
+        for which in ("arg_attrs", "res_attrs"):
+            if which in old.attributes:
+                del old.attributes[which]
+    inputs, results = list(old.type.inputs), list(old.type.results)
+    return Wrapped(module, taken, inputs, results, arg_attributes, result_attributes)
+
+
+def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> Module:
+    """A module with these argument shapes, in which no size is open any more.
+
+    A new ``main`` with static types converts its arguments and calls the old one. Then XLA's pass
+    of shape refinement (``refine_polymorphic_shapes`` of jaxlib, which JAX runs before it compiles
+    an exported function) finds the other sizes. Nothing is traced.
+
+    Args:
+        module: The module, which is changed.
+        shapes: The shape of each argument of ``main``.
+        fixed: The value of each int32 scalar argument that is to become a constant, by position.
+
+    Returns:
+        The new module.
+
+    Raises:
+        BadModule: A shape assertion in the module does not hold, or a size remains open.
+    """
+    old = without_main(module, "dynamic_main")
+    kept = [i for i in range(len(old.inputs)) if i not in fixed]
+    with module.context, _ir.Location.unknown():
+        types = [_with_shape(old.inputs[i], shapes[i]) for i in kept]
+        with _ir.InsertionPoint.at_block_begin(module.body):
+            kind = _ir.FunctionType.get(types, old.results)
+            new = _func.FuncOp(_MAIN, kind, visibility="public")
+        if old.arg_attributes:
+            new.arg_attrs = _ir.ArrayAttr.get([old.arg_attributes[i] for i in kept])
+        if old.result_attributes:
+            new.result_attrs = _ir.ArrayAttr.get(old.result_attributes)
+        block = new.add_entry_block()
+        with _ir.InsertionPoint(block):
+            given = dict(zip(kept, block.arguments, strict=True))
+            operands = []
+            for i, wanted in enumerate(old.inputs):
+                if i in fixed:
+                    value = _ir.DenseElementsAttr.get_splat(
+                        wanted, _ir.IntegerAttr.get(wanted.element_type, fixed[i])
+                    )
+                    operands.append(_hlo.constant(value))
+                elif given[i].type == wanted:
+                    operands.append(given[i])
+                else:
+                    operands.append(_hlo.convert(wanted, given[i]))
+            called = _ir.FlatSymbolRefAttr.get(old.name)
+            _func.ReturnOp(_func.CallOp(old.results, called, operands).results)
+    return _refined(module)
+
+
+def _with_shape(type: Any, shape: Sequence[int]) -> Any:
+    try:
+        element = _ir.RankedTensorType(type).element_type
+    except ValueError:  # a token
+        return type
+    return _ir.RankedTensorType.get(list(shape), element)
+
+
+# The error of the pass is "INVALID_ARGUMENT: ...: error: loc("..."): what is wrong", and a dump of
+# the operation. What is wrong is followed by the whole specification of the shapes.
+_REASON = re.compile(r"error: (?:loc\(.*?\): )?(.+)")
+_DETAILS = re.compile(r"\s+(Using the following polymorphic|Please see https).*")
+
+
+def _refined(module: Module) -> Module:
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    try:
+        raw = _lib._jax.mlir.refine_polymorphic_shapes(
+            mlir_module=written.getvalue(),
+            enable_shape_assertions=True,
+            validate_static_shapes=True,
+            enable_shardy=jax.config.values["jax_use_shardy_partitioner"],
+        )
+    except Exception as error:
+        found = _REASON.search(str(error))
+        reason = first_line(error) if found is None else found[1]
+        raise BadModule(_DETAILS.sub("", reason)) from error
+    with mlir.make_ir_context():
+        fixed = _ir.Module.parse(raw)
+        fixed.operation.attributes[_DYNAMIC] = _ir.BoolAttr.get(False)
+    return fixed
+
+
+def is_dynamic(module: Module) -> bool:
+    """Whether ``jax.export`` marked a module as one whose shapes must be refined."""
+    attributes = module.operation.attributes
+    return _DYNAMIC in attributes and bool(_ir.BoolAttr(attributes[_DYNAMIC]).value)
+
+
+def element_of(dtype: Any) -> str:
+    """MLIR's name of the elements of an array (``mlir.dtype_to_ir_type``), such as ``"f32"``."""
+    with mlir.make_ir_context():
+        return str(mlir.dtype_to_ir_type(np.dtype(dtype)))
+
+
+def compile_module(module: Module) -> Any:
+    """Compile a module for the default device of this process, as a PJRT client in C++ does.
+
+    No public function compiles StableHLO (``Client.compile_and_load`` of jaxlib, since 0.6).
+
+    Args:
+        module: The module.
+
+    Returns:
+        The loaded executable of jaxlib.
+
+    Raises:
+        BadModule: XLA does not compile it.
+    """
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    raw = written.getvalue()
+    if b"lapack_" in raw:  # lowering would register these calls
+        _linalg.initialize_lapack()
+    (device,) = jax.local_devices()[:1]
+    try:
+        return device.client.compile_and_load(
+            raw,
+            executable_devices=_lib.xla_client.DeviceList((device,)),
+            compile_options=_lib.xla_client.CompileOptions(),
+        )
+    except Exception as error:
+        if any(tensor.is_bounded for tensor in arguments_of(module)):
+            raise BadModule(
+                f"XLA does not compile arguments with bounds for {device.platform}; such a module "
+                "is for compilers that implement dynamic buffers, and an executor serves the same "
+                "sizes here"
+            ) from error
+        raise BadModule(f"XLA does not compile it: {first_line(error)}") from error
