@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bucketjit._api.executor import BucketedExec
 from bucketjit._errors import SpecError
 from bucketjit._events import LONGEST_LABEL, one_line
-from bucketjit._inspect.extras import Extra
+from bucketjit._extras import Extra
 from bucketjit._runtime.statistics import Stats
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 PACKAGES = (
     "_version",
     "_errors",
+    "_extras",
     "_events",
     "strategies",
     "_config",

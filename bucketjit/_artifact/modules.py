@@ -17,7 +17,7 @@ import numpy as np
 from bucketjit._compile.build import evaluated
 from bucketjit._errors import ArtifactError, ExportError, MaskingError, in_one_line, is_of_machine
 from bucketjit._export.dynamic import evaluator
-from bucketjit._inspect.extras import Extra
+from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.custom_calls import foreign_operations, stable_targets

@@ -18,7 +18,7 @@ import jax
 import jax.export  # an attribute of jax only after this import
 
 from bucketjit._errors import ExportError, first_line
-from bucketjit._inspect.extras import Extra
+from bucketjit._extras import Extra
 from bucketjit._jax import stablehlo
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.stablehlo import BadModule, Module, Tensor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bucketjit._errors import SpecError
 from bucketjit._events import printable
-from bucketjit._inspect.extras import Extra
+from bucketjit._extras import Extra
 from bucketjit._runtime.statistics import Stats
 
 if TYPE_CHECKING:

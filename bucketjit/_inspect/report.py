@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bucketjit._events import printable
-from bucketjit._inspect.extras import Extra
+from bucketjit._extras import Extra
 from bucketjit._inspect.tables import Table, tables_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Functions that are saved and loaded: equal results, sizes beyond, wrong arguments, derivatives."""
+"""Functions that are saved and loaded: results, sizes beyond, wrong arguments, derivatives."""
 
 from __future__ import annotations
 
@@ -399,9 +399,8 @@ def test_forms_of_results(out: str, tmp_path: Path) -> None:
     executor.save(tmp_path / "f.bkt", of(4), sizes=SIZES)
     got = bucketjit.load(tmp_path / "f.bkt")(floats(5))
     assert type(got) is (np.ndarray if out == "numpy" else Padded)
-    np.testing.assert_array_equal(
-        np.asarray(got if out == "numpy" else got.unpadded()), floats(5) * 2
-    )
+    host = got if out == "numpy" else np.asarray(got.array)[: got.sizes[0]]
+    np.testing.assert_array_equal(host, floats(5) * 2)
 
 
 def test_donated_arguments(tmp_path: Path) -> None:
@@ -469,7 +468,7 @@ def test_platforms(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="saved for cuda, and the call runs on cpu"):
         other(floats(3))
     assert other.stats().compiles == 0
-    with pytest.raises(ArtifactError, match="nowhere"):
+    with pytest.raises(SpecError, match="nowhere"):
         saved(tmp_path, jnp.sum, "n", of(4), platforms=["nowhere"])
 
 

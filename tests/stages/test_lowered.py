@@ -17,6 +17,7 @@ from bucketjit import (
     BucketedExec,
     BucketOverflowError,
     CompileBudgetError,
+    ExportError,
     Fallback,
     FallbackError,
     FallbackWarning,
@@ -92,9 +93,9 @@ def test_8_texts_are_static_and_argument_0_is_the_sizes() -> None:
     assert lowered.compiler_ir().operation.verify()
     assert "HloModule" in lowered.compiler_ir("hlo").as_hlo_text()
     for wrong in ("mhlo", "", 3):
-        with pytest.raises(SpecError, match="dialect must be 'stablehlo' or 'hlo'"):
+        with pytest.raises(SpecError, match="dialect must be 'stablehlo'"):
             lowered.as_text(wrong)  # type: ignore[arg-type]
-        with pytest.raises(SpecError, match="dialect must be 'stablehlo' or 'hlo'"):
+        with pytest.raises(SpecError, match="dialect must be 'stablehlo'"):
             lowered.compiler_ir(wrong)  # type: ignore[arg-type]
 
 
@@ -424,3 +425,12 @@ def test_errors_of_the_function_and_of_arguments() -> None:
     with pytest.raises(ArgumentError):
         executor.lower(PARAMS, ramp(8))
     assert executor.lower(PARAMS, rows(5)).compile()(PARAMS, rows(2))["best"].shape == (2, 4)
+
+
+def test_bounded_text() -> None:
+    lowered = scorer().lower(PARAMS, rows(5))
+    text = lowered.as_text("stablehlo-bounded")
+    assert "#stablehlo.bounds<8, ?>" in text and "set_dimension_size" in text
+    exact = BucketedExec(jnp.sum).lower(rows(5))
+    with pytest.raises(ExportError, match="exact shape"):
+        exact.as_text("stablehlo-bounded")
