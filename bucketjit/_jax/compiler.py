@@ -271,7 +271,7 @@ _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option 
 def as_stage(compiled: Any, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """A compiled program as ``jax.stages.Compiled``, which it is not if it was read from a file.
 
-    The constructor of that class is not public (since 0.4.1; ``const_args`` since 0.7).
+    The constructor of that class is not documented (checked in 0.10 and 0.12).
 
     Args:
         compiled: The program, as `bucketjit._compile.executable.Executable` keeps it.
