@@ -21,6 +21,7 @@ from bucketjit._events import one_line
 from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
 from bucketjit._inspect.tables import counted
 from bucketjit._inspect.views import Views
+from bucketjit._jax.names import Without, lacking
 from bucketjit._precompile.report import WarmupReport, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
 from bucketjit._runtime.engine import Engine
@@ -197,6 +198,8 @@ def load(
     """
     if not isinstance(trust_executables, bool):
         raise SpecError(f"trust_executables is True or False, got {trust_executables!r}")
+    if lack := lacking(Without.EXPORT):
+        raise ArtifactError(lack)
     archive = Archive(path, key)
     manifest = archive.manifest
     least = jax.export.minimum_supported_calling_convention_version

@@ -21,7 +21,8 @@ from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.custom_calls import foreign_operations, stable_targets
-from bucketjit._jax.exporting import without_assertion_effects
+from bucketjit._jax.exporting import for_older_readers, without_assertion_effects
+from bucketjit._jax.stablehlo import BadModule
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -142,7 +143,7 @@ def serialized(module: jax.export.Exported) -> bytes:
     """
     with Extra("saved functions", "flatbuffers", "export"):
         try:
-            return bytes(module.serialize())
+            return bytes(for_older_readers(module).serialize())
         except (ValueError, NotImplementedError) as error:
             raise ArtifactError(f"jax.export cannot serialize it: {in_one_line(error)}") from error
 
@@ -177,7 +178,7 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
     allowed = stable_targets() - (frozenset() if trusted else _OPAQUE)
     try:
         foreign = foreign_operations(module.mlir_module_serialized, allowed)
-    except ValueError as error:
+    except BadModule as error:
         raise ArtifactError(f"{place}: it holds no module that can be read: {error}") from error
     if foreign:
         raise ArtifactError(

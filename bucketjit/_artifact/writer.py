@@ -43,6 +43,7 @@ from bucketjit._config import Config
 from bucketjit._errors import ArtifactError, ExportError, MaskingError, SpecError
 from bucketjit._export.dynamic import refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
+from bucketjit._jax.names import Without, lacking
 from bucketjit._persistence.environment import versions
 from bucketjit._precompile.warmup import asked
 from bucketjit._runtime.engine import Engine
@@ -153,6 +154,8 @@ def save(
         MissingExtraError: flatbuffers is not installed.
         OSError: The file cannot be written.
     """
+    if lack := lacking(Without.EXPORT):
+        raise ArtifactError(lack)
     key = checked_key(options.key)
     if engine.config.always_exact:
         raise ArtifactError(

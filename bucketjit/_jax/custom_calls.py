@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from jax.interpreters import mlir
-
-from bucketjit._errors import first_line
 from bucketjit._jax import names
+from bucketjit._jax.stablehlo import read_module
 
 _export = names.module("export._export")
 _ir = names.module("lib.mlir").ir
-_hlo = names.module("lib.mlir.dialects").hlo
 
-_MAGIC = b"ML\xefR"
 _DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "sdy"))
 
 
@@ -40,10 +36,8 @@ def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
         Custom calls of other targets, and operations of unknown dialects; empty if there are none.
 
     Raises:
-        ValueError: The bytes are no such artifact.
+        BadModule: The bytes are no such artifact.
     """
-    if not artifact.startswith(_MAGIC):
-        raise ValueError("it does not begin like MLIR bytecode")
     found: dict[str, None] = {}
 
     def look(operation: Any) -> Any:
@@ -56,14 +50,7 @@ def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
             found[f"the operation {name!r}"] = None
         return _ir.WalkResult.ADVANCE
 
-    context: Any = mlir.make_ir_context()
-    handler = context.attach_diagnostic_handler(lambda _: True)  # else it writes to standard error
-    try:
-        with context, _ir.Location.unknown(context):
-            module = _hlo.deserialize_portable_artifact(context, artifact)
-            module.operation.walk(look)
-    except Exception as error:
-        raise ValueError(first_line(error)) from error
-    finally:
-        handler.detach()
+    module = read_module(artifact)
+    with module.context:
+        module.operation.walk(look)
     return list(found)

@@ -12,6 +12,12 @@ import jax.export  # an attribute of jax only after this import
 from jax.extend.core import Jaxpr
 
 from bucketjit._jax import names
+from bucketjit._jax.stablehlo import (
+    BadModule,
+    read_module,
+    version_of_older_readers,
+    write_module,
+)
 
 _shape_poly = names.module("export.shape_poly")
 
@@ -33,6 +39,20 @@ def assert_sizes(holds: Any, message: str, *found: Any) -> None:
 def evaluate_program(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """The results of an open jaxpr (``core.eval_jaxpr``, since 0.2)."""
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def for_older_readers(exported: Any) -> Any:
+    """An exported function whose module readers of the last twelve weeks can read.
+
+    Its module is the field ``mlir_module_serialized`` of ``jax.export.Exported``. A module that
+    older versions of StableHLO cannot hold stays as it is.
+    """
+    try:
+        module = read_module(exported.mlir_module_serialized)
+        written = write_module(module, version_of_older_readers())
+    except BadModule:
+        return exported
+    return dataclasses.replace(exported, mlir_module_serialized=written)
 
 
 def without_assertion_effects(exported: Any) -> Any:

@@ -35,7 +35,7 @@ class Without(enum.StrEnum):
     CONVOLUTIONS = "convolutions whose padding depends on sizes are traced at each size"
     DECISIONS = "comparisons of sizes may take long"
     ELSEWHERE = "no other process compiles in the background"
-    EXPORT = "functions are not exported, and modules are not refined"
+    EXPORT = "functions are not exported or saved, and modules are not refined"
     FFT = "jax.numpy.fft along open axes is traced at each size"
     FFT_GRADIENTS = "gradients of real Fourier transforms compile for even and for odd sizes"
     FILES = "executables are not kept in files"
@@ -83,13 +83,18 @@ USES = (
     Use("core", "divide_shape_sizes", Without.RESHAPES),
     Use("effects", "ordered_effects"),
     Use("export.shape_poly", " ".join(f"_DimExpr.__{name}__" for name in _OPERATORS)),
+    Use("export._export", "_CUSTOM_CALL_TARGETS_GUARANTEED_STABLE", Without.EXPORT),
     Use("export.shape_poly", "ShapeAssertionEffect shape_assertion", Without.EXPORT),
     Use(
         "lib",
         "_jax.mlir.refine_polymorphic_shapes _jax.mlir.serialize_portable_artifact",
         Without.EXPORT,
     ),
-    Use("lib.mlir", "ir.Module ir.RankedTensorType ir.SymbolTable", Without.EXPORT),
+    Use(
+        "lib.mlir",
+        "ir.Module ir.RankedTensorType ir.StringAttr ir.SymbolTable ir.WalkResult",
+        Without.EXPORT,
+    ),
     Use("lib.mlir.dialects", "func.FuncOp hlo.deserialize_portable_artifact", Without.EXPORT),
     Use("lib.mlir.dialects", "hlo.get_current_version hlo.get_minimum_version", Without.EXPORT),
     Use("lib.mlir.dialects", "hlo.get_version_from_compatibility_requirement", Without.EXPORT),

@@ -143,6 +143,15 @@ def write_module(module: Module, version: str | None = None) -> bytes:
             raise BadModule(f"StableHLO {version} cannot hold it: {reason}") from error
 
 
+def version_of_older_readers() -> str:
+    """The version of StableHLO that readers of the last twelve weeks know.
+
+    ``jax.export`` writes for readers of the last four weeks, and has no option for others.
+    """
+    requirement = _hlo.StablehloCompatibilityRequirement.WEEK_12
+    return str(_hlo.get_version_from_compatibility_requirement(requirement))
+
+
 def oldest_version() -> str:
     """The oldest version of StableHLO that this jaxlib can write (``get_minimum_version``)."""
     return str(_hlo.get_minimum_version())
