@@ -78,8 +78,12 @@ def _sizes(words: list[str]) -> Any:
 
 
 def _read(name: str) -> bytes:
+    if name == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("name a file, or pipe one in")
+        return sys.stdin.buffer.read()
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return Path(name).read_bytes()
     except OSError as error:
         shown = shown_name(name) or "a file whose name is empty"
         raise CommandError(f"cannot read {shown}: {error.strerror or error}") from None

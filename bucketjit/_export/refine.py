@@ -83,6 +83,11 @@ def _exported(raw: bytes) -> Any:
     try:
         exported = jax.export.deserialize(bytearray(raw))
     except Exception as error:
+        if "register_pytree_node_serialization" in str(error):
+            raise ExportError(
+                "artifact: its arguments or results are of a class that this process does not "
+                f"know: {first_line(error)}"
+            ) from error
         raise ExportError(
             "artifact: expected the bytes of jax.export.Exported.serialize(), or a StableHLO "
             f"portable artifact; got {len(raw)} bytes that are neither "
@@ -268,6 +273,6 @@ def _parsed(text: str, what: str) -> tuple[tuple[int, ...], str | None]:
 
 def _refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
     try:
-        return stablehlo.write_module(stablehlo.refined(module, shapes, fixed))
+        return stablehlo.refined(module, shapes, fixed)
     except BadModule as error:
         raise ExportError(f"sizes: the module does not hold at these: {error}") from error
