@@ -16,7 +16,17 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import building, dispatch, growth, masking, stalls, stream, training, waste
+from benchmarks import (
+    building,
+    dispatch,
+    growth,
+    masking,
+    refining,
+    stalls,
+    stream,
+    training,
+    waste,
+)
 from benchmarks.alone import ROOT
 from benchmarks.sections import (
     RESULTS,
@@ -35,6 +45,7 @@ SECTIONS = (
     *masking.SECTIONS,
     *waste.SECTIONS,
     *building.SECTIONS,
+    *refining.SECTIONS,
     *growth.SECTIONS,
 )
 PAGE = ROOT / "benchmarks" / "README.md"

@@ -14,6 +14,7 @@ from bucketjit._api.decorator import jit as jit
 from bucketjit._api.executor import BucketedExec as BucketedExec
 from bucketjit._api.loaded import Loaded as Loaded
 from bucketjit._api.loaded import load as load
+from bucketjit._api.refining import refine as refine
 from bucketjit._arrays.padded import Padded as Padded
 from bucketjit._compile.budget import CompileGuard as CompileGuard
 from bucketjit._compile.cache_store import CacheInfo as CacheInfo
@@ -42,7 +43,6 @@ from bucketjit._errors import StrategyError as StrategyError
 from bucketjit._errors import VersionError as VersionError
 from bucketjit._errors import VersionWarning as VersionWarning
 from bucketjit._events import Event as Event
-from bucketjit._export.refine import refine as refine
 from bucketjit._inspect.explain import Explanation as Explanation
 from bucketjit._inspect.explain import MaskedEquation as MaskedEquation
 from bucketjit._inspect.report import Report as Report

@@ -24,6 +24,7 @@ from bucketjit._artifact.manifest import Manifest, Member
 from bucketjit._errors import ArtifactError, SpecError, in_one_line
 from bucketjit._persistence.files import write_with
 
+MAGIC = b"PK\3\4"  # the first bytes of a zip archive
 SIGNATURE = "signature.sig"
 CONSTANTS = "constants/"
 
@@ -123,12 +124,15 @@ class Archive:
         manifest: What it holds.
     """
 
-    def __init__(self, path: str | os.PathLike[str], key: object = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], key: object = None, data: bytes | None = None
+    ) -> None:
         """Open a file, and check every member.
 
         Args:
             path: The file.
             key: The secret that it was signed with; None not to look at a signature.
+            data: Its bytes, if they were read already.
 
         Raises:
             ArtifactError: It is damaged, was altered, is no such file, or the signature is missing
@@ -138,7 +142,7 @@ class Archive:
         """
         secret = checked_key(key)
         self.path = Path(path)
-        self._data: bytes | mmap.mmap = _mapped(self.path)
+        self._data: bytes | mmap.mmap = _mapped(self.path) if data is None else data
         try:
             self._infos = self._listed()
             raw = self._read(manifests.NAME, _LARGEST_MANIFEST)
@@ -237,7 +241,7 @@ class Archive:
         begin = at + _LOCAL_HEADER.size + header[9] + header[10]
         name = bytes(view[at + _LOCAL_HEADER.size :][: header[9]])
         end = begin + info.compress_size
-        if header[0] != b"PK\3\4" or name != info.filename.encode() or end > len(view):
+        if header[0] != MAGIC or name != info.filename.encode() or end > len(view):
             raise ArtifactError(f"{info.filename} is damaged; save the file again")
         return view[begin:end]
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bucketjit._api.refining import refine
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._cli.files import shown_name
-from bucketjit._export.refine import refine
 from bucketjit._jax.stablehlo import BadModule, compile_module, read_module, text_of
 
 _DESCRIPTION = """\
@@ -23,7 +23,8 @@ A portable artifact does not name its sizes. It takes the type of each argument 
 
     python -m bucketjit refine model.mlirbc --sizes 16x32xi32 384xf32 --text
 
-FILE must be trusted: the parser of jaxlib does not guard against hostile ones.
+FILE may also be a .bkt file that was saved with dynamic=True; its module takes the constants of
+the file first. FILE must be trusted: the parser of jaxlib does not guard against hostile ones.
 """
 
 
@@ -78,8 +79,12 @@ def _sizes(words: list[str]) -> Any:
 
 
 def _read(name: str) -> bytes:
+    if name == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("name a file, or pipe one in")
+        return sys.stdin.buffer.read()
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return Path(name).read_bytes()
     except OSError as error:
         shown = shown_name(name) or "a file whose name is empty"
         raise CommandError(f"cannot read {shown}: {error.strerror or error}") from None

@@ -29,43 +29,20 @@ _MOST = 2**31 - 1  # of a size: XLA and the masks of bucketjit count in int32
 Sizes = Mapping[str, int] | Sequence[Any]
 
 
-def refine(artifact: bytes, sizes: Sizes, platform: str | None = None) -> bytes:
-    """Fix the sizes of an exported module, without the Python code that it was made from.
-
-    The result is a StableHLO portable artifact: the bytes of a module whose sizes are all fixed,
-    which every PJRT client compiles. Its function ``main`` takes the leaves of the arguments in the
-    order of ``Exported.in_tree``, without those that are not in ``Exported.module_kept_var_idx``,
-    and returns the leaves of ``Exported.out_tree``. In C++, ``PJRT_Client_Compile`` takes it as a
-    program of format ``"mlir"``; StableHLO's ``deserializePortableArtifact`` and
-    ``stablehlo-translate --deserialize`` read it, too.
+def refine(artifact: object, sizes: Sizes, platform: str | None = None) -> bytes:
+    """Fix the sizes of an exported module; see `bucketjit.refine`.
 
     Args:
-        artifact: The bytes of ``jax.export.Exported.serialize()``, from
-            `BucketedExec.export_dynamic` or from ``jax.export`` itself; or a StableHLO portable
-            artifact. They must be trusted: jaxlib does not guard against hostile ones.
-        sizes: The size of each dimension variable, such as ``{"b": 16}``. A portable artifact does
-            not name its sizes, so it takes a list with an entry for each argument of ``main``: a
-            shape, a ``jax.ShapeDtypeStruct``, text such as ``"16x8xf32"``, or None for an argument
-            that has no open sizes.
-        platform: Of a module for several platforms, the one to keep. By default it keeps all, and
-            the number of the platform as its first argument.
+        artifact: The bytes of ``jax.export.Exported.serialize()``, or a portable artifact.
+        sizes: The size of each dimension variable, or the type of each argument.
+        platform: Of a module for several platforms, the one to keep.
 
     Returns:
         The portable artifact.
 
     Raises:
-        ExportError: The artifact cannot be read, or is too new for this jaxlib; a size is missing,
-            unknown, or no positive int; the sizes break a constraint of the module; or the module
-            is not for the platform.
+        ExportError: The artifact cannot be read, or the sizes or the platform do not fit it.
         MissingExtraError: flatbuffers is not installed, which reads the bytes of ``Exported``.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> total = BucketedExec(lambda x: x.sum(0), dynamic_axes="b, _")
-        >>> exported = total.export_dynamic(jax.ShapeDtypeStruct((3, 8), jnp.float32))
-        >>> fixed = refine(exported.serialize(), {"b": 16})
-        >>> refine(fixed, [(16, 8)]) == fixed
-        True
     """
     if not isinstance(artifact, bytes | bytearray | memoryview):
         raise ExportError(f"artifact: expected bytes, got {type(artifact).__name__}")
@@ -83,6 +60,11 @@ def _exported(raw: bytes) -> Any:
     try:
         exported = jax.export.deserialize(bytearray(raw))
     except Exception as error:
+        if "register_pytree_node_serialization" in str(error):
+            raise ExportError(
+                "artifact: its arguments or results are of a class that this process does not "
+                f"know: {first_line(error)}"
+            ) from error
         raise ExportError(
             "artifact: expected the bytes of jax.export.Exported.serialize(), or a StableHLO "
             f"portable artifact; got {len(raw)} bytes that are neither "
@@ -268,6 +250,6 @@ def _parsed(text: str, what: str) -> tuple[tuple[int, ...], str | None]:
 
 def _refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
     try:
-        return stablehlo.write_module(stablehlo.refined(module, shapes, fixed))
+        return stablehlo.refined(module, shapes, fixed)
     except BadModule as error:
         raise ExportError(f"sizes: the module does not hold at these: {error}") from error

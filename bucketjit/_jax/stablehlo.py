@@ -131,16 +131,18 @@ def write_module(module: Module, version: str | None = None) -> bytes:
     Raises:
         BadModule: The module has operations or types that this version lacks.
     """
-    if version is None:
-        version = _hlo.get_version_from_compatibility_requirement(
-            _hlo.StablehloCompatibilityRequirement.WEEK_4
-        )
+    version = version or _version_to_write()
     with _listening(module.context) as told:
         try:
             return bytes(_lib._jax.mlir.serialize_portable_artifact(module, version, False))
         except Exception as error:
             reason = told[0] if told else first_line(error)
             raise BadModule(f"StableHLO {version} cannot hold it: {reason}") from error
+
+
+def _version_to_write() -> str:
+    requirement = _hlo.StablehloCompatibilityRequirement.WEEK_4
+    return str(_hlo.get_version_from_compatibility_requirement(requirement))
 
 
 def version_of_older_readers() -> str:
@@ -265,8 +267,8 @@ def without_main(module: Module, name: str) -> Wrapped:
     return Wrapped(module, taken, inputs, results, arg_attributes, result_attributes)
 
 
-def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> Module:
-    """A module with these argument shapes, in which no size is open any more.
+def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
+    """A module with these argument shapes, in which no size is open any more, as an artifact.
 
     A new ``main`` with static types converts its arguments and calls the old one. Then XLA's pass
     of shape refinement (``refine_polymorphic_shapes`` of jaxlib, which JAX runs before it compiles
@@ -278,7 +280,7 @@ def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int,
         fixed: The value of each int32 scalar argument that is to become a constant, by position.
 
     Returns:
-        The new module.
+        The new module as a portable artifact.
 
     Raises:
         BadModule: A shape assertion in the module does not hold, or a size remains open.
@@ -327,7 +329,8 @@ _REASON = re.compile(r"error: (?:loc\(.*?\): )?(.+)")
 _DETAILS = re.compile(r"\s+(Using the following polymorphic|Please see https).*")
 
 
-def _refined(module: Module) -> Module:
+def _refined(module: Module) -> bytes:
+    module.operation.attributes[_DYNAMIC] = _ir.BoolAttr.get(False, module.context)
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     try:
@@ -341,10 +344,11 @@ def _refined(module: Module) -> Module:
         found = _REASON.search(str(error))
         reason = first_line(error) if found is None else found[1]
         raise BadModule(_DETAILS.sub("", reason)) from error
-    with mlir.make_ir_context():
-        fixed = _ir.Module.parse(raw)
-        fixed.operation.attributes[_DYNAMIC] = _ir.BoolAttr.get(False)
-    return fixed
+    if b"sdy" in raw:  # Shardy's operations become StableHLO's
+        with mlir.make_ir_context():
+            return write_module(_ir.Module.parse(raw))
+    # From bytes to bytes, which takes a fifth of the time.
+    return bytes(_hlo.serialize_portable_artifact_str(raw, _version_to_write()))
 
 
 def is_dynamic(module: Module) -> bool:
