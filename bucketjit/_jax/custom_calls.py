@@ -25,8 +25,7 @@ def stable_targets() -> frozenset[str]:
 def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
     """The operations of a module that are not trusted, in words.
 
-    ``jax.export`` looks at custom calls when it writes a module, not when it reads one. Only
-    jaxlib's bindings of MLIR show the operations of a module.
+    ``jax.export`` looks at custom calls when it writes a module, not when it reads one.
 
     Args:
         artifact: A portable artifact of StableHLO.
@@ -39,18 +38,42 @@ def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
         BadModule: The bytes are no such artifact.
     """
     found: dict[str, None] = {}
-
-    def look(operation: Any) -> Any:
-        name = operation.name
-        if name == "stablehlo.custom_call":
-            target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+    for name, target in _operations(artifact):
+        if target is not None:
             if target not in allowed:
                 found[f"a custom call of {target!r}"] = None
         elif name.partition(".")[0] not in _DIALECTS:
             found[f"the operation {name!r}"] = None
+    return list(found)
+
+
+def custom_call_targets(artifact: bytes) -> list[str]:
+    """The targets of the custom calls of a module, sorted.
+
+    Args:
+        artifact: A portable artifact of StableHLO.
+
+    Raises:
+        BadModule: The bytes are no such artifact.
+    """
+    return sorted({target for _, target in _operations(artifact) if target is not None})
+
+
+def _operations(artifact: bytes) -> list[tuple[str, str | None]]:
+    """The name of each operation of a module, and the target of a custom call.
+
+    Only jaxlib's bindings of MLIR show the operations of a module.
+    """
+    found: list[tuple[str, str | None]] = []
+
+    def look(operation: Any) -> Any:
+        target = None
+        if operation.name == "stablehlo.custom_call":
+            target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+        found.append((operation.name, target))
         return _ir.WalkResult.ADVANCE
 
     module = read_module(artifact)
     with module.context:
         module.operation.walk(look)
-    return list(found)
+    return found

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +74,7 @@ def version_of(artifact: bytes) -> str:
     return "" if found is None else found[1].decode()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _listening(context: Any) -> Iterator[list[str]]:
     """Collects the errors of MLIR, which it would write to standard error otherwise."""
     told: list[str] = []
@@ -132,11 +132,16 @@ def write_module(module: Module, version: str | None = None) -> bytes:
         BadModule: The module has operations or types that this version lacks.
     """
     version = version or _version_to_write()
+    write = _lib._jax.mlir.serialize_portable_artifact
     with _listening(module.context) as told:
         try:
-            return bytes(_lib._jax.mlir.serialize_portable_artifact(module, version, False))
+            return bytes(write(module, version, False))
         except Exception as error:
             reason = told[0] if told else first_line(error)
+            # Since jax 0.12 a cumulative sum for GPUs is a composite with a region, which StableHLO
+            # has no form for. With True it is stored as it is; so does `jax.export`.
+            with contextlib.suppress(Exception):
+                return bytes(write(module, version, True))
             raise BadModule(f"StableHLO {version} cannot hold it: {reason}") from error
 
 
