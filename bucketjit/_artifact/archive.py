@@ -153,6 +153,11 @@ class Archive:
         except ArtifactError as error:
             raise ArtifactError(f"{self.path}: {error}") from None
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether it has a signature. It was checked if a key was given."""
+        return SIGNATURE in self._infos
+
     def read(self, name: str) -> bytes:
         """The bytes of a member.
 

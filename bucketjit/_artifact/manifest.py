@@ -277,8 +277,11 @@ def decoded(raw: bytes) -> Manifest:
             for name, one in top.records_by_name("members").items()
         },
     )
-    if not found.functions or not found.platforms:
+    programs = [program for function in found.functions for program in function.programs]
+    if not (found.platforms and found.functions and all(f.programs for f in found.functions)):
         raise ArtifactError(f"{NAME}: it names no function, or no platform; the file is damaged")
+    if not all(program.buckets for program in programs):
+        raise ArtifactError(f"{NAME}: a program has no bucket; the file is damaged")
     _check_references(found)
     return found
 
@@ -397,6 +400,8 @@ def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -
             check_expression(axis, names, one.place)
     for guard in program.guards:
         check_comparison(guard, names, one.place)
+    if any(leaf.dtype is None and len(leaf.axes) != 1 for leaf in leaves):
+        raise one.error("an argument that is a size has other than one size")
     arrays = sum(leaf.dtype is not None for leaf in leaves)
     if len(program.inputs) != arrays:
         raise one.error(f"it takes {len(program.inputs)} arrays, and there are {arrays}")

@@ -142,6 +142,9 @@ def serialized(module: jax.export.Exported) -> bytes:
         ArtifactError: A tree of the module has a class that JAX cannot serialize.
     """
     with Extra("saved functions", "flatbuffers", "export"):
+        # JAX's own error is an ImportError that names no package.
+        import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
+
         try:
             return bytes(for_older_readers(module).serialize())
         except (ValueError, NotImplementedError) as error:
@@ -165,10 +168,10 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
             calls something that is not in JAX's list of stable calls.
     """
     with Extra("saved functions", "flatbuffers", "export"):
+        import flatbuffers  # noqa: F401
+
         try:
             module = jax.export.deserialize(bytearray(raw))
-        except ModuleNotFoundError:
-            raise
         except Exception as error:
             raise ArtifactError(
                 f"{place}: JAX {jax.__version__} cannot read it ({in_one_line(error)}); the module "

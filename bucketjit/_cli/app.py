@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bucketjit._cli import bench, cache, plan, refine, report
+from bucketjit._cli import bench, cache, inspect, plan, refine, report, unpack
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._errors import BucketJitError, in_one_line
 from bucketjit._events import one_line
@@ -21,6 +21,8 @@ COMMANDS: tuple[Command, ...] = (
     cache.COMMAND,
     bench.COMMAND,
     refine.COMMAND,
+    inspect.COMMAND,
+    unpack.COMMAND,
 )
 
 PROGRAM = "python -m bucketjit"
