@@ -22,6 +22,7 @@ from benchmarks import (
     growth,
     masking,
     refining,
+    saving,
     stalls,
     stream,
     training,
@@ -47,6 +48,7 @@ SECTIONS = (
     *building.SECTIONS,
     *refining.SECTIONS,
     *growth.SECTIONS,
+    *saving.SECTIONS,
 )
 PAGE = ROOT / "benchmarks" / "README.md"
 

