@@ -138,8 +138,8 @@ def write_module(module: Module, version: str | None = None) -> bytes:
             return bytes(write(module, version, False))
         except Exception as error:
             reason = told[0] if told else first_line(error)
-            # Since jax 0.12 a cumulative sum for GPUs is a composite with a region, which StableHLO
-            # has no form for. With True it is stored as it is; so does `jax.export`.
+            # CHLO's scan becomes a composite with a region, which StableHLO has no form for. With
+            # True it is stored as it is; so does `jax.export`.
             with contextlib.suppress(Exception):
                 return bytes(write(module, version, True))
             raise BadModule(f"StableHLO {version} cannot hold it: {reason}") from error
@@ -349,11 +349,16 @@ def _refined(module: Module) -> bytes:
         found = _REASON.search(str(error))
         reason = first_line(error) if found is None else found[1]
         raise BadModule(_DETAILS.sub("", reason)) from error
-    if b"sdy" in raw:  # Shardy's operations become StableHLO's
-        with mlir.make_ir_context():
-            return write_module(_ir.Module.parse(raw))
-    # From bytes to bytes, which takes a fifth of the time.
-    return bytes(_hlo.serialize_portable_artifact_str(raw, _version_to_write()))
+    # From bytes to bytes takes a fifth of the time, and takes plain StableHLO alone.
+    if not any(name in raw for name in _NOT_PLAIN):
+        with contextlib.suppress(ValueError):
+            return bytes(_hlo.serialize_portable_artifact_str(raw, _version_to_write()))
+    with mlir.make_ir_context():
+        return write_module(_ir.Module.parse(raw))
+
+
+# What Shardy adds, and CHLO's scan, which jax 0.12 makes of a cumulative sum on GPUs.
+_NOT_PLAIN = (b"sdy", b"scan")
 
 
 def is_dynamic(module: Module) -> bool:

@@ -182,6 +182,16 @@ def test_code_for_another_platform_goes() -> None:
         assert sum(f"stablehlo.{x} " in fixed for x in ("sine", "cosine", "tan")) == 1
 
 
+@pytest.mark.parametrize("platform", [None, "cpu", "cuda", "tpu"])
+def test_a_cumulative_sum_for_gpus(platform: str | None) -> None:
+    """Since jax 0.12 it is an operation that StableHLO has no form for."""
+    executor = BucketedExec(jnp.cumsum, dynamic_axes="n")
+    raw = executor.export_dynamic(struct(5), platforms=["cpu", "cuda", "tpu"]).serialize()
+    line = main_line(bucketjit.refine(raw, {"n": 3}, platform=platform))
+    assert "tensor<3xf32>" in line and "?" not in line
+    assert ("_platform_index" in line) is (platform is None)
+
+
 def test_one_platform_may_be_named(blob: bytes) -> None:
     sizes = {"b": 8, "s": 2}
     assert bucketjit.refine(blob, sizes, platform="cpu") == bucketjit.refine(blob, sizes)
