@@ -67,6 +67,7 @@ class Exporting:
 
         Examples:
             >>> import jax, jax.numpy as jnp, numpy as np
+            >>> from bucketjit import BucketedExec
             >>> rows = BucketedExec(lambda x: jnp.cumsum(x)[: int(x.shape[0]) // 2])
             >>> exported = rows.export_dynamic(jax.ShapeDtypeStruct((8,), jnp.float32))
             >>> exported.in_avals
@@ -113,6 +114,7 @@ class Exporting:
 
         Examples:
             >>> import jax, jax.numpy as jnp
+            >>> from bucketjit import BucketedExec
             >>> norm = BucketedExec(jax.nn.softmax, dynamic_axes="n").with_pow2()
             >>> artifact = norm.export_bounded(jax.ShapeDtypeStruct((5,), jnp.float32))
             >>> artifact[:4]

@@ -61,6 +61,7 @@ def refine(artifact: bytes, sizes: Sizes, platform: str | None = None) -> bytes:
 
     Examples:
         >>> import jax, jax.numpy as jnp
+        >>> from bucketjit import BucketedExec
         >>> total = BucketedExec(lambda x: x.sum(0), dynamic_axes="b, _")
         >>> exported = total.export_dynamic(jax.ShapeDtypeStruct((3, 8), jnp.float32))
         >>> fixed = refine(exported.serialize(), {"b": 16})
