@@ -12,6 +12,7 @@
         │   │   └── SplitError            and the call cannot be split into chunks
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
         ├── CompileBudgetError (RuntimeError)  a call needs a compile beyond the budget
+        ├── ExportError (ValueError)      a function or a module cannot be exported, read or refined
         ├── MissingExtraError (ImportError)  an optional package is not installed
         ├── VersionError (ImportError)    this JAX lacks names that bucketjit needs
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
