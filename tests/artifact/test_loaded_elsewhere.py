@@ -113,3 +113,14 @@ def test_options_that_make_no_sense(tmp_path: Path) -> None:
 
     with pytest.raises(ArtifactError, match="n: derivatives .* itself a size"):
         saved(tmp_path, scaled, ("n", "n"), of(4), 4, derivatives=1)
+
+
+def test_guards_far_from_the_edges_of_buckets(tmp_path: Path) -> None:
+    def fn(x: Any, y: Any) -> Any:
+        return x.sum() * (2 if x.shape[0] > 100 else 1) + y.sum() * (2 if y.shape[0] > 50 else 1)
+
+    sizes = {"n": [256], "m": [128]}  # too many combinations to look at each
+    loaded = saved(tmp_path, fn, ("n", "m"), of(4), of(3), sizes=sizes)
+    for n, m in ((1, 1), (60, 50), (100, 51), (101, 50), (256, 128)):
+        x, y = np.ones(n, np.float32), np.ones(m, np.float32)
+        assert loaded(x, y) == fn(x, y)
