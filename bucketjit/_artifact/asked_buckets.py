@@ -13,6 +13,7 @@ from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.program import Program
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
@@ -20,6 +21,7 @@ Found = dict[Program, list[BucketCall]]
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
+_MOST_EDGES = 16  # of a guard
 
 
 def buckets_of(
@@ -86,7 +88,22 @@ def _add(found: Found, program: Program, one: BucketCall) -> None:
 def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found: Found) -> None:
     """Add what sizes below the largest buckets need besides."""
     asked = [bucket for calls in found.values() for bucket, _, _ in calls]
-    for sizes in _sizes_below(asked, tuple(first.sizes)):
+    known = 0
+    while known < len(found):  # the guards of a program lead to others
+        known = len(found)
+        _add_programs(engine, signed, first, found, asked)
+
+
+def _add_programs(
+    engine: Engine,
+    signed: SignedCall,
+    first: ResolvedCall,
+    found: Found,
+    asked: Sequence[Mapping[str, int]],
+) -> None:
+    """Add what sizes beside the edges of buckets and guards need."""
+    guards = [guard for program in found for guard in program.guards]
+    for sizes in _sizes_below(asked, tuple(first.sizes), guards):
         program = next((p for p in found if p.size_constants(sizes) is not None), None)
         if program is not None and any(_holds(bucket, sizes) for bucket, _, _ in found[program]):
             continue
@@ -106,23 +123,44 @@ def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found:
 
 
 def _sizes_below(
-    asked: Sequence[Mapping[str, int]], variables: Sequence[str]
+    asked: Sequence[Mapping[str, int]], variables: Sequence[str], guards: Sequence[Guard]
 ) -> Iterator[dict[str, int]]:
     """Logical sizes up to the largest buckets, the largest first.
 
-    All of them, or if those are many the sizes beside the edges of buckets.
+    All of them, or if those are many the sizes beside the edges of buckets and guards.
     """
     largest = [max(bucket[v] for bucket in asked) for v in variables]
     each = [list(range(n, 0, -1)) for n in largest]
     if math.prod(map(len, each)) > _MOST_SIZES:
         each = [
-            sorted({1, 2, *(n for b in asked for n in (b[v], b[v] // 2 + 1))}, reverse=True)
-            for v in variables
+            sorted(
+                {
+                    1,
+                    2,
+                    *(n for b in asked for n in (b[v], b[v] // 2 + 1)),
+                    *_edges(v, most, guards),
+                },
+                reverse=True,
+            )
+            for v, most in zip(variables, largest, strict=True)
         ]
     for row in itertools.islice(itertools.product(*each), _MOST_SIZES):
         sizes = dict(zip(variables, row, strict=True))
         if any(_holds(bucket, sizes) for bucket in asked):
             yield sizes
+
+
+def _edges(variable: str, largest: int, guards: Sequence[Guard]) -> set[int]:
+    """The sizes of a variable next to which a guard on it alone begins or ceases to hold."""
+    edges: set[int] = set()
+    for guard in guards:
+        try:
+            held = [guard.holds({variable: n}) for n in range(1, largest + 1)]
+        except KeyError:  # it depends on another variable
+            continue
+        flips = [n for n, (one, other) in enumerate(itertools.pairwise(held), 1) if one != other]
+        edges.update(*((n, n + 1) for n in flips[:_MOST_EDGES]))
+    return edges
 
 
 def _holds(bucket: Mapping[str, int], sizes: Mapping[str, int]) -> bool:

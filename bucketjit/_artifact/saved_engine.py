@@ -229,7 +229,15 @@ class _Signer(Signer):
         function = self._function
         called = facts_of_call(args, kwargs, function.name_of)
         if lines := mismatches(function.facts, called, "saved for"):
-            raise ArgumentError(f"{function.record.name}: {in_words(lines)}")
+            raise ArgumentError(f"{function.record.name}: {in_words(lines)}{self._remark()}")
+
+    def _remark(self) -> str:
+        """What to do if arguments differ because 64-bit types were on when the file was saved."""
+        name = "jax_enable_x64"
+        saved = self._function.source.archive.manifest.config.get(name)
+        if saved in (None, str(jax.config.values.get(name))):
+            return ""
+        return f"; the file was saved with {name}={saved}, and here it is {saved == 'False'}"
 
     def _new_signature(
         self, key: Key, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]

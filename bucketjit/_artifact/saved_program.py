@@ -28,6 +28,7 @@ from bucketjit._artifact.manifest import (
 from bucketjit._errors import ArtifactError, in_one_line
 from bucketjit._inspect.explain import MaskedEquation
 from bucketjit._ir.jax_patches import lenient_jax
+from bucketjit._jax.transformations import eval_context
 from bucketjit._sizes.expressions import Shape, evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.interface import Interface, SizeConstants
@@ -82,19 +83,27 @@ class Source:
                 self._modules[member] = modules.deserialized(raw, place, self.trusted)
             return self._modules[member]
 
-    def check_modules(self) -> None:
-        """Read every module of the file, so that one that is not trusted is refused at once.
+    def read_all(self) -> None:
+        """Read every module and constant, so that what is wrong with the file is found at once.
+
+        Nothing that is read later depends on what becomes of the file, but executables.
 
         Raises:
-            ArtifactError: A module is damaged, or not trusted.
+            ArtifactError: A module is damaged, or not trusted; or this process has no such arrays.
         """
         for name in self.archive.manifest.members:
             if name.endswith(".stablehlo"):
                 self.module(name)
+        self.constants(range(len(self.archive.manifest.constants)))
 
     def constants(self, positions: Sequence[int]) -> list[Any]:
-        """The constants at some positions, as arrays of JAX that all buckets share."""
-        with self._lock:
+        """The constants at some positions, as arrays of JAX that all buckets share.
+
+        Raises:
+            ArtifactError: This process has no such arrays.
+        """
+        # Inside of ``jit`` they would be tracers, of no use to later calls.
+        with self._lock, eval_context():
             for i in positions:
                 if i not in self._constants:
                     # A copy: the file may be written to while the process runs. (`jnp.asarray`
@@ -106,6 +115,11 @@ class Source:
         record = self.archive.manifest.constants[position]
         place = f"{self.archive.path}: {record.member}"
         dtype = dtype_of(record.dtype, place)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            raise ArtifactError(
+                f"{place}: it is of {record.dtype}, and 64-bit types are off in this process; "
+                "jax.config.update('jax_enable_x64', True) before the file is loaded"
+            )
         return from_bytes(self.archive.view(record.member), dtype, record.shape, place)
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._arrays.padding import without_padding
+from bucketjit._arrays.padding import copied, fresh, without_padding
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.executable import sizes_argument
@@ -80,10 +80,11 @@ class Transformed:
                     f"{self._functions[0].record.name}: the file was saved with derivatives="
                     f"{saved}; save it with derivatives={order + 1} to differentiate it so often"
                 )
-            return call(*leaves), leaves
+            return call(*leaves), tuple(map(copied, leaves))
 
         def backward(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            floats = [ct for ct in cotangents if _is_float(ct)]
+            # A cotangent has the weak type of its result; the pullback is saved without.
+            floats = [with_type(ct, ct.dtype, False) for ct in cotangents if _is_float(ct)]
             found = iter(self._differentiable(order + 1)(*leaves, *floats))
             return tuple(
                 next(found) if _is_float(x) else np.zeros(np.shape(x), jax.dtypes.float0)
@@ -95,15 +96,14 @@ class Transformed:
 
     def _serve(self, order: int, *leaves: Any) -> tuple[Any, ...]:
         """Run a function: in its engine, or as a part of what is being traced."""
-        args, kwargs = self._functions[order].tree.unflatten(leaves)
         engine = self._engines[order]
         if not any(isinstance(x, jax.core.Tracer) for x in leaves):
             with eval_context(), jax.disable_jit(False):
-                return tuple(
-                    jax.tree_util.tree_leaves(
-                        engine.serve(engine.signer.sign(args, kwargs), out=Out.JAX)
-                    )
-                )
+                if self._functions[order].record.donated:  # the derivative needs them, too
+                    leaves = tuple(map(fresh, leaves))
+                args, kwargs = self._functions[order].tree.unflatten(leaves)
+                signed = engine.signer.sign(args, kwargs)
+                return tuple(jax.tree_util.tree_leaves(engine.serve(signed, out=Out.JAX)))
         if any(kind.dtype is None for kind in self._functions[order].types):
             return self._inlined(order, *leaves)
         return self._mapped(order)(*leaves)

@@ -90,7 +90,8 @@ class Options:
         wanted = self.platforms
         if wanted is None:
             return
-        if isinstance(wanted, str) or not wanted or not set(wanted) <= PLATFORMS:
+        fits = isinstance(wanted, Sequence) and not isinstance(wanted, str) and len(wanted) > 0
+        if not fits or any(not isinstance(p, str) or p not in PLATFORMS for p in wanted):
             raise SpecError(
                 "save: platforms is a list such as ['cpu', 'cuda'], of "
                 f"{', '.join(sorted(PLATFORMS))}, got {wanted!r}"
@@ -379,6 +380,8 @@ def _sizes(engine: Engine, signed: SignedCall, sizes: object) -> list[Mapping[st
         if compiled:
             return [dict(one) for one in compiled]
     _, _, wanted = asked(engine, signed, sizes)
+    if not wanted:
+        raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
     return list(wanted)
 
 
@@ -435,6 +438,12 @@ def _pullback(
     one's float results. Its results are the cotangents of its float arguments.
     """
     assert call.program is not None
+    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
+        if kind.dtype is None:
+            raise ArtifactError(
+                f"{path}: derivatives of a function with an argument that is itself a size cannot "
+                "be saved; take the size from the shape of an array, or save with derivatives=0"
+            )
     values: list[Any] = [
         jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
         for shape, kind in zip(signed.shapes, signed.signature.types, strict=True)

@@ -1,0 +1,126 @@
+"""Loaded functions in the middle of things: traces, copies, files that change, 64-bit types."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import ArgumentError, ArtifactError, BucketedExec, SpecError
+from tests.artifact.test_saved_functions import check_equal, floats, of, saved
+
+WEIGHTS = np.arange(1000, dtype=np.float32)
+
+
+def weighed(x: Any) -> Any:
+    return x.sum() * jnp.asarray(WEIGHTS).sum()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda f: jax.jit(f)(floats(3)),
+        lambda f: jax.eval_shape(f, of(3)),
+        lambda f: jax.vmap(f)(floats(2, 3)),
+        lambda f: jax.jit(jax.grad(f))(floats(3)),
+        lambda f: jax.lax.scan(lambda c, x: (c + f(x), None), jnp.float32(0), floats(2, 3)),
+    ],
+)
+def test_a_first_call_inside_a_trace(first: Callable[[Any], Any], tmp_path: Path) -> None:
+    loaded = saved(tmp_path, weighed, "n", of(4), derivatives=1)
+    first(loaded)
+    check_equal(loaded(floats(3)), weighed(floats(3)))
+    check_equal(jax.jit(loaded)(floats(5)), weighed(floats(5)))
+
+
+@pytest.mark.parametrize("change", ["altered", "truncated"])
+def test_a_file_that_changes_after_it_was_loaded(change: str, tmp_path: Path) -> None:
+    loaded = saved(tmp_path, weighed, "n", of(4))
+    path = tmp_path / "f.bkt"
+    at = path.read_bytes().index(WEIGHTS.tobytes())
+    with open(path, "r+b") as file:
+        if change == "truncated":
+            file.truncate(0)
+        else:
+            file.seek(at)
+            file.write((WEIGHTS + 1).tobytes())
+    check_equal(loaded(floats(3)), weighed(floats(3)))
+
+
+def test_results_of_weak_type_have_derivatives(tmp_path: Path) -> None:
+    def fn(x: Any, s: Any) -> tuple[Any, Any]:
+        return (x * s).sum(), s * 2
+
+    loaded = saved(tmp_path, fn, ("n", None), of(4), 2.0, derivatives=1)
+    got = jax.grad(lambda x, s: sum(loaded(x, s)), (0, 1))(floats(3), 3.0)
+    check_equal(got, jax.grad(lambda x, s: sum(fn(x, s)), (0, 1))(floats(3), 3.0))
+
+
+def test_donated_arguments_are_kept_for_derivatives(tmp_path: Path) -> None:
+    executor = BucketedExec(lambda x: (x**3).sum(), dynamic_axes="n", donate_argnums=0).with_pow2()
+    executor.save(tmp_path / "f.bkt", of(4), derivatives=1)
+    loaded = bucketjit.load(tmp_path / "f.bkt")
+    x = jnp.asarray(floats(3))
+    check_equal(jax.grad(loaded)(x), 3 * floats(3) ** 2)
+    assert not x.is_deleted()
+
+
+def test_an_array_that_is_overwritten_before_the_backward_pass(tmp_path: Path) -> None:
+    loaded = saved(tmp_path, lambda x: (x**3).sum(), "n", of(4), derivatives=1)
+    x = floats(3)
+    _, pull = jax.vjp(loaded, x)
+    x[:] = 0
+    check_equal(pull(jnp.float32(1))[0], 3 * floats(3) ** 2)
+
+
+def test_copies(tmp_path: Path) -> None:
+    loaded = saved(tmp_path, weighed, "n", of(4))
+    for other in (copy.copy(loaded), copy.deepcopy(loaded)):
+        check_equal(other(floats(3)), weighed(floats(3)))
+    with pytest.raises(TypeError, match="send its path"):
+        pickle.dumps(loaded)
+
+
+def test_types_of_64_bits(tmp_path: Path) -> None:
+    with jax.enable_x64(True):
+        numbers = np.linspace(0, 1, 3)
+        saved(tmp_path, lambda x: x.sum() + jnp.asarray(numbers), "n", of(4))
+    with pytest.raises(ArtifactError, match=r"constants/0.bin.*float64.*jax_enable_x64', True"):
+        bucketjit.load(tmp_path / "f.bkt")
+    with jax.enable_x64(True):
+        loaded = saved(tmp_path, lambda x: x.sum(), "n", of(4, dtype=np.float64))
+    with pytest.raises(ArgumentError, match=r"float64\[n\].*jax_enable_x64=True, and here"):
+        loaded(np.ones(3))
+    with jax.enable_x64(True):
+        assert loaded(np.ones(3)) == 3
+
+
+def test_options_that_make_no_sense(tmp_path: Path) -> None:
+    for options in ({"sizes": []}, {"platforms": 3}, {"platforms": [["cpu"]]}):
+        with pytest.raises(SpecError, match=next(iter(options))):
+            saved(tmp_path, weighed, "n", of(4), **options)
+
+    def scaled(x: Any, n: Any) -> Any:
+        return (x * n).sum()
+
+    with pytest.raises(ArtifactError, match="n: derivatives .* itself a size"):
+        saved(tmp_path, scaled, ("n", "n"), of(4), 4, derivatives=1)
+
+
+def test_guards_far_from_the_edges_of_buckets(tmp_path: Path) -> None:
+    def fn(x: Any, y: Any) -> Any:
+        return x.sum() * (2 if x.shape[0] > 100 else 1) + y.sum() * (2 if y.shape[0] > 50 else 1)
+
+    sizes = {"n": [256], "m": [128]}  # too many combinations to look at each
+    loaded = saved(tmp_path, fn, ("n", "m"), of(4), of(3), sizes=sizes)
+    for n, m in ((1, 1), (60, 50), (100, 51), (101, 50), (256, 128)):
+        x, y = np.ones(n, np.float32), np.ones(m, np.float32)
+        assert loaded(x, y) == fn(x, y)
