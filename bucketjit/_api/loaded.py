@@ -78,6 +78,28 @@ class Loaded(CallPath, ResourceBuilders, CacheControl, Views):
     def _with(self, **changes: object) -> Self:
         return type(self)(self._functions, {**self._changes, **changes})
 
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the function; see `BucketedExec.__call__`.
+
+        Args:
+            *args: Its positional arguments, without static ones.
+            **kwargs: Its keyword arguments. What was saved as a positional argument may be given by
+                name.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            ArgumentError: An argument is not what the function was saved for.
+            SizeMismatchError: The sizes of the arguments contradict each other.
+            BucketOverflowError: No saved bucket holds the sizes.
+            ArtifactError: No saved program serves the sizes, or the file is not for this platform.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
+        """
+        if kwargs:
+            args, kwargs = self._functions[0].by_position(args, kwargs)
+        return super().__call__(*args, **kwargs)
+
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._transformed.call(args, kwargs)
 
@@ -119,6 +141,7 @@ class Loaded(CallPath, ResourceBuilders, CacheControl, Views):
         Raises:
             ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
         """
+        args, kwargs = self._functions[0].by_position(args, kwargs)
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
         return explain(self._engine, self._engine.signer.sign(given, named), _masked_equations)

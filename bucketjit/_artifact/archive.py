@@ -27,6 +27,7 @@ from bucketjit._persistence.files import write_with
 MAGIC = b"PK\3\4"  # the first bytes of a zip archive
 SIGNATURE = "signature.sig"
 CONSTANTS = "constants/"
+EXECUTABLES = "executables/"
 
 _ALIGNMENT = 64  # bytes: XLA on CPU takes an array at such an address without a copy
 _LARGEST_MANIFEST = 64 * 2**20  # bytes

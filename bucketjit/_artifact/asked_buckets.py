@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._errors import ArtifactError, MaskingError, is_of_machine
+from bucketjit._errors import ArtifactError, MaskingError, SpecError, is_of_machine
 from bucketjit._events import shown
-from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -44,6 +44,7 @@ def buckets_of(
 
     Raises:
         ArtifactError: A call of these sizes is not masked.
+        SpecError: A size is 0.
     """
     found: Found = {}
     for one in sizes:
@@ -52,6 +53,8 @@ def buckets_of(
         match engine.decide(at, call):
             case Masked(program=Program() as program, bucket=bucket):
                 _add(found, program, (dict(bucket), at, call))
+            case Exact(Because.EMPTY):
+                raise SpecError(f"sizes: a size is at least 1, got {shown(call.sizes)}")
             case Exact(_, why):
                 raise unmasked(why, f" at {shown(call.sizes)}")
             case Chunked():

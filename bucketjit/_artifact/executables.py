@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bucketjit._artifact.archive import Contents
+from bucketjit._artifact.archive import EXECUTABLES, Contents
 from bucketjit._artifact.manifest import Bucket, Manifest, SavedProgram
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_executables import environment_digest
@@ -69,7 +69,7 @@ def with_executables(
         engine = function.engine(function.config())
         programs = []
         for number, program in enumerate(record.programs):
-            where = f"executables/{order}-{number}"
+            where = f"{EXECUTABLES}{order}-{number}"
             buckets = tuple(_compiled(engine, function, program, where, add))
             programs.append(dataclasses.replace(program, buckets=buckets))
         functions.append(dataclasses.replace(record, programs=tuple(programs)))

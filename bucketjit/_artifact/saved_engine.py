@@ -104,6 +104,23 @@ class LoadedFunction:
         names = self.record.names
         return names[position] if position < len(names) else f"args[{position}]"
 
+    def by_position(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with those by position that were saved so.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            Both.
+        """
+        named, wanted = dict(kwargs), self.record.names[len(args) : self.record.arity]
+        if not wanted or not all(name in named for name in wanted):
+            return args, named
+        return (*args, *(named.pop(name) for name in wanted)), named
+
     @property
     def variables(self) -> tuple[str, ...]:
         """The dimension variables that calls have sizes of."""

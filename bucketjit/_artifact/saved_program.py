@@ -15,6 +15,7 @@ import jax.export  # an attribute of jax only after this import
 import numpy as np
 
 from bucketjit._artifact import modules
+from bucketjit._artifact.archive import EXECUTABLES
 from bucketjit._artifact.dtypes import dtype_of, from_bytes
 from bucketjit._artifact.expressions import sides_of
 from bucketjit._artifact.manifest import (
@@ -65,6 +66,7 @@ class Source:
         self._lock = threading.Lock()
         self._constants: dict[int, Any] = {}
         self._modules: dict[str, jax.export.Exported] = {}
+        self._executables: dict[str, bytes] = {}
 
     def module(self, member: str) -> jax.export.Exported:
         """The module of a member, checked.
@@ -84,9 +86,9 @@ class Source:
             return self._modules[member]
 
     def read_all(self) -> None:
-        """Read every module and constant, so that what is wrong with the file is found at once.
+        """Read all that may be used, so that what is wrong with the file is found at once.
 
-        Nothing that is read later depends on what becomes of the file, but executables.
+        Nothing that is done later depends on what becomes of the file.
 
         Raises:
             ArtifactError: A module is damaged, or not trusted; or this process has no such arrays.
@@ -94,7 +96,13 @@ class Source:
         for name in self.archive.manifest.members:
             if name.endswith(".stablehlo"):
                 self.module(name)
+            elif name.startswith(EXECUTABLES) and self.trusted:
+                self._executables[name] = self.archive.read(name)
         self.constants(range(len(self.archive.manifest.constants)))
+
+    def executable(self, member: str) -> bytes | None:
+        """The bytes of an executable; None if the file is not trusted."""
+        return self._executables.get(member)
 
     def constants(self, positions: Sequence[int]) -> list[Any]:
         """The constants at some positions, as arrays of JAX that all buckets share.
@@ -130,7 +138,6 @@ class LoadedProgram(Interface):
     Attributes:
         record: What the manifest says of it.
         source: The file.
-        types: dtype and shape of its constants, by position in the module.
     """
 
     record: SavedProgram

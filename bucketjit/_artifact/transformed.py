@@ -11,6 +11,7 @@ pullback, which is saved as a function of its own, and is mapped one example at 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.expressions import evaluate
+
+Sizes = tuple[tuple[int, int], ...]  # the arguments that are sizes: position and value
 
 
 class Transformed:
@@ -62,16 +65,18 @@ class Transformed:
         args, kwargs = without_padding((args, dict(kwargs)))
         signed = self._engines[0].signer.sign(args, kwargs)
         tree = function.programs[0].out_tree
-        if any(kind.dtype is None for kind in function.types):  # a size cannot be an array of JAX
-            return tree.unflatten(self._serve(0, *signed.leaves))
-        return tree.unflatten(self._differentiable(0)(*signed.leaves))
+        leaves = list(zip(signed.leaves, function.types, strict=True))
+        # A size cannot be an array of JAX, so it is a part of the function.
+        sizes = tuple((i, int(x)) for i, (x, kind) in enumerate(leaves) if kind.dtype is None)
+        arrays = [x for x, kind in leaves if kind.dtype is not None]
+        return tree.unflatten(self._differentiable(0, sizes)(*arrays))
 
-    def _made_differentiable(self, order: int) -> Callable[..., Any]:
-        """A function of flat leaves, with the rule of its derivative."""
+    def _made_differentiable(self, order: int, sizes: Sizes) -> Callable[..., Any]:
+        """A function of flat arrays, with the rule of its derivative."""
 
         @jax.custom_vjp
         def call(*leaves: Any) -> tuple[Any, ...]:
-            return self._serve(order, *leaves)
+            return self._serve(order, sizes, *leaves)
 
         def forward(*leaves: Any) -> Any:
             if order + 1 >= len(self._functions):
@@ -85,7 +90,7 @@ class Transformed:
         def backward(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
             # A cotangent has the weak type of its result; the pullback is saved without.
             floats = [with_type(ct, ct.dtype, False) for ct in cotangents if _is_float(ct)]
-            found = iter(self._differentiable(order + 1)(*leaves, *floats))
+            found = iter(self._differentiable(order + 1, ())(*leaves, *floats))
             return tuple(
                 next(found) if _is_float(x) else np.zeros(np.shape(x), jax.dtypes.float0)
                 for x in leaves
@@ -94,25 +99,33 @@ class Transformed:
         call.defvjp(forward, backward)
         return call
 
-    def _serve(self, order: int, *leaves: Any) -> tuple[Any, ...]:
+    def _serve(self, order: int, sizes: Sizes, *arrays: Any) -> tuple[Any, ...]:
         """Run a function: in its engine, or as a part of what is being traced."""
         engine = self._engines[order]
-        if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+        if not any(isinstance(x, jax.core.Tracer) for x in arrays):
+            leaves: Sequence[Any] = _with_sizes(arrays, sizes)
             with eval_context(), jax.disable_jit(False):
                 if self._functions[order].record.donated:  # the derivative needs them, too
-                    leaves = tuple(map(fresh, leaves))
+                    leaves = list(map(fresh, leaves))
                 args, kwargs = self._functions[order].tree.unflatten(leaves)
                 signed = engine.signer.sign(args, kwargs)
                 return tuple(jax.tree_util.tree_leaves(engine.serve(signed, out=Out.JAX)))
-        if any(kind.dtype is None for kind in self._functions[order].types):
-            return self._inlined(order, *leaves)
-        return self._mapped(order)(*leaves)
+        return self._mapped(order, sizes)(*arrays)
 
-    def _made_mapped(self, order: int) -> Callable[..., Any]:
-        """A function of flat leaves that ``jax.vmap`` runs once for each example."""
-        return jax.custom_batching.sequential_vmap(functools.partial(self._inlined, order))
+    def _made_mapped(self, order: int, sizes: Sizes) -> Callable[..., Any]:
+        """A function of flat arrays that ``jax.vmap`` runs once for each example."""
+        # JAX caches the function for later maps. It must not keep the loaded function alive.
+        alive = weakref.ref(self)
 
-    def _inlined(self, order: int, *leaves: Any) -> tuple[Any, ...]:
+        def inlined(*arrays: Any) -> tuple[Any, ...]:
+            own = alive()
+            if own is None:
+                raise ArtifactError("the loaded function is gone; keep it as long as it is mapped")
+            return own._inlined(order, _with_sizes(arrays, sizes))
+
+        return jax.custom_batching.sequential_vmap(inlined)
+
+    def _inlined(self, order: int, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The results at the sizes of a traced call."""
         engine = self._engines[order]
         args, kwargs = self._functions[order].tree.unflatten(leaves)
@@ -131,6 +144,14 @@ class Transformed:
             case Refused(error):
                 raise error
         raise ArtifactError(f"{engine.name}: the file has no module for these sizes")
+
+
+def _with_sizes(arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
+    """The leaves of a call, with the sizes in their places."""
+    leaves = list(arrays)
+    for position, size in sizes:  # in increasing order
+        leaves.insert(position, size)
+    return leaves
 
 
 def _masked(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,48 @@ def test_guards_far_from_the_edges_of_buckets(tmp_path: Path) -> None:
     for n, m in ((1, 1), (60, 50), (100, 51), (101, 50), (256, 128)):
         x, y = np.ones(n, np.float32), np.ones(m, np.float32)
         assert loaded(x, y) == fn(x, y)
+
+
+def test_a_mapped_function_is_freed(tmp_path: Path) -> None:
+    BucketedExec(jnp.sum, dynamic_axes="n").with_pow2().save(tmp_path / "f.bkt", of(4))
+    loaded = bucketjit.load(tmp_path / "f.bkt")
+    np.testing.assert_allclose(jax.vmap(loaded)(np.ones((2, 3), np.float32)), [3, 3])
+    np.testing.assert_allclose(jax.vmap(jax.jit(loaded))(np.ones((2, 3), np.float32)), [3, 3])
+    engine = weakref.ref(loaded._engine)
+    del loaded
+    gc.collect()
+    assert engine() is None
+
+
+def test_a_pullback_keeps_its_function(tmp_path: Path) -> None:
+    BucketedExec(jnp.sum, dynamic_axes="n").with_pow2().save(
+        tmp_path / "f.bkt", of(4), derivatives=1
+    )
+    _, pullback = jax.vjp(bucketjit.load(tmp_path / "f.bkt"), np.ones(3, np.float32))
+    gc.collect()
+    np.testing.assert_allclose(pullback(np.float32(2))[0], [2, 2, 2])
+
+
+def test_a_size_is_bound_under_vmap_and_grad(tmp_path: Path) -> None:
+    executor = BucketedExec(lambda x, n: (x * n).sum(), dynamic_axes=("n", "n")).with_pow2()
+    executor.save(tmp_path / "f.bkt", of(4), 4)
+    loaded = bucketjit.load(tmp_path / "f.bkt")
+    got = jax.vmap(lambda x: loaded(x, 3))(np.ones((2, 3), np.float32))
+    np.testing.assert_allclose(got, [9, 9])
+    with pytest.raises(ArtifactError, match="derivatives=1"):
+        jax.grad(lambda x: loaded(x, 3))(np.ones(3, np.float32))
+
+
+def test_arguments_by_name(tmp_path: Path) -> None:
+    def fn(x: Any, w: Any, *, scale: Any) -> Any:
+        return (x * w).sum() * scale
+
+    executor = BucketedExec(fn, dynamic_axes={"x": "n"}).with_pow2()
+    executor.save(tmp_path / "f.bkt", of(4), of(), scale=np.float32(1))
+    loaded = bucketjit.load(tmp_path / "f.bkt")
+    x, w, scale = np.ones(3, np.float32), np.float32(2), np.float32(5)
+    assert float(loaded(x, w, scale=scale)) == float(loaded(x, w=w, scale=scale)) == 30
+    assert float(loaded(scale=scale, w=w, x=x)) == 30
+    assert loaded.explain(scale=scale, w=w, x=x).kind == "masked"
+    with pytest.raises(ArgumentError, match="w: saved for"):
+        loaded(x, scale=scale)
