@@ -16,6 +16,7 @@ from bucketjit._sizes.expressions import FUNCTIONS, parsed
 _LONGEST = 2000  # characters of an expression
 _LARGEST = 2**63  # of a number in it
 _HIGHEST = 8  # exponent
+_HIGHEST_IN_ALL = 64  # exponents of powers of powers, multiplied
 _COMPARISON = re.compile(r"(.+?) (>=|<=|==|!=) (.+)")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
@@ -69,25 +70,33 @@ def sides_of(text: str) -> tuple[str, str, str] | None:
     return None if found is None else (found[1], found[2], found[3])
 
 
-def _check(node: ast.expr, variables: Set[str]) -> None:
+def _check(node: ast.expr, variables: Set[str], power_around: int = 1) -> None:
+    """Raise ValueError for a tree that is no arithmetic; see `check_expression`.
+
+    Args:
+        node: The tree.
+        variables: The names that it may use.
+        power_around: The product of the powers that it is raised to. Powers of powers would be
+            numbers that no memory holds.
+    """
     match node:
         case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
             return
         case ast.Name(id=name) if name in variables:
             return
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            _check(operand, variables)
+            _check(operand, variables, power_around)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
-            if not 0 <= power <= _HIGHEST:
+            if not 0 <= power <= _HIGHEST or power * power_around > _HIGHEST_IN_ALL:
                 raise ValueError(f"the power {power}")
-            _check(left, variables)
+            _check(left, variables, max(power, 1) * power_around)
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
-            _check(left, variables)
-            _check(right, variables)
+            _check(left, variables, power_around)
+            _check(right, variables, power_around)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if (
             name in FUNCTIONS["int"] and len(args) == 2
         ):
             for arg in args:
-                _check(arg, variables)
+                _check(arg, variables, power_around)
         case _:
             raise ValueError(f"{ast.unparse(node)} is not arithmetic")

@@ -175,6 +175,8 @@ def test_files_of_the_future(whole: bytes, tmp_path: Path) -> None:
         "n ** n",
         "n ** 99",
         "2 ** 8 ** 8 ** 8",
+        "((n ** 8) ** 8) ** 2",
+        "floordiv((n ** 8 + 1) ** 8, 2) ** 3 - n",
         "9" * 50,
         "n +" * 3000 + "n",
         "print(n)",
