@@ -43,6 +43,7 @@ PACKAGES = (
     "_inspect",
     "_precompile",
     "_artifact",
+    "_unpack",
     "_api",
     "metrics",
     "stages",

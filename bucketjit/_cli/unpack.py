@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bucketjit._artifact.unpack import LAYOUT, README, unpack
 from bucketjit._cli.artifacts import add_key, opened
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._events import LONGEST, one_line
 from bucketjit._inspect.tables import counted, shown_bytes
+from bucketjit._unpack.unpack import LAYOUT, README, unpack
 
 _DESCRIPTION = """\
 Write a function that BucketedExec.save has saved as plain files: a StableHLO module for each

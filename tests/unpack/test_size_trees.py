@@ -2,7 +2,8 @@ import itertools
 
 import pytest
 
-from bucketjit._artifact.size_trees import (
+from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._unpack.size_trees import (
     OPERATIONS,
     comparison,
     product_of,
@@ -10,7 +11,6 @@ from bucketjit._artifact.size_trees import (
     tree_of,
     value_of,
 )
-from bucketjit._sizes.expressions import evaluate_text
 
 TEXTS = [
     "b",

@@ -20,10 +20,10 @@ from bucketjit._artifact.manifest import (
     SavedProgram,
     SizeTable,
 )
-from bucketjit._artifact.size_trees import comparison, product_of, solutions, tree_of, value_of
 from bucketjit._errors import ArtifactError
 from bucketjit._events import shown
 from bucketjit._jax.stablehlo import Tensor, element_of
+from bucketjit._unpack.size_trees import comparison, product_of, solutions, tree_of, value_of
 
 FORMAT = "bucketjit-unpacked"
 VERSION = 1

@@ -4,7 +4,7 @@
                      model/constants/0.bin, 1.bin, ...
                      model/modules/function/n=8.mlirbc, n=16.mlirbc, ...
 
-What is written needs neither bucketjit nor JAX: see `layout` and `unpacked_readme`.
+What is written needs neither bucketjit nor JAX: see `layout` and `readme`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from typing import NamedTuple
 import jax
 import jax.export  # an attribute of jax only after this import
 
-from bucketjit._artifact import layout, modules
+from bucketjit._artifact import modules
 from bucketjit._artifact.archive import Archive
-from bucketjit._artifact.layout import Json, Unpacked
 from bucketjit._artifact.manifest import Bucket, Manifest, SavedFunction
-from bucketjit._artifact.unpacked_readme import readme_of
 from bucketjit._errors import ArtifactError, ExportError, in_one_line
 from bucketjit._export.refine import refine
 from bucketjit._jax import stablehlo
 from bucketjit._jax.custom_calls import custom_call_targets
 from bucketjit._jax.sharding_free import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module
+from bucketjit._unpack import layout
+from bucketjit._unpack.layout import Json, Unpacked
+from bucketjit._unpack.readme import readme_of
 
 LAYOUT = "layout.json"
 README = "README.md"

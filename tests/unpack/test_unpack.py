@@ -14,7 +14,7 @@ import pytest
 
 from bucketjit import ArtifactError, BucketedExec
 from bucketjit._artifact.archive import Archive, write_archive
-from bucketjit._artifact.unpack import unpack
+from bucketjit._unpack.unpack import unpack
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from bucketjit._artifact import unpacked_prose as prose
-from bucketjit._artifact.layout import Json
 from bucketjit._artifact.manifest import Axes, Manifest, SavedFunction
-from bucketjit._artifact.size_trees import Tree, value_of
 from bucketjit._events import LONGEST, one_line, shown
+from bucketjit._unpack import prose
+from bucketjit._unpack.layout import Json
+from bucketjit._unpack.size_trees import Tree, value_of
 
 _MOST_ROWS = 40  # of a table; layout.json has all
 
