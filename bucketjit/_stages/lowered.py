@@ -67,7 +67,8 @@ class Lowered(Stage):
         # After a `cache_clear` nobody asks the cache for this program any more.
         is_apart = bool(options) or subject.is_cleared
         try:
-            entry = provider.get_apart(request) if is_apart else provider.get_own(request)
+            with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
+                entry = provider.get_apart(request) if is_apart else provider.get_own(request)
         except MaskingError as error:
             engine.refuse(request, error)
             raise

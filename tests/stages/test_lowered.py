@@ -377,6 +377,33 @@ def test_inside_of_transformations_the_types_of_tracers_are_taken() -> None:
     assert_same(executor(PARAMS, rows(6)), jax.jit(score)(PARAMS, rows(6)), rtol=1e-5)
 
 
+def test_disable_jit_changes_neither_stages_nor_modules() -> None:
+    def last(x: Any) -> Any:
+        return jax.lax.scan(lambda c, row: (c * 0.5 + row, None), jnp.zeros(8), x)[0]
+
+    executor = BucketedExec(last, dynamic_axes="n, _").with_pow2()
+    with jax.disable_jit():
+        assert not executor.trace(rows(5)).exact
+        compiled = executor.lower(rows(5)).compile()
+        assert_same(compiled(rows(6)), last(rows(6)), rtol=1e-5)  # runs the function itself
+        exported = executor.export_dynamic(rows(5))
+        assert executor.export_bounded(rows(5)).startswith(b"ML\xefR")
+    for served in (compiled, exported.call, executor):
+        np.testing.assert_allclose(served(rows(7)), last(rows(7)), rtol=1e-5)
+    assert executor.stats().compiles == 1
+
+
+def test_6_a_struct_has_the_sharding_of_a_mesh_of_one_device() -> None:
+    mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    given = jax.device_put(rows(8), sharding)
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
+    struct = jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
+    compiled = executor.lower(struct).compile()
+    assert_same(compiled(given), executor(given))
+    assert executor.stats().compiles == 1
+
+
 def test_13_an_exact_size_argument() -> None:
     executor = BucketedExec(lambda n, x: x * n + jnp.zeros(n), dynamic_axes=("n", "n"))
     compiled = executor.lower(3, ramp(3)).compile()
