@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from bucketjit._config import Check
 from bucketjit._errors import ExportError, MaskingError
 from bucketjit._export.bounded import bounded_module
@@ -83,7 +85,8 @@ class Exporting:
             or not all(isinstance(p, str) for p in platforms)
         ):
             raise ExportError(f"platforms: expected a list such as ['cpu'], got {platforms!r}")
-        return export_dynamic(*self._resolved(args, kwargs), platforms, vjp_order)
+        with jax.disable_jit(False):  # as in JAX, modules do not depend on it
+            return export_dynamic(*self._resolved(args, kwargs), platforms, vjp_order)
 
     def export_bounded(self, *args: Any, **kwargs: Any) -> bytes:
         r"""Export the masked program of a call's bucket, with the bucket as bounds of its sizes.
@@ -125,7 +128,11 @@ class Exporting:
             return self._with(check=Check.OFF).export_bounded(*args, **kwargs)
         if engine.config.always_exact:
             raise ExportError(f"cannot export with bounds: {NO_STRATEGY}")
-        signed, call = self._resolved(args, kwargs)
+        with jax.disable_jit(False):
+            return self._bounded(*self._resolved(args, kwargs))
+
+    def _bounded(self, signed: SignedCall, call: ResolvedCall) -> bytes:
+        engine = self._engine
         match engine.decide(signed, call):
             case Masked(_, bucket):
                 constraints = signed.signature.constraints

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.lowered import Lowered, lower
 from bucketjit._stages.subject import Subject, subject_of
@@ -43,7 +45,8 @@ class Staging:
             >>> traced.guards, traced.in_avals
             (('n >= 5',), ((ShapedArray(float32[n]),), {}))
         """
-        return trace(self._subject(args, kwargs))
+        with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
+            return trace(self._subject(args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lower the function for the bucket of a call with these arguments, as ``jax.jit`` does.
@@ -83,7 +86,8 @@ class Staging:
             >>> norm.stats().compiles
             1
         """
-        return lower(self._subject(args, kwargs))
+        with jax.disable_jit(False):
+            return lower(self._subject(args, kwargs))
 
     def _subject(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
         return subject_of(self._engine, self._inside, args, kwargs)

@@ -29,7 +29,7 @@ the file first. FILE must be trusted: the parser of jaxlib does not guard agains
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="the module; - is standard input")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the module; - is standard input")
     parser.add_argument(
         "--sizes",
         nargs="*",
@@ -44,10 +44,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="also compile the result for the device of this host"
     )
-    parser.add_argument("-o", "--output", metavar="OUT", help="the file to write")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", help="the file to write; - is standard output"
+    )
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.file is None:
+        raise UsageError("name FILE, before --sizes, which takes all words up to the next option")
+    if options.output == "-":
+        options.output = None
     sizes = _sizes(options.sizes)
     to_terminal = options.output is None and sys.stdout.isatty()
     if to_terminal and not options.text:

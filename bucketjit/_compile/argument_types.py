@@ -126,7 +126,9 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
         # Padding makes an array strongly typed, and the program was traced with its own type.
         weak = kind.weak_type and i not in padded
         sharding = getattr(array, "sharding", None)
-        if isinstance(array, jax.Array) and not array.committed:
+        if isinstance(array, jax.core.Tracer):
+            sharding = kind.sharding
+        elif isinstance(array, jax.Array) and not array.committed:
             sharding = None
         # The sharding fits the array's shape, and ``shape`` may be that of another bucket.
         elif isinstance(x, Padded) and sharding is not None:

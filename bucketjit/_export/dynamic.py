@@ -90,7 +90,8 @@ def export_dynamic(
     def exported(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    exported.__name__ = getattr(signed.signature.fn, "__name__", "exported")
+    fn = signed.signature.fn
+    exported.__name__ = getattr(fn, "__name__", type(fn).__name__)
     jitted = jax.jit(exported, donate_argnums=tuple(signed.donate))
     with _told_of_failures():
         with lenient_jax(), forgetful_jax():

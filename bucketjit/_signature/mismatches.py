@@ -108,7 +108,10 @@ def mismatches(
         return [*_differently_passed(made_for, called, verb), *lines] or _other_tree(
             made_for, called, verb
         )
-    return [*_at_other_places(made_for, called, verb)]
+    # By name in place of by position, the same leaves have another order.
+    return [*_at_other_places(made_for, called, verb)] or _differently_passed(
+        made_for, called, verb
+    )
 
 
 def in_words(lines: Sequence[str]) -> str:

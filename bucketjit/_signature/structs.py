@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._errors import ArgumentError, first_line
-from bucketjit._jax.arrays import is_on_several_devices, key_impl, key_shape, with_type
+from bucketjit._jax.arrays import (
+    explicit_sharding,
+    is_on_several_devices,
+    key_impl,
+    key_shape,
+    with_type,
+)
 from bucketjit._signature.signer import SignedCall, Signer
 
 
@@ -18,7 +24,7 @@ def array_like(value: object) -> Any:
     """An argument with an array of zeros in place of each ``jax.ShapeDtypeStruct`` in it.
 
     Most of these arrays take no memory (NumPy broadcasts one zero). Random keys, weak types and
-    shardings over several devices need a ``jax.Array``, which does.
+    shardings that are part of the type need a ``jax.Array``, which does.
 
     Args:
         value: The argument.
@@ -39,7 +45,8 @@ def array_like(value: object) -> Any:
         return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
     if value.weak_type:
         return with_type(jnp.zeros(value.shape, value.dtype), value.dtype, True)
-    if is_on_several_devices(value.sharding):
+    mesh = getattr(explicit_sharding(value), "mesh", None)
+    if is_on_several_devices(value.sharding) or isinstance(mesh, jax.sharding.Mesh):
         try:
             return jnp.zeros(value.shape, value.dtype, device=value.sharding)
         except ValueError as error:

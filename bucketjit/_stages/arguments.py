@@ -84,9 +84,10 @@ class Arguments:
             called = facts_of_call(args, kwargs, self._subject.name_of)
             lines = mismatches(self._facts, called)
             raise ArgumentError(in_words(lines) or self._other_placement(tree))
+        kinds = zip(made.signature.types, made.leaves, leaves, strict=True)
         return SignedCall(
             made.signature,
-            leaves,
+            [x if kind.dtype is not None else _size_like(like, x) for kind, like, x in kinds],
             shapes,
             tree,
             NO_STATICS,
@@ -150,9 +151,9 @@ class Arguments:
         beyond = {v: n for v, n in sizes.items() if n > subject.bucket[v]}
         if beyond:
             raise ArgumentError(in_words(list(self._beyond(signed, beyond))))
-        if any(0 in shape for shape in signed.shapes):
+        if min(sizes.values()) < 1 or any(0 in shape for shape in signed.shapes):
             raise ArgumentError(
-                f"an axis of size 0 has no bucket ({shown(sizes)}); call the executor, which runs "
+                f"a size below 1 has no bucket ({shown(sizes)}); call the executor, which runs "
                 "such a call at its exact shape"
             )
         signature.check_constraints(sizes)
@@ -212,6 +213,14 @@ class Arguments:
             f"{' and '.join(broken) or 'sizes at which the function traces alike'}; lower it "
             "again with arguments of these sizes"
         )
+
+
+def _size_like(made: Any, size: Any) -> Any:
+    """An argument that is a size, as an int of the same class: ``jit`` tells NumPy's from Python's.
+
+    The program takes the value from its sizes.
+    """
+    return int(size) if isinstance(made, int) else np.asarray(int(size)).astype(made.dtype)[()]
 
 
 def _variables_in(shape: tuple[int | str, ...]) -> set[str]:

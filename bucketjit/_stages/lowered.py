@@ -10,7 +10,7 @@ import jax
 from bucketjit._compile.build import Masked
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.requests import Lowering
-from bucketjit._config import checked_options
+from bucketjit._config import Check, checked_options
 from bucketjit._errors import ExportError, MaskingError, SpecError
 from bucketjit._export.bounded import bounded_module
 from bucketjit._jax.stablehlo import text_of
@@ -67,7 +67,8 @@ class Lowered(Stage):
         # After a `cache_clear` nobody asks the cache for this program any more.
         is_apart = bool(options) or subject.is_cleared
         try:
-            entry = provider.get_apart(request) if is_apart else provider.get_own(request)
+            with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
+                entry = provider.get_apart(request) if is_apart else provider.get_own(request)
         except MaskingError as error:
             engine.refuse(request, error)
             raise
@@ -110,6 +111,11 @@ class Lowered(Stage):
         subject = self._subject
         if self.exact:
             raise ExportError("the call runs at its exact shape, so its module has no bucket")
+        if subject.engine.config.check is Check.POISON:
+            raise ExportError(
+                "the module of an executor with check=Check.POISON also overwrites padding; call "
+                "export_bounded, or lower without check"
+            )
         constraints = subject.signed.signature.constraints
         return bounded_module(self._lowered, subject.call, subject.bucket, constraints)
 

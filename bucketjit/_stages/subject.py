@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bucketjit._compile.argument_types import without_values
+from bucketjit._config import is_int_from
 from bucketjit._errors import SpecError, SplitError
 from bucketjit._events import shown
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
@@ -77,19 +78,20 @@ class Subject:
             raise SpecError(
                 "lower: bucket is for calls that are padded; this one runs at its exact shape"
             )
+        if not isinstance(sizes, Mapping):
+            raise SpecError(f"lower: bucket must be a dict such as {{'n': 16}}, got {sizes!r}")
         known = self.call.sizes
         for variable, size in sizes.items():
             if variable not in known:
                 raise SpecError(
                     f"lower: bucket names {variable!r}; the variables are {', '.join(known)}"
                 )
-            is_int = isinstance(size, int) and not isinstance(size, bool)
-            if not is_int or size < known[variable]:
+            if not is_int_from(size, known[variable]):
                 raise SpecError(
                     f"lower: bucket[{variable!r}] must be an int of at least {known[variable]}, "
                     f"the size in the call, got {size!r}"
                 )
-        bucket = {v: sizes.get(v, self.bucket[v]) for v in known}
+        bucket = {v: int(sizes.get(v, self.bucket[v])) for v in known}
         program = self.program
         unfitted = program.unfitted_sizes(bucket) if program.fits(bucket) else None
         if unfitted is None:

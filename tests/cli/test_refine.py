@@ -54,9 +54,10 @@ def test_it_writes_text(file, capsys, tmp_path):
     assert (tmp_path / "text").read_text() == out
 
 
-def test_bytes_through_pipes(blob):
+@pytest.mark.parametrize("output", [[], ["-o", "-"]], ids=["", "-o -"])
+def test_bytes_through_pipes(blob, output):
     done = subprocess.run(
-        [sys.executable, "-m", "bucketjit", "refine", "-", "--sizes", "b=16", "s=4"],
+        [sys.executable, "-m", "bucketjit", "refine", "-", "--sizes", "b=16", "s=4", *output],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         input=blob,
         capture_output=True,
@@ -101,6 +102,14 @@ def test_wrong_command_lines(file, words, message, capsys):
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and message in error
+
+
+@pytest.mark.parametrize("words", [[], ["--sizes", "b=16", "s=4", "model.bin"]], ids=str)
+def test_no_file(words, capsys):
+    with pytest.raises(SystemExit) as exit:
+        run(*words)
+    assert exit.value.code == 2
+    assert "name FILE, before --sizes" in capsys.readouterr().err
 
 
 def test_bytes_are_not_written_to_a_terminal(file, monkeypatch, capsys):

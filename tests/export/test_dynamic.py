@@ -404,3 +404,13 @@ def test_a_result_that_is_nested_by_size() -> None:
     fn = lambda x: {"n": x, f"half of {int(x.shape[0])}": x[: int(x.shape[0]) // 2]}  # noqa: E731
     with pytest.raises(ExportError, match="the tree of the results depends on a size"):
         BucketedExec(fn, dynamic_axes="n").export_dynamic(normal(6))
+
+
+def test_it_is_named_as_the_function() -> None:
+    class Scale:
+        def __call__(self, x: Any) -> Any:
+            return x * 2
+
+    struct = jax.ShapeDtypeStruct((5,), np.float32)
+    for fn, name in ((jnp.sum, "sum"), (Scale(), "Scale")):
+        assert BucketedExec(fn, dynamic_axes="n").export_dynamic(struct).fun_name == name

@@ -119,8 +119,26 @@ def test_2_sizes_above_the_bucket() -> None:
     assert "m at most 8, called with float32[9], where m is 9" in says(pair, ramp(5), ramp(9))
 
 
-def test_2_empty_arrays_have_no_bucket() -> None:
-    assert "size 0 has no bucket (b=0)" in says(made(softmax, rows(5)), rows(0))
+def test_2_sizes_below_1_have_no_bucket() -> None:
+    assert "a size below 1 has no bucket (b=0)" in says(made(softmax, rows(5)), rows(0))
+    odd = made(lambda x: x[3:].sum() + x.shape[0], ramp(13), axes="2*n + 3")
+    assert "a size below 1 has no bucket (n=0)" in says(odd, ramp(3))
+    first = made(lambda n, x: x[:n] * n, 3, ramp(4), axes=("n", "m"), constraints=["n <= m"])
+    assert "a size below 1 has no bucket (n=-1" in says(first, -1, ramp(4))
+    assert "a size below 1 has no bucket" in says(jax.jit(lambda x: first(-1, x)), ramp(4))
+    np.testing.assert_array_equal(first(2, ramp(4)), ramp(4)[:2] * 2)
+
+
+@pytest.mark.parametrize("lowered_for", [3, np.int64(3), np.int8(3)], ids=repr)
+def test_2_sizes_are_ints_of_python_or_numpy(lowered_for: Any, xla_compiles: Count) -> None:
+    compiled = made(lambda n, x: x[:n] * n, lowered_for, ramp(4), axes=("n", None))
+    before = xla_compiles()
+    for n in (2, np.int32(2), np.int64(3), np.int8(4), 3):
+        for _ in range(2):
+            np.testing.assert_array_equal(compiled(n, ramp(4)), ramp(4)[: int(n)] * int(n))
+    assert xla_compiles() == before
+    wrong = "n: compiled for an int, the size n, called with float32[]"
+    assert wrong in says(compiled, np.float32(2), ramp(4))
 
 
 def test_2_sizes_that_contradict_each_other() -> None:
@@ -180,6 +198,13 @@ def test_3_trees_and_names() -> None:
         "called with float32[7, 8]"
     )
     assert "x: compiled for float32[b, 8], called without it" in says(compiled, params)
+
+    scaled = made(lambda x, a: x * a, rows(5), 2.0, axes=("b, _", None))
+    assert says(scaled, a=2.0, x=rows(5)).startswith("a: compiled for one given by position, ")
+    fn = BucketedExec(lambda x, a: x * a, dynamic_axes={"x": "b, _"}).with_pow2()
+    assert says(fn.lower(rows(5), a=2.0).compile(), a=2.0, x=rows(5)) == (
+        "x: compiled for one given by position, called with an argument given by name"
+    )
 
 
 def test_3_a_changed_configuration_is_named() -> None:

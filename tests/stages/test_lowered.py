@@ -16,6 +16,7 @@ from bucketjit import (
     ArgumentError,
     BucketedExec,
     BucketOverflowError,
+    Check,
     CompileBudgetError,
     ExportError,
     Fallback,
@@ -217,9 +218,11 @@ def test_10_a_bucket_of_ones_own() -> None:
         ({"b": 9.0}, "must be an int"),
         ({"b": True}, "must be an int"),
         ({"c": 9}, "names 'c'; the variables are b"),
+        (9, "bucket must be a dict such as {'n': 16}, got 9"),
     ):
         with pytest.raises(SpecError, match=message):
             traced.lower(wrong)
+    assert dict(traced.lower({"b": np.int64(12)}).bucket) == {"b": 12}
     even = BucketedExec(
         lambda x: (x[::2] + x[1::2]).mean(), dynamic_axes="n", constraints=["mod(n, 2) == 0"]
     ).with_pow2()
@@ -358,11 +361,55 @@ def test_13_other_reasons_to_be_exact(xla_compiles: Count) -> None:
         served({**PARAMS, "w": ramp(8, 5)}, rows(5))
 
 
+def test_inside_of_transformations_the_types_of_tracers_are_taken() -> None:
+    executor = scorer()
+    found = []
+
+    @jax.jit
+    def outer(x: Any) -> Any:
+        lowered = executor.lower(PARAMS, x)
+        found.append((lowered.in_avals, executor.trace(PARAMS, x).guards))
+        return lowered.compile()(PARAMS, x)
+
+    assert_same(outer(rows(5)), jax.jit(score)(PARAMS, rows(5)), rtol=1e-5)
+    assert_same(jax.vmap(outer)(rows(5)[None])["best"][0], outer(rows(5))["best"], rtol=1e-5)
+    assert found[0] == (executor.lower(PARAMS, rows(5)).in_avals, ())
+    assert_same(executor(PARAMS, rows(6)), jax.jit(score)(PARAMS, rows(6)), rtol=1e-5)
+
+
+def test_disable_jit_changes_neither_stages_nor_modules() -> None:
+    def last(x: Any) -> Any:
+        return jax.lax.scan(lambda c, row: (c * 0.5 + row, None), jnp.zeros(8), x)[0]
+
+    executor = BucketedExec(last, dynamic_axes="n, _").with_pow2()
+    with jax.disable_jit():
+        assert not executor.trace(rows(5)).exact
+        compiled = executor.lower(rows(5)).compile()
+        assert_same(compiled(rows(6)), last(rows(6)), rtol=1e-5)  # runs the function itself
+        exported = executor.export_dynamic(rows(5))
+        assert executor.export_bounded(rows(5)).startswith(b"ML\xefR")
+    for served in (compiled, exported.call, executor):
+        np.testing.assert_allclose(served(rows(7)), last(rows(7)), rtol=1e-5)
+    assert executor.stats().compiles == 1
+
+
+def test_6_a_struct_has_the_sharding_of_a_mesh_of_one_device() -> None:
+    mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    given = jax.device_put(rows(8), sharding)
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
+    struct = jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
+    compiled = executor.lower(struct).compile()
+    assert_same(compiled(given), executor(given))
+    assert executor.stats().compiles == 1
+
+
 def test_13_an_exact_size_argument() -> None:
     executor = BucketedExec(lambda n, x: x * n + jnp.zeros(n), dynamic_axes=("n", "n"))
     compiled = executor.lower(3, ramp(3)).compile()
     assert compiled.exact
     assert_same(compiled(3, ramp(3)), jax.jit(lambda x: x * 3 + jnp.zeros(3))(ramp(3)))
+    assert_same(compiled(np.int64(3), ramp(3)), compiled(3, ramp(3)))
     with pytest.raises(ArgumentError, match="n: compiled for an int, the size 3, called with 4"):
         compiled(4, ramp(3))
 
@@ -434,3 +481,7 @@ def test_bounded_text() -> None:
     exact = BucketedExec(jnp.sum).lower(rows(5))
     with pytest.raises(ExportError, match="exact shape"):
         exact.as_text("stablehlo-bounded")
+    poisoned = scorer(check=Check.POISON)
+    with pytest.raises(ExportError, match="export_bounded, or lower without check"):
+        poisoned.lower(PARAMS, rows(5)).as_text("stablehlo-bounded")
+    assert poisoned.export_bounded(PARAMS, rows(5)).startswith(b"ML\xefR")

@@ -55,7 +55,7 @@ class DispatchTable:
         layout: Where the open axes are.
         key: Makes the key of a call from its arguments: shapes, types and static values. Returns
             None for calls of another layout, and for arguments that `reading` does not read.
-        plans: The first handler for each key; each leads to the next one.
+        by_key: The first handler for each key; each leads to the next one.
         next: The table to try for calls that this one does not know; None if it is the last.
     """
 
