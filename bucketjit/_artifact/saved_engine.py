@@ -6,6 +6,7 @@ the cache, padding, counters, background compiles.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -235,6 +236,10 @@ class _Signer(Signer):
         except ArgumentError:
             self._refuse(args, kwargs)
             raise
+        if any(kind.dtype is None for kind in self._function.types):  # NumPy's ints are as good
+            typed = zip(signed.leaves, self._function.types, strict=True)
+            leaves = [int(x) if kind.dtype is None else x for x, kind in typed]
+            signed = dataclasses.replace(signed, leaves=leaves)
         rows = zip(self._function.record.leaves, signed.shapes, strict=True)
         for leaf, shape in rows:
             if any(isinstance(a, int) and a != n for a, n in zip(leaf.axes, shape, strict=True)):

@@ -41,7 +41,7 @@ from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._autodiff.equations import Path as Steps
 from bucketjit._config import Config
 from bucketjit._errors import ArtifactError, ExportError, MaskingError, SpecError
-from bucketjit._export.dynamic import refuse_callbacks
+from bucketjit._export.dynamic import check_platforms, refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
 from bucketjit._jax.names import Without, lacking
 from bucketjit._persistence.environment import versions
@@ -53,8 +53,6 @@ from bucketjit._signature.structs import sign_like
 from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
-
-PLATFORMS = frozenset(("cpu", "cuda", "rocm", "tpu"))
 
 
 @dataclass(frozen=True)
@@ -87,15 +85,10 @@ class Options:
         for name in ("dynamic", "executables"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"save: {name} is True or False, got {getattr(self, name)!r}")
-        wanted = self.platforms
-        if wanted is None:
-            return
-        fits = isinstance(wanted, Sequence) and not isinstance(wanted, str) and len(wanted) > 0
-        if not fits or any(not isinstance(p, str) or p not in PLATFORMS for p in wanted):
-            raise SpecError(
-                "save: platforms is a list such as ['cpu', 'cuda'], of "
-                f"{', '.join(sorted(PLATFORMS))}, got {wanted!r}"
-            )
+        try:
+            check_platforms(self.platforms)
+        except ExportError as error:
+            raise SpecError(f"save: {error}") from None
 
 
 @dataclass

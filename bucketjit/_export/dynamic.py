@@ -13,7 +13,7 @@ Nothing is masked, so a program that no masking rule serves is exported all the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.program import Program
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+PLATFORMS = frozenset(("cpu", "cuda", "rocm", "tpu"))
 _CALLBACKS = frozenset(
     ("pure_callback", "io_callback", "debug_callback", "debug_print", "buffer_callback")
 )
@@ -62,6 +63,7 @@ def export_dynamic(
     """
     if lack := lacking(Without.EXPORT):
         raise ExportError(lack)
+    check_platforms(platforms)
     _check_sizes_of_leaves(signed)
     types = [t for t in signed.signature.types if t.dtype is not None]
     program = call.program
@@ -110,6 +112,26 @@ def _told_of_failures() -> Iterator[None]:
         if is_of_machine(error):
             raise
         raise ExportError(f"jax.export cannot export it: {in_one_line(error)}") from error
+
+
+def check_platforms(platforms: object) -> None:
+    """Refuse platforms that modules cannot be for.
+
+    Args:
+        platforms: A list of names, or None for the default one.
+
+    Raises:
+        ExportError: It is no list, is empty, or has a name that is none of `PLATFORMS`.
+    """
+    if platforms is None:
+        return
+    is_list = isinstance(platforms, Iterable) and not isinstance(platforms, str)
+    names = list(platforms) if is_list else []  # type: ignore[call-overload]
+    if not names or not all(isinstance(name, str) and name in PLATFORMS for name in names):
+        raise ExportError(
+            "platforms: expected a list such as ['cpu', 'cuda'], of the names that JAX gives to "
+            f"modules ({', '.join(sorted(PLATFORMS))}), got {platforms!r}"
+        )
 
 
 def _check_sizes_of_leaves(signed: SignedCall) -> None:
@@ -226,7 +248,7 @@ def _refuse_size_constants(program: Program) -> None:
     if pairing.num_size_constants:
         raise ExportError(
             f"a constant of shape {_text(program.size_constant_shapes[0])} is computed by Python "
-            f"from a size{_line_of_use(program.jaxpr)}{why} ({remedy})"
+            f"from a size, or decided by one{_line_of_use(program.jaxpr)}{why} ({remedy})"
         )
     if program.unfitted:
         raise ExportError(

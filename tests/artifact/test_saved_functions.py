@@ -164,6 +164,7 @@ def test_arguments_that_are_sizes(tmp_path: Path) -> None:
     executor.save(tmp_path / "f.bkt", 5, sizes=SIZES)
     loaded = bucketjit.load(tmp_path / "f.bkt")
     assert [float(loaded(n)) for n in (1, 5, 16)] == [2, 10, 32]
+    assert [float(loaded(np.int64(n))) for n in (3, 3, 5)] == [6, 6, 10]
     with pytest.raises(ArgumentError, match="n: saved for an int, the size n, called with float32"):
         loaded(np.float32(3))
 
