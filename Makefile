@@ -1,6 +1,6 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     the tests: of the masking cases every eighth, and of tests with many
+#   make test                     the tests: of the masking cases every tenth, and of tests with many
 #                                 sets of parameters every second set (all of them with EVERY=1);
 #                                 also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
@@ -25,7 +25,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EVERY ?= 8
+EVERY ?= 10
 EVERY_312 ?= 24
 ARGS ?=
 PYTEST_ARGS ?=

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._artifact import unpack as unpacking
+from bucketjit._unpack import unpack as unpacking
 from bucketjit._cli.app import main
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")

