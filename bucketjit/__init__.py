@@ -15,6 +15,7 @@ from bucketjit._api.executor import BucketedExec as BucketedExec
 from bucketjit._api.loaded import Loaded as Loaded
 from bucketjit._api.loaded import load as load
 from bucketjit._api.refining import refine as refine
+from bucketjit._api.sized import sized as sized
 from bucketjit._arrays.padded import Padded as Padded
 from bucketjit._compile.budget import CompileGuard as CompileGuard
 from bucketjit._compile.cache_store import CacheInfo as CacheInfo

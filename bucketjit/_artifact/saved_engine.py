@@ -47,7 +47,7 @@ from bucketjit._signature.mismatches import ArgumentFacts, in_words, mismatches
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall, Signer
-from bucketjit._signature.traced_programs import Traced, TracedPrograms
+from bucketjit._signature.traced_programs import NO_SIZES, Traced, TracedPrograms
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._tracing.interface import Interface
@@ -316,7 +316,9 @@ class _Programs(TracedPrograms):
     def release(self, program: Interface) -> None:
         """Nothing: without the source no program can be made again."""
 
-    def attempt(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
+    def attempt(
+        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
+    ) -> ResolvedCall:
         """Say why no program serves the sizes of a call.
 
         Raises:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from bucketjit._compile.argument_types import Expected, abstract, to_donate
 from bucketjit._compile.executable import Executable, OpenOut, Origin, sizes_argument
@@ -114,28 +115,24 @@ def masked_function(
         arrays = [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
         vector, size_constants = sizes if isinstance(sizes, tuple) else (sizes, ())
         values = {v: vector[i] for i, v in enumerate(call.variables)}
-        at = BucketSizes(bucket, program.lower, values, size_constants)
+        at = BucketSizes(program.padded_sizes(bucket), program.lower, values, size_constants)
         # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
         poison = poison_equations(vector[len(call.variables)]) if poisoned else None
         hook, padding = hooks(poison, after()), None if poisoned else 0
         outs = evaluated(program, program.consts, arrays, at, rules(), hook, padding)
-        return program.out_tree.unflatten(outs)
+        return with_counts(program, outs)
 
     masked.__name__ = getattr(signed.signature.fn, "__name__", "masked")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
-    static = BucketSizes(bucket, program.lower, {})
+    static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
     donated, donated_leaves = frozenset[int](), frozenset[int]()
-    if check is Check.OFF:
+    # A run whose computed sizes are not as presumed is repeated, so it must not lose an argument.
+    if check is Check.OFF and not program.presumed:
         donated, donated_leaves = donated_of(signed, dict(pads), program, static)
     size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     sizes: Any = sizes_argument(call, size_constant_shapes, 0 if poisoned else None)
-    device = None
-    if not signed.donate:  # arrays are lent to that device, so their owner must keep them
-        leaves: list[Any] = jax.tree_util.tree_leaves((args, kwargs))
-        device = device_for(program, static, leaves, chunks)
-        if device is not None:
-            sizes, leaves = lent_types(sizes, leaves, {i for i, _ in pads}, device)
-            args, kwargs = signed.tree.unflatten(leaves)
+    of_device = _lent(signed, program, static, dict(pads), chunks, sizes, (args, kwargs))
+    sizes, args, kwargs, device = of_device
     return Masked(
         function=_jitted(masked, donated, options),
         sizes=sizes,
@@ -153,6 +150,29 @@ def masked_function(
         options=options,
         device=device,
     )
+
+
+def _lent(
+    signed: SignedCall,
+    program: Program,
+    static: BucketSizes,
+    pads: Mapping[int, tuple[int, ...]],
+    chunks: float,
+    sizes: Any,
+    arguments: tuple[Any, Any],
+) -> tuple[Any, Any, Any, Any]:
+    """The types of the sizes and arguments on the device that runs a program, and the device.
+
+    Arrays are lent to a device of chunks, so their owner must keep them.
+    """
+    if signed.donate or program.counts:
+        return sizes, *arguments, None
+    leaves: list[Any] = jax.tree_util.tree_leaves(arguments)
+    device = device_for(program, static, leaves, chunks)
+    if device is not None:
+        sizes, leaves = lent_types(sizes, leaves, set(pads), device)
+        arguments = signed.tree.unflatten(leaves)
+    return sizes, *arguments, device
 
 
 def _jitted(
@@ -209,15 +229,18 @@ def evaluated(
         padding: What the padding of the arguments holds; None if it is not known.
 
     Returns:
-        The results, flat, with the types of the program.
+        The results, flat, with the types of the program; then its counts.
 
     Raises:
         MaskingError: The program cannot be masked.
     """
     try:
         outs = interpret(program.jaxpr, consts, arrays, at, rules, after, padding)
-        typed = zip(outs, program.out_shapes, program.out_types, strict=True)
-        return [_finish(out, shape, kind, at) for out, shape, kind in typed]
+        counts = outs[len(program.out_shapes) :]
+        typed = zip(
+            outs[: len(outs) - len(counts)], program.out_shapes, program.out_types, strict=True
+        )
+        return [*(_finish(out, shape, kind, at) for out, shape, kind in typed), *counts]
     except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
         raise
     except Exception as error:
@@ -230,6 +253,20 @@ def evaluated(
             "this is a defect of a masking rule; leave the axis static until it is mended",
             is_defect=True,
         ) from error
+
+
+def with_counts(program: Interface, outs: Sequence[Any]) -> Any:
+    """What an executable returns: the tree of the results, with the counts if there are any.
+
+    Args:
+        program: The program.
+        outs: Its results and its counts, flat.
+    """
+    results = program.out_tree.num_leaves
+    tree = program.out_tree.unflatten(outs[:results])
+    if not program.counts:
+        return tree
+    return tree, jnp.stack([jnp.asarray(n, jnp.int32) for n in outs[results:]])
 
 
 def lower_masked(made: Masked) -> jax.stages.Lowered:
@@ -316,8 +353,9 @@ def masked_executable(
         opened = {i for i, _ in made.pads}
         arguments = made.args, made.kwargs
         function = SingleThreaded(function, made.function, arguments, opened, made.device)
+    variables = (*made.call.variables, *program.counts)
     outs = tuple(
-        OpenOut(i, shape_function(shape, made.call.variables), padded_outs[i], weak)
+        OpenOut(i, shape_function(shape, variables), padded_outs[i], weak)
         for i, (shape, (_, weak)) in enumerate(
             zip(program.out_shapes, program.out_types, strict=True)
         )
@@ -338,6 +376,7 @@ def masked_executable(
         compiles=made.function,
         loaded=loaded,
         origin=made.origin,
+        counted=program if program.counts else None,
     )
 
 

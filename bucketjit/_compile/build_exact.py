@@ -17,7 +17,7 @@ from bucketjit._compile.argument_types import Expected, abstract
 from bucketjit._compile.build import Compile
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._config import Check
-from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._signature.signer import SignedCall
 
 
@@ -112,6 +112,22 @@ def one_by_one(signed: SignedCall) -> Any:
         return jax.tree_util.tree_map(jnp.asarray, signed.signature.fn(*args, **kwargs))
 
 
+def eagerly(signed: SignedCall) -> Any:
+    """The function's results, for a function that computes sizes, which ``jit`` cannot trace.
+
+    Args:
+        signed: The call.
+
+    Raises:
+        Exception: Whatever the function raises for these arguments.
+    """
+    args, kwargs = signed.tree.unflatten(
+        shape[0] if t.dtype is None else jnp.asarray(plain(x))
+        for x, shape, t in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True)
+    )
+    return jax.tree_util.tree_map(jnp.asarray, signed.signature.fn(*args, **kwargs))
+
+
 def lower_exact(made: Exact) -> jax.stages.Lowered:
     """Lower the function for one exact shape, without compiling it.
 
@@ -124,7 +140,8 @@ def lower_exact(made: Exact) -> jax.stages.Lowered:
     Raises:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
-    with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+    # If tracing fails, JAX must not keep the trace alive.
+    with forgetful_jax(), selecting_jax():
         return made.function.lower(*made.args, **made.kwargs)
 
 

@@ -14,12 +14,14 @@ import numpy as np
 
 from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, finisher
+from bucketjit._compile.computed_results import finisher_of_counts
 from bucketjit._config import Out
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit._tracing.interface import Interface
 
 
 class SignatureChanged(Exception):
@@ -55,6 +57,8 @@ class Executable:
         open_outs: Positions of the results with open axes, where it runs exact and there is no
             program to say so. None until they are first asked for; see
             `bucketjit._runtime.open_outputs`.
+        counted: The program, if the executable returns counts of computed sizes after the results;
+            see `bucketjit._compile.computed_results`.
         count_signatures: Returns how many argument signatures, placement included, it has now.
         signatures: How many it had when they were last counted.
         to_host: Like ``function``, but results that are in host memory when it returns, and would
@@ -81,6 +85,7 @@ class Executable:
     origin: Origin | None = None
     checked: bool = False
     open_outs: tuple[int, ...] | None = None
+    counted: Interface | None = None
 
     def __post_init__(self) -> None:
         """Ask the jitted function what it can do."""
@@ -158,10 +163,17 @@ class Executable:
             call: The call. It is not kept.
             out: The form of results.
         """
-        logical = {o.position: o.logical(*call.ordered) for o in self.outs}
         padded = {o.position: o.padded for o in self.outs}
         weak = {o.position: o.weak_type for o in self.outs}
-        finish = finisher(self.out_tree, logical, padded, weak, out)
+
+        def finisher_at(computed: Sequence[int]) -> Change | None:
+            logical = {o.position: o.logical(*call.ordered, *computed) for o in self.outs}
+            return finisher(self.out_tree, logical, padded, weak, out)
+
+        if self.counted is not None:
+            sizes = dict(zip(call.variables, call.ordered, strict=True))
+            return finisher_of_counts(self.counted, sizes, finisher_at)
+        finish = finisher_at(())
         nested = call.size_constants.out_tree
         if nested is None:
             return finish

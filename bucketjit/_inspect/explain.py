@@ -143,10 +143,11 @@ def masked_equations(
     """
     found: dict[int, tuple[Any, MaskedEquation]] = {}
     watched = {key: _watched(rule, found) for key, rule in rules.items()}
-    static = BucketSizes(bucket, program.lower, {})
+    padded = program.padded_sizes(bucket)
+    static = BucketSizes(padded, program.lower, {})
 
     def run(values: Any, size_constants: Any, arrays: Any) -> Any:
-        at = BucketSizes(bucket, program.lower, values, size_constants)
+        at = BucketSizes(padded, program.lower, values, size_constants)
         return interpret(program.jaxpr, program.consts, arrays, at, watched, padding=0)
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)

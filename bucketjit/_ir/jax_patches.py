@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
+from bucketjit._ir.computed_sizes import selecting
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.patches.callbacks import open_debug_callbacks
 from bucketjit._jax.patches.convolution import convolution_padding
@@ -22,6 +23,7 @@ from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import open_searches
+from bucketjit._jax.patches.selections import open_selections
 from bucketjit._jax.patches.shapes import inferred_sizes, lengths
 from bucketjit._jax.patches.shuffles import open_shuffles
 from bucketjit._jax.patches.size_decisions import brief_decisions
@@ -89,6 +91,10 @@ def _associative_scans() -> list[Patch]:
     return associative_scans(associative_scan_of)
 
 
+def _selections() -> list[Patch]:
+    return open_selections(selecting)
+
+
 # Each patch, with the feature that is left out if this JAX lacks the name that the patch replaces.
 _FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (_associative_scans, None),
@@ -107,10 +113,14 @@ _FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (fft_lengths, Without.FFT),
     (real_fft_transposes, Without.FFT_GRADIENTS),
 )
+_FOR_SELECTIONS: tuple[_Entry, ...] = ((_selections, Without.SELECTIONS),)
 _FOR_FAILURES = ((weak_finalizers, Without.FORGETTING),)
 
 lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
 """While active, JAX traces more programs with symbolic sizes."""
+
+selecting_jax = _Replacing(_FOR_SELECTIONS)
+"""While active, selections ask `bucketjit._ir.computed_sizes.selecting` what to do."""
 
 forgetful_jax = _Replacing(_FOR_FAILURES)
 """While active, traces that fail can be freed."""

@@ -47,6 +47,7 @@ class Without(enum.StrEnum):
     REDUCTIONS = "derivatives of products along open axes run exact"
     RESHAPES = "reshapes of open axes to a size of -1 may be traced at each size"
     SEARCHES = "jax.numpy.searchsorted in an open axis is traced at each size"
+    SELECTIONS = "selections by a mask, jnp.unique and the like raise, as under jax.jit"
     SHUFFLES = "random permutations of an open axis are traced at each size"
     SINGLE_THREADED = "each chunk of a call that is split uses all cores"
 
@@ -80,6 +81,7 @@ USES = (
     Use("config|mesh", "abstract_mesh_context_manager"),
     Use("core", "JaxprEqnContext current_jaxpr_eqn_context definitely_equal dimension_as_value"),
     Use("core", "eval_trace top_axis_env trace_ctx trace_state_strong_ref"),
+    Use("core", "concrete_or_error", Without.SELECTIONS),
     Use("core", "divide_shape_sizes", Without.RESHAPES),
     Use("effects", "ordered_effects"),
     Use("export.shape_poly", " ".join(f"_DimExpr.__{name}__" for name in _OPERATORS)),
@@ -143,8 +145,10 @@ USES = (
     Use("numpy.hijax", "searchsorted", Without.SEARCHES),
     Use(
         "numpy.indexing",
-        "IndexType IndexingStrategy NDIndexer.from_raw_indices rewriting_take",
+        "IndexType IndexingStrategy NDIndexer.expand_bool_indices NDIndexer.from_raw_indices"
+        " ParsedIndex rewriting_take",
     ),
+    Use("numpy.setops", "core", Without.SELECTIONS),
     Use("numpy.lax_numpy", "convolve correlate digitize", Without.LENGTHS),
     Use("random.core", "PRNGImpl PRNGSpec prng.KeyTy prng.PRNGKeyArray prng.prngs"),
     Use("random.core", "_shuffle", Without.SHUFFLES),

@@ -22,6 +22,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._ir.opaque import looked_inside
+from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     EquationScopes,
     bind_equation,
@@ -241,13 +242,16 @@ class _Walk:
         return self.run(inner, consts, operands)
 
     def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation needs its rule: for a symbolic size, or for a loop to stop."""
+        """Whether an equation needs its rule: for a symbolic size, or for a loop to stop.
+
+        An equation that computes a size has no symbolic result where a guard fixes the size.
+        """
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
         if any(map(self._param_mentions_sizes, eqn.params.values())):
             return True
-        return eqn.primitive in self._rules and has_loop_to_stop(eqn)
+        return makes_size(eqn) or (eqn.primitive in self._rules and has_loop_to_stop(eqn))
 
     def _param_mentions_sizes(self, value: Any) -> bool:
         """Whether a parameter holds a symbolic size, at any depth of tuples, trees and programs."""

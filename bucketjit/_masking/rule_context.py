@@ -152,6 +152,10 @@ class RuleContext:
         """The axes of an operand whose size is symbolic; ``operand`` is its position."""
         return symbolic_axes(self.in_shapes[operand])
 
+    def define(self, variable: str, value: Any) -> None:
+        """Give a dimension variable its run-time size; see `BucketSizes.define`."""
+        self._sizes.define(variable, value)
+
     def size_constant(self, index: int) -> Any:
         """A constant of the program that depends on the logical sizes, at padded size.
 

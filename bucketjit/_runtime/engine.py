@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 from bucketjit._arrays.padding import plain
+from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
@@ -29,6 +30,7 @@ from bucketjit._errors import (
 from bucketjit._events import LONGEST, Event, emit, printable, shown
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
+from bucketjit._runtime.computed_sizes import run_again, run_eagerly
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
@@ -44,7 +46,7 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.refusals import Refusals
+from bucketjit._runtime.refusals import PartRefused, Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -83,22 +85,6 @@ _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
     "give arrays that the mesh cuts into equal parts, padded or not",
 )
-
-
-class _PartRefused(Exception):
-    """A chunk cannot be served by the program of the whole call.
-
-    At the size of the chunk the function may trace to another program, so the chunk must not run
-    exact either. `Engine._run_split` catches this and runs the whole call in one piece.
-
-    Attributes:
-        refusal: Why the chunk cannot be served.
-        is_chosen: Whether the user wants such sizes to run exact (`Overflow.EXACT`).
-    """
-
-    def __init__(self, refusal: MaskingError, is_chosen: bool = False) -> None:
-        super().__init__(refusal.reason)
-        self.refusal, self.is_chosen = refusal, is_chosen
 
 
 class Engine:
@@ -222,7 +208,7 @@ class Engine:
             case Exact(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
                 if call.whole is not None:
-                    raise _PartRefused(why, is_chosen=True)
+                    raise PartRefused(why, is_chosen=True)
                 return self._run_exact(signed, call.sizes, out, given, call.program, why.reason)
             case Exact():
                 return self._run_exact(signed, call.sizes, out, given)
@@ -259,13 +245,22 @@ class Engine:
             result = self.run(entry, signed, call, served, out, is_compiled)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
+        except SizesDiffer as differ:
+            if call.presumed is not None:
+                raise
+            return run_again(
+                *(differ, signed, call),
+                lambda again: self.serve(signed, None, out, again),
+                lambda why: self._fall_back(why, signed, call, out, None),
+            )
         if self.config.check is not Check.OFF:
             return result
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
-        if given is not None and not stands_in:
+        # Nor does the fast path run a call again.
+        if given is not None and not stands_in and not masked.program.presumed:
             self.memory.add_masked(signed, given, call, served)
         return result
 
@@ -420,7 +415,15 @@ class Engine:
     ) -> Any:
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         key = self.requests.exact_key(signed)
-        entry, source, _ = self.provider.get(key, lambda: self.requests.exact(signed, sizes))
+        found = self.refusals.eager.compiled(
+            signed,
+            lambda: self.provider.get(key, lambda: self.requests.exact(signed, sizes)),
+        )
+        if found is None:
+            line = CallCounter(dict(sizes), reason=reason)
+            with counted(self.counters, line, False) if is_call else nullcontext():
+                return run_eagerly(signed, out)
+        entry, source, _ = found
         finish = exact_finisher(entry, signed, program, out)
         line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
         # A run that only checks another one (`is_call` is False) does not count as a call.
@@ -451,7 +454,7 @@ class Engine:
             result, handler = self.splitter.run(
                 serve, self.find_handler, signed, call, splitting, out, given, fast_path
             )
-        except _PartRefused as refused:
+        except PartRefused as refused:
             # This call may itself be a chunk, split along another axis, that must not run exact.
             if call.whole is not None:
                 raise
@@ -486,7 +489,7 @@ class Engine:
         given: CallArguments | None,
     ) -> Any:
         if call.whole is not None:
-            raise _PartRefused(refusal)
+            raise PartRefused(refusal)
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
         self.note_fallback(refusal, counted=True)

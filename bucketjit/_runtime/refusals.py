@@ -6,16 +6,37 @@ import weakref
 from collections.abc import Hashable
 
 from bucketjit._errors import MaskingError
+from bucketjit._runtime.computed_sizes import EagerSignatures
 from bucketjit._tracing.interface import Interface
+
+
+class PartRefused(Exception):
+    """A chunk cannot be served by the program of the whole call.
+
+    At the size of the chunk the function may trace to another program, so the chunk must not run
+    exact either. `Engine._run_split` catches this and runs the whole call in one piece.
+
+    Attributes:
+        refusal: Why the chunk cannot be served.
+        is_chosen: Whether the user wants such sizes to run exact (`Overflow.EXACT`).
+    """
+
+    def __init__(self, refusal: MaskingError, is_chosen: bool = False) -> None:
+        super().__init__(refusal.reason)
+        self.refusal, self.is_chosen = refusal, is_chosen
 
 
 class Refusals:
     """The refusals found when executables were built.
 
     Keys are those of executables: a program, and the padded sizes of its bucket.
+
+    Attributes:
+        eager: The signatures whose function runs without ``jit`` where it runs exact.
     """
 
     def __init__(self) -> None:
+        self.eager = EagerSignatures()
         # By the padded sizes of a bucket; None stands for all buckets.
         self._found: weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]
         self._found = weakref.WeakKeyDictionary()

@@ -26,6 +26,7 @@ class ResolvedCall:
         whole: For a chunk, the sizes of the call that it is a part of, if the function may do
             something else at the size of the chunk. Only the program may serve it then, never the
             function itself. None otherwise.
+        presumed: Computed sizes that an earlier run of this call has returned; None in the first.
     """
 
     tokens: Tokens
@@ -34,6 +35,7 @@ class ResolvedCall:
     refusal: TraceRefused | None = None
     size_constants: SizeConstants = NO_SIZE_CONSTANTS
     whole: Mapping[str, int] | None = None
+    presumed: Mapping[str, int] | None = None
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ varies: any axis under the default rule, otherwise a listed one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -146,6 +147,34 @@ class Signature:
         if self._news.is_to_tell(call):
             self._news.note(call, shapes)
         return call
+
+    def resolve_again(
+        self, call: ResolvedCall, shapes: Shapes, computed: Mapping[str, int]
+    ) -> ResolvedCall:
+        """Find or trace the program for a call whose computed sizes are known better.
+
+        Args:
+            call: The call.
+            shapes: Its shapes.
+            computed: The sizes that its last run has computed.
+
+        Returns:
+            The call with another program, or with the reason why there is none. The program is the
+            first to be tried for the next call.
+        """
+        known = self._traced.at(call.tokens, shapes)
+        for program in known.programs():
+            if program.admits(call.sizes) and program.presumes(call.sizes, computed):
+                self._traced.keep(program)
+                found = dataclasses.replace(call, program=program)
+                break
+        else:
+            found = self._traced.attempt(call.tokens, shapes, computed)
+            if found.program is not None:
+                self._traced.add(found.program, known)
+        if found.program is not None:
+            known.prefer(found.program)
+        return dataclasses.replace(found, presumed=computed)
 
     def release(self, program: Interface) -> None:
         """Drop the reference to a program; others may still hold it.

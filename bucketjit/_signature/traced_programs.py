@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from jax.tree_util import PyTreeDef
@@ -26,6 +27,8 @@ from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._tracing.symbolic import COMPUTE, trace
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 _MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
 
@@ -95,6 +98,10 @@ class Traced:
         there = [ref for ref in self._programs if ref() is not None]
         self.is_traced_again |= len(there) < len(self._programs)
         self._programs = [*there, weakref.ref(program)]
+
+    def prefer(self, program: Interface) -> None:
+        """Try a program before the others."""
+        self._programs.sort(key=lambda ref: ref() is not program)
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
         """Why a call is not traced.
@@ -275,12 +282,15 @@ class TracedPrograms:
         """The user's constraints, and those that sharding requires."""
         return list(dict.fromkeys([*self.constraints, *map(str, self.evenness(tokens))]))
 
-    def attempt(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
+    def attempt(
+        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
+    ) -> ResolvedCall:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones.
 
         Args:
             tokens: A token per axis of each leaf.
             shapes: The shapes of the call.
+            presumed: Values of the sizes that the function computes, where they are known.
 
         Returns:
             The call with its program, or with the reason why there is none.
@@ -294,19 +304,22 @@ class TracedPrograms:
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         program: Program | TraceRefused
         try:
-            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints, presumed)
         except TraceRefused as refusal:
             program = refusal.placed(self.fn)
         # Not in the `except` block, or errors of the second trace would show the first one as
         # their context.
         if isinstance(program, TraceRefused):
+            if program.computes_sizes:  # concrete traces cannot compute sizes
+                return ResolvedCall(tokens, sizes, None, program)
             return self._pair(tokens, shapes, sizes, program)
         # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
         if program.may_hold_sizes:
             nested = self._tracer(tokens, shapes).at(sizes).out_tree
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
-        if any(g.pins for g in program.guards):  # it serves one size; concrete traces may do more
+        is_pinned = any(g.pins for g in program.guards)
+        if is_pinned and not program.computed:  # it serves one size; concrete traces may do more
             call = self._pair(tokens, shapes, sizes)
             if call.program is not None:
                 return call
@@ -351,6 +364,7 @@ class TracedPrograms:
                 # `COMPUTE` is the general remedy, which adds nothing to the first one.
                 remedy = refusal.remedy if second.remedy == COMPUTE else both
                 refusal = TraceRefused(reason, remedy, refusal.cause)
+                refusal.computes_sizes = second.computes_sizes
             return ResolvedCall(tokens, sizes, None, refusal)
         size_constants = program.size_constants(sizes)
         if size_constants is None:  # the function does something else each time it is traced

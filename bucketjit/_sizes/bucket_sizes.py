@@ -152,6 +152,7 @@ class BucketSizes:
         self._padded: dict[int, tuple[Dim, int]] = {}
         self._texts: dict[int, tuple[Dim, str]] = {}
         self._made: dict[Any, Any] = {}
+        self._masks: dict[Any, Any] = {}
 
     def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
         """These sizes with more variables, for rules that make new dimensions.
@@ -172,6 +173,22 @@ class BucketSizes:
             {**self.values, **{v: logical for v, (_, logical) in more.items()}},
             self.size_constants,
         )
+
+    def define(self, variable: str, value: Any) -> None:
+        """Give a variable its run-time size, which the program has just computed.
+
+        A program that is evaluated again, such as the body of a loop, computes another one.
+
+        Args:
+            variable: The variable; its padded size is known.
+            value: The run-time size, an int32 scalar.
+        """
+        self.values[variable] = value
+        stale = [
+            key for key in self._masks if any(variable in variables_of(text) for _, text in key[2])
+        ]
+        for key in stale:
+            del self._masks[key]
 
     def padded(self, dim: Dim) -> int:
         """The padded size of a dimension: its upper bound over the whole bucket.
@@ -267,12 +284,12 @@ class BucketSizes:
             return None
         # With the trace, as its arrays cannot be used in another one.
         key = (current_trace(), rank, parts, broadcast_to)
-        mask = self._made.get(key)
+        mask = self._masks.get(key)
         if mask is None:
             mask = self._make_mask(shape, [a for a, _ in parts])
             if broadcast_to is not None:
                 mask = lax.broadcast_in_dim(mask, broadcast_to, range(rank))
-            self._made[key] = mask
+            self._masks[key] = mask
         return mask
 
     def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: object) -> Any:

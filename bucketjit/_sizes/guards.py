@@ -22,6 +22,7 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": opera
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
 _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
+_SLICE = re.compile(r"[Ss]lice size at index \d+ in gather op .*? \[0, (.+?) \+ 1\), got (.+?)\.")
 _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 
 
@@ -56,6 +57,29 @@ class Guard:
         except ZeroDivisionError:  # then a guard on the divisor fails, too
             return False
         return bool(_COMPARE[self.op](a, b))
+
+    def largest(self, variable: str, sizes: Mapping[str, int]) -> int:
+        """The largest size of a variable, at most that in ``sizes``, at which the guard holds.
+
+        Args:
+            variable: A variable of the guard, which is linear in it.
+            sizes: Size of each variable.
+
+        Returns:
+            The size; that in ``sizes`` if there is none.
+        """
+        if self.op == "!=" or self.holds(sizes):
+            return sizes[variable]
+        sign = -1 if self.op == ">=" else 1
+
+        def excess(size: int) -> int:  # not positive where the guard holds
+            at = {**sizes, variable: size}
+            return sign * (evaluate_text(self.left, at) - evaluate_text(self.right, at))
+
+        slope = excess(1) - excess(0)
+        size = -excess(0) // slope if slope else -1
+        holds = 0 <= size < sizes[variable] and self.holds({**sizes, variable: size})
+        return size if holds else sizes[variable]
 
     @property
     def pins(self) -> bool:
@@ -160,6 +184,33 @@ def decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard
         if guard not in known:
             return guard
     return None
+
+
+def decide_slice(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
+    """A guard that an axis has as many elements as a gather takes of it, or has fewer.
+
+    An axis of a computed size may have none, and JAX then refuses to take one.
+
+    Args:
+        message: The text of the error.
+        sizes: Size of each variable.
+        known: Guards that the trace had.
+
+    Returns:
+        The guard; None if the error is about something else.
+    """
+    found = _SLICE.search(message)
+    if found is None:
+        return None
+    try:
+        there, taken = evaluate_text(found[1], sizes), evaluate_text(found[2], sizes)
+    except (SyntaxError, KeyError, ValueError):
+        return None  # not expressions of sizes
+    if there >= taken:
+        guard = Guard(found[1], ">=", found[2])
+    else:
+        guard = Guard(found[1], "<=", _plus(found[2], -1))
+    return guard if guard not in known and guard.variables else None
 
 
 def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:

@@ -16,11 +16,12 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from bucketjit._errors import is_of_machine
-from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
+from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.own_constants import own_constants
-from bucketjit._tracing.program import Leaf, refuse_tracers
+from bucketjit._tracing.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._tracing.skeleton import Skeleton, decompose
 
 X = TypeVar("X")
@@ -106,8 +107,17 @@ class Tracer:
             outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
             return outs
 
-        with forgetful_jax():  # a trace that fails is freed
-            closed = jax.make_jaxpr(flat)(*arrays)
+        try:
+            # A trace that fails is freed.
+            with forgetful_jax(), selecting_jax(), Noticing().active():
+                closed = jax.make_jaxpr(flat)(*arrays)
+        except SizeIsComputed as error:
+            refusal = TraceRefused(
+                "a function that computes sizes is traced with symbolic sizes only",
+                "avoid what symbolic sizes refuse",
+            )
+            refusal.computes_sizes = True
+            raise refusal from error
         closed = without_hi_primitives(closed)
         jaxpr, consts = open_jaxpr(closed)
         refuse_tracers(consts)

@@ -7,13 +7,15 @@ compiled modules instead, see `bucketjit._artifact.saved_program`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from bucketjit._errors import ShapeCheckError
-from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
+from bucketjit._errors import MaskingError, ShapeCheckError
+from bucketjit._ir.computed_sizes import Computed
+from bucketjit._sizes.bounds import upper_bound_text
+from bucketjit._sizes.expressions import Shape, evaluate, evaluate_text, is_symbolic
 from bucketjit._sizes.guards import Guard
 
 _BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
@@ -87,6 +89,9 @@ class Interface:
         unfitted: Additional variables, for sizes that no expression of the others fits.
         size_constant_shapes: Shape of each of `SizeConstants.values`.
         pairing: The concrete traces it was made from; None if it was traced symbolically.
+        computed: The sizes that the program computes, by variable, in order.
+        counts: The computed sizes that its executables return after the results.
+        presumed: Conditions that the computed sizes of a call must meet, checked after it ran.
     """
 
     in_shapes: tuple[Shape, ...]
@@ -99,6 +104,9 @@ class Interface:
     unfitted: tuple[str, ...] = ()
     size_constant_shapes: tuple[Shape, ...] = ()
     pairing: Pairing | None = None
+    computed: Mapping[str, Computed] = field(default_factory=dict)
+    counts: tuple[str, ...] = ()
+    presumed: tuple[Guard, ...] = ()
 
     @property
     def constant_bytes(self) -> int:
@@ -109,6 +117,53 @@ class Interface:
     def open_outs(self) -> tuple[int, ...]:
         """Positions of the outputs with open axes."""
         return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
+
+    def padded_sizes(self, bucket: Mapping[str, int]) -> Mapping[str, int]:
+        """A bucket with the padded values of the computed sizes.
+
+        A computed size is padded to the largest number of rows that it can select in the bucket,
+        or that `presumed` allows.
+
+        Args:
+            bucket: The padded size of each dimension variable.
+
+        Returns:
+            Size by name.
+
+        Raises:
+            MaskingError: `presumed` does not hold at these sizes.
+        """
+        if not self.computed:
+            return bucket
+        lower = {**dict.fromkeys(bucket, 1), **self.lower}
+        padded = dict(bucket)
+        for variable, made in self.computed.items():
+            most = upper_bound_text(made.bound, {**dict.fromkeys(padded, 1), **lower}, padded) + 1
+            padded[variable] = most
+            for guard in self.presumed:
+                if guard.variables <= padded.keys() and variable in guard.variables:
+                    padded[variable] = min(padded[variable], guard.largest(variable, padded))
+        for guard in self.presumed:
+            if guard.op != "!=" and not guard.holds(padded):
+                raise MaskingError(
+                    f"the function is traced for computed sizes with {guard}, which does not hold "
+                    "at the padded sizes",
+                    "decide by other sizes",
+                    in_bucket=True,
+                )
+        return padded
+
+    def presumes(self, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
+        """Whether the conditions on computed sizes hold.
+
+        Args:
+            sizes: The logical size of each dimension variable of a call.
+            computed: Computed sizes. Each one that is left out is the largest possible.
+        """
+        known = dict(sizes)
+        for variable, made in self.computed.items():
+            known[variable] = computed.get(variable, evaluate_text(made.bound, known) + 1)
+        return all(g.holds(known) for g in self.presumed)
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
         """Whether every guard holds at these sizes."""

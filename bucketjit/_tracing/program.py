@@ -86,11 +86,13 @@ class TraceRefused(MaskingError):
 
     Attributes:
         cause: What JAX or the function raised; None if nothing was raised.
+        computes_sizes: Whether the function computes sizes, so that ``jit`` cannot trace it either.
     """
 
     def __init__(self, reason: str, remedy: str, cause: BaseException | None = None) -> None:
         super().__init__(reason, remedy)
         self.cause = cause
+        self.computes_sizes = False
 
     def placed(self, fn: Callable[..., Any]) -> TraceRefused:
         """A refusal whose reason names a line: if it names none, the function's first line.
@@ -103,7 +105,9 @@ class TraceRefused(MaskingError):
         """
         line = "" if self.names_a_line else defining_line(fn)
         reason = f"{self.reason} [{line}]" if line else self.reason
-        return TraceRefused(reason, self.remedy, self.cause)
+        placed = TraceRefused(reason, self.remedy, self.cause)
+        placed.computes_sizes = self.computes_sizes
+        return placed
 
     def without_frames(self) -> Self:
         """A copy without its traceback and its cause, which would keep frames alive."""

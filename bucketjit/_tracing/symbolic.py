@@ -19,6 +19,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jax
@@ -28,11 +29,19 @@ from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
 from bucketjit._errors import MaskingError, handled_before, is_of_machine
-from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax
-from bucketjit._jax.jaxprs import all_equations, equations_around, open_jaxpr, without_dead_code
+from bucketjit._ir.computed_sizes import Noticing, Sizing
+from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax, selecting_jax
+from bucketjit._jax.jaxprs import (
+    all_equations,
+    equations_around,
+    open_jaxpr,
+    shape_of,
+    without_dead_code,
+)
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt, watch_equalities
+from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_of
 from bucketjit._sizes.guards import (
@@ -41,12 +50,20 @@ from bucketjit._sizes.guards import (
     decide_equal,
     decide_even,
     decide_min_max,
+    decide_slice,
     lower_bounds,
     parse_constraint,
     pinned,
     without_implied,
 )
 from bucketjit._tracing.closures import holds_a_size
+from bucketjit._tracing.computed_sizes import (
+    Counts,
+    PresumedSizes,
+    counts_of,
+    with_counts,
+    with_sizes_alive,
+)
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
@@ -100,12 +117,14 @@ class _Tracing:
         raised: Errors that sizes raised; user code may have caught them.
         texts: Lines where user code made a text of a size.
         out_tree: Tree of the outputs; None before the function has returned.
+        sizing: Makes computed sizes, or notices that the function needs them.
+        counts: The counts of computed sizes, which follow the outputs.
     """
 
     def __init__(
-        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: Mapping[str, int]
+        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: PresumedSizes
     ) -> None:
-        self.sizes = sizes
+        self.sizes = sizes.known
         with lenient_jax():  # SymbolicScope compares the constraints, which are symbolic
             self.scope = export.SymbolicScope(tuple(constraints))
             self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
@@ -114,6 +133,15 @@ class _Tracing:
         self.raised: list[Exception] = []
         self.texts: list[str] = []
         self.out_tree: Any = None
+        self.sizing: Noticing | Sizing = Noticing()
+        if sizes.are_computed:
+            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, sizes.presumed)
+        self.counts = Counts()
+
+    @property
+    def lacks_sizes(self) -> bool:
+        """Whether the function computes sizes, which this attempt could not do."""
+        return isinstance(self.sizing, Noticing) and self.sizing.noticed
 
     def unequal(self, left: Any, right: Any) -> None:
         """Note that JAX took a size to be different from another value, which may be wrong."""
@@ -149,12 +177,15 @@ class _Tracing:
             leaves = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in self.inputs]
             args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
-            return [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
+            outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
+            if isinstance(self.sizing, Sizing):
+                self.counts = counts_of(self.sizing, outs, current_trace())
+            return [*outs, *self.counts.values]
 
         watched = watch_equalities(
             self.unequal, self.used_as_key, self.texts.append, self.raised.append
         )
-        with watched, lenient_jax(), forgetful_jax():
+        with watched, lenient_jax(), forgetful_jax(), selecting_jax(), self.sizing.active():
             return jax.make_jaxpr(flat)(*arrays)
 
 
@@ -164,6 +195,7 @@ def trace(
     leaves: Sequence[Leaf],
     sizes: Mapping[str, int],
     constraints: Sequence[str] = (),
+    presumed: Mapping[str, int] = MappingProxyType({}),
 ) -> Program:
     """Trace ``fn`` with the symbolic sizes of ``leaves``.
 
@@ -173,6 +205,7 @@ def trace(
         leaves: Shape and type of each argument leaf.
         sizes: The sizes of the call. They decide comparisons that symbolic sizes cannot.
         constraints: The user's constraints on the sizes, as in ``jax.export``.
+        presumed: Values of the sizes that the function computes, where they are known.
 
     Returns:
         The program with its guards.
@@ -181,12 +214,28 @@ def trace(
         TraceRefused: The function cannot be traced this way; the message says why.
         Exception: An error of the machine (`is_of_machine`), raised unchanged.
     """
-    guards: list[Guard] = []
+    all_sizes = PresumedSizes(sizes, presumed)
+    try:
+        return _traced(fn, in_tree, leaves, all_sizes, constraints)
+    except TraceRefused as refusal:
+        refusal.computes_sizes = all_sizes.are_computed
+        raise
+
+
+def _traced(
+    fn: Callable[..., Any],
+    in_tree: PyTreeDef,
+    leaves: Sequence[Leaf],
+    all_sizes: PresumedSizes,
+    constraints: Sequence[str],
+) -> Program:
+    """See `trace`."""
+    sizes, guards = all_sizes.known, list[Guard]()
     decided_at = ""  # the line of the last decision, for messages
     handled = sys.exception()  # what the caller of this function is handling, if anything
     for _ in range(MAX_RETRACES):
         try:
-            attempt = _Tracing(leaves, [*constraints, *map(str, guards)], sizes)
+            attempt = _Tracing(leaves, [*constraints, *map(str, guards)], all_sizes)
         except (ValueError, NotImplementedError) as error:
             others = _other_guards(error, guards, sizes)
             if others is not None:
@@ -203,6 +252,9 @@ def trace(
             closed = attempt.run(fn, in_tree)
         except Exception as error:
             failure = error
+        if attempt.lacks_sizes:
+            all_sizes.are_computed = True
+            continue
         if failure is not None:
             decided_at = _in_brackets(raising_line(failure))
         # User code may catch the error of a size, and return or raise an unrelated one. The error
@@ -223,7 +275,7 @@ def trace(
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
             _raise_of_machine(failure, attempt.texts)
-        guard = _guard_after(failure, sizes, guards)
+        guard = all_sizes.pinned(_guard_after(failure, sizes, guards))
         if guard is None or guard in guards:
             raise _refusal(failure) from failure
         guards.append(guard)
@@ -276,7 +328,8 @@ def _guard_after(
     if isinstance(failure, InconclusiveDimensionOperation):
         return decide(failure, sizes)
     return (
-        decide_min_max(str(failure), sizes, guards)
+        decide_slice(str(failure), sizes, guards)
+        or decide_min_max(str(failure), sizes, guards)
         or decide_equal(str(failure), sizes, guards)
         or decide_even(str(failure), sizes, guards)
     )
@@ -327,6 +380,9 @@ def _refusal(error: Exception) -> TraceRefused:
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     code = raising_code(error)
     remedy = COMPUTE
+    if isinstance(error, MaskingError):
+        line = "" if error.names_a_line else _in_brackets(raising_line(error))
+        return TraceRefused(f"{error.reason}{line}", error.remedy, error)
     if isinstance(error, LengthIsInt):
         code = code if code.startswith("len(") else "len(x)"
         size = f"{code[4:-1]}.shape[0]"
@@ -383,6 +439,13 @@ def _program(
     jaxpr, consts = open_jaxpr(closed)
     refuse_tracers(consts)
     jaxpr, consts = own_constants(jaxpr, consts)
+    own = [parse_constraint(c) for c in constraints]
+    all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
+    more: dict[str, Any] = {}
+    if isinstance(attempt.sizing, Sizing):
+        jaxpr, all_guards, more = with_counts(
+            jaxpr, attempt.out_tree.num_leaves, attempt.sizing, attempt.counts, all_guards
+        )
     _refuse_host_functions(jaxpr)
     if attempt.texts:
         raise _size_in_text(attempt.texts[0])
@@ -391,19 +454,17 @@ def _program(
         raise size_in_data()
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
-    own = [parse_constraint(c) for c in constraints]
-    out_avals = [v.aval for v in jaxpr.outvars]
-    alive = without_dead_code(jaxpr)
-    all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
+    out_avals: list[Any] = [v.aval for v in jaxpr.outvars[: attempt.out_tree.num_leaves]]
+    living = without_dead_code(jaxpr) if not more else with_sizes_alive(jaxpr)
     try:
-        refuse_decisions(alive)
+        refuse_decisions(living)
     except MaskingError as error:
         raise TraceRefused(error.reason, error.remedy, error) from error
-    kept, kept_consts = keep_apart(alive, consts)
+    kept, kept_consts = keep_apart(living, consts)
     return Program(
         jaxpr=kept,
         consts=tuple(kept_consts),
-        in_shapes=tuple(tuple(v.aval.shape) for v in jaxpr.invars),
+        in_shapes=tuple(map(shape_of, jaxpr.invars)),
         out_shapes=tuple(tuple(a.shape) for a in out_avals),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
         out_tree=attempt.out_tree,
@@ -411,6 +472,7 @@ def _program(
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
         may_hold_sizes=in_data is None,
+        **more,
     )
 
 

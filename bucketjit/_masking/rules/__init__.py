@@ -39,6 +39,7 @@ FAMILIES = (
     "collectives",
     "annotations",
     "paired",
+    "sized",
     "refused",
 )
 

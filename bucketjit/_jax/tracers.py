@@ -1,0 +1,102 @@
+"""Where a value came from while a function is traced, and traces that no cache may return again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import jax
+from jax.interpreters import partial_eval
+
+from bucketjit._jax.jaxprs import is_literal
+
+_unshared = jax.make_user_context(None)
+
+
+class Made(NamedTuple):
+    """The equation that made a value.
+
+    Attributes:
+        primitive: Its primitive.
+        params: Its parameters.
+        operands: Its operands: tracers, arrays or numbers.
+        position: The position of the value among its results.
+    """
+
+    primitive: Any
+    params: Mapping[str, Any]
+    operands: Sequence[Any]
+    position: int
+
+
+def equation_of(value: object) -> Made | None:
+    """The equation that made a value while a function is traced to a jaxpr.
+
+    No public name has the equations of a trace that is not finished
+    (``partial_eval.DynamicJaxprTracer.parent``, since 0.7).
+
+    Args:
+        value: Any value.
+
+    Returns:
+        The equation; None for an argument, a constant or the tracer of another transformation, and
+        for an equation with an effect, which does something else each time it runs.
+    """
+    if not isinstance(value, partial_eval.DynamicJaxprTracer):
+        return None
+    equation: Any = getattr(value, "parent", None)
+    if equation is None or equation.effects:
+        return None
+    places = [i for i, out in enumerate(equation.outvars) if out is value.val]
+    if len(places) != 1:
+        return None
+    operands = list(equation.in_tracers)
+    return Made(equation.primitive, equation.params, operands, places[0])
+
+
+def literal_of(value: object) -> Any | None:
+    """The number that a tracer stands for, as a literal of a jaxpr; None if it stands for none.
+
+    JAX keeps the literal in the tracer itself (``DynamicJaxprTracer.val``, since 0.7).
+    """
+    atom = getattr(value, "val", None)
+    return atom if isinstance(value, jax.core.Tracer) and is_literal(atom) else None
+
+
+def belongs_to(value: object, trace: object) -> bool:
+    """Whether a value is a tracer of this trace (``Tracer._trace``, since 0.1).
+
+    Args:
+        value: Any value.
+        trace: The trace, as `bucketjit._jax.transformations.current_trace` returns it.
+    """
+    return isinstance(value, partial_eval.DynamicJaxprTracer) and value._trace is trace
+
+
+class Unshared:
+    """Keeps the caches of JAX from returning a program that was traced before.
+
+    ``jit`` caches the programs of the functions that a traced function calls. A program that makes
+    a size belongs to one call, so no other call may get it.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def renew(self) -> None:
+        """From now on, nothing that was traced before is returned."""
+        self._stack.enter_context(_unshared(object()))
+
+
+@contextmanager
+def unshared_traces() -> Iterator[Unshared]:
+    """A context whose traces are returned neither outside of it nor in another one.
+
+    Yields:
+        What can renew the context.
+    """
+    with ExitStack() as stack:
+        unshared = Unshared(stack)
+        unshared.renew()
+        yield unshared

@@ -1,0 +1,101 @@
+"""Calls of functions that compute sizes: runs that are repeated, and runs without ``jit``.
+
+A decision on a computed size (``if y.shape[0] > 2``) is traced for presumed sizes. A run that
+returns others is dropped, and the call runs again by a program for these. As ``jit`` cannot trace
+such a function at its exact shape, the function itself runs there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from bucketjit._arrays.results import as_numpy, as_padded
+from bucketjit._compile.build_exact import eagerly
+from bucketjit._compile.computed_results import SizesDiffer
+from bucketjit._config import Out
+from bucketjit._errors import MaskingError
+from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signature import Signature
+from bucketjit._signature.signer import SignedCall
+
+MAX_RUNS_AGAIN = 6  # after the first run of a call
+
+_UNSETTLED = MaskingError(
+    f"its decisions depend on computed sizes, which none of {MAX_RUNS_AGAIN + 1} programs fits",
+    "decide by fewer sizes, or with jnp.where",
+)
+
+
+def run_again(
+    differ: SizesDiffer,
+    signed: SignedCall,
+    call: ResolvedCall,
+    serve: Callable[[ResolvedCall], Any],
+    fall_back: Callable[[MaskingError], Any],
+) -> Any:
+    """Run a call by the program for the computed sizes that its run has returned.
+
+    Args:
+        differ: The computed sizes.
+        signed: The call.
+        call: The same call, resolved.
+        serve: Runs the call by another program.
+        fall_back: Runs the call exact, for a reason.
+
+    Returns:
+        The results.
+    """
+    computed: Mapping[str, int] = {}
+    for _ in range(MAX_RUNS_AGAIN):
+        # They are right up to the first decision that was taken otherwise, so this converges.
+        computed = {**computed, **differ.computed}
+        again = signed.signature.resolve_again(call, signed.shapes, computed)
+        try:
+            return serve(again)
+        except SizesDiffer as other:
+            differ = other
+    return fall_back(_UNSETTLED)
+
+
+class EagerSignatures:
+    """The signatures whose function ``jit`` cannot trace, as it computes sizes."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakSet[Signature] = weakref.WeakSet()
+
+    def compiled(self, signed: SignedCall, compile: Callable[[], Any]) -> Any | None:
+        """What compiles the exact shape of a call; None if the function has to run without ``jit``.
+
+        Args:
+            signed: The call.
+            compile: Compiles, or finds what was compiled.
+        """
+        if signed.signature in self._found:
+            return None
+        try:
+            with Noticing().active():
+                return compile()
+        except SizeIsComputed:
+            self._found.add(signed.signature)
+            return None
+
+
+def run_eagerly(signed: SignedCall, out: Out) -> Any:
+    """Run the function of a call without ``jit``.
+
+    Args:
+        signed: The call.
+        out: The form of results.
+
+    Returns:
+        The results.
+    """
+    result = eagerly(signed)
+    if out is Out.JAX:
+        return result
+    return jax.tree_util.tree_map(as_numpy if out is Out.NUMPY else as_padded, result)

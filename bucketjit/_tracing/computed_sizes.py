@@ -1,0 +1,283 @@
+"""The computed sizes of a traced program: which ones it returns, and what cannot be served.
+
+    traced   outs: y[size_1 - 1]           guard: size_1 - 1 >= 3
+    program  outs: y[size_1 - 1], count    presumed: size_1 - 1 >= 3
+
+A result of a computed size is cut on the host, so the program returns the count too. A guard of a
+computed size was decided by presumed sizes. It is checked on the counts that a run returns, and
+where it does not hold, the function is traced again. A size that is made in a loop or branch has no
+value outside of it, so neither is possible there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr
+
+from bucketjit._ir.computed_sizes import Sizing
+from bucketjit._ir.sized import makes_size
+from bucketjit._jax.jaxprs import (
+    all_equations,
+    bodies,
+    equations_around,
+    first_effect,
+    open_jaxpr,
+    rebuilt_jaxpr,
+    shape_of,
+    without_dead_code,
+)
+from bucketjit._jax.primitives import CALLS, name_of
+from bucketjit._jax.tracers import belongs_to
+from bucketjit._jax.user_code import source_line
+from bucketjit._sizes.expressions import Shape, is_symbolic, variables_of
+from bucketjit._sizes.guards import Guard
+from bucketjit._tracing.program import TraceRefused
+
+_STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
+
+_REMEDY = "compute with masks (jnp.where) there, or make the selection outside"
+
+
+class PresumedSizes:
+    """The sizes that decide comparisons in a trace.
+
+    Attributes:
+        of_call: The variables of the call.
+        known: Their sizes, and presumed values of computed ones.
+        presumed: What is presumed of computed sizes; else that everything is selected.
+        are_computed: Whether the function is known to compute sizes.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], presumed: Mapping[str, int]) -> None:
+        self.of_call = frozenset(sizes)
+        self.known = dict(sizes)
+        self.presumed = presumed
+        self.are_computed = False
+
+    def pinned(self, guard: Guard | None) -> Guard | None:
+        """The guard, or one that nothing is selected, if that is what it is about.
+
+        JAX traces more programs for an array that is known to be empty.
+        """
+        names = guard.variables if guard is not None else frozenset()
+        if len(names) == 1 and not names & self.of_call and self.known[min(names)] == 1:
+            return Guard(min(names), "==", "1")
+        return guard
+
+
+@dataclass
+class Counts:
+    """The numbers of rows that a trace returns after its results.
+
+    Attributes:
+        variables: The variables of computed sizes, in the order of their numbers.
+        values: The numbers, int32 scalars.
+    """
+
+    variables: list[str] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+
+def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> Counts:
+    """The counts that a trace can return.
+
+    Args:
+        sizing: Its computed sizes.
+        outs: Its results.
+        trace: The trace itself.
+
+    Returns:
+        Those made in the trace itself, and those that its results have from functions under ``jit``
+        inside.
+    """
+    counts = Counts()
+    of_outs = _variables(getattr(x, "shape", ()) for x in outs)
+    for variable, number in sizing.numbers.items():
+        if belongs_to(number, trace):
+            counts.variables.append(variable)
+            counts.values.append(number)
+        elif variable in of_outs and is_symbolic(sizing.dims[variable]):
+            counts.variables.append(variable)
+            counts.values.append(sizing.dims[variable].dimension_as_value())
+    return counts
+
+
+def _variables(shapes: Iterator[Any]) -> set[str]:
+    return {v for shape in shapes for d in shape if is_symbolic(d) for v in variables_of(str(d))}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The guards of a program with computed sizes, and the counts that it must return.
+
+    Attributes:
+        guards: The guards on the sizes of the call.
+        presumed: The guards that name computed sizes.
+        counts: The variables whose counts are returned.
+    """
+
+    guards: tuple[Guard, ...]
+    presumed: tuple[Guard, ...]
+    counts: tuple[str, ...]
+
+
+def split_guards(
+    sizing: Sizing, counts: Counts, out_shapes: Sequence[Shape], guards: Sequence[Guard]
+) -> Split:
+    """Split the guards of a program, and find the counts that it must return.
+
+    Args:
+        sizing: The computed sizes of the trace.
+        counts: The counts that it can return.
+        out_shapes: The shapes of its results.
+        guards: Its guards.
+
+    Returns:
+        The guards and the counts.
+
+    Raises:
+        TraceRefused: A count is needed that the program cannot return.
+    """
+    computed = sizing.computed.keys()
+    presumed = tuple(g for g in guards if g.variables & computed)
+    needed = {v for g in presumed for v in g.variables & computed}
+    missing = needed - set(counts.variables)
+    if missing:
+        line = sizing.computed[min(missing)].line
+        raise TraceRefused(
+            "a decision depends on a size that is computed in a loop, a branch or a function "
+            f"under jit{f' [{line}]' if line else ''}",
+            _REMEDY,
+        )
+    needed |= _variables(iter(out_shapes)) & computed
+    needed |= {v for v, made in sizing.computed.items() if made.is_checked}
+    if missing := needed - set(counts.variables):
+        line = sizing.computed[min(missing)].line
+        raise TraceRefused(
+            "sized: in a loop, a branch or a function under jit its size cannot be checked"
+            f"{f' [{line}]' if line else ''}",
+            "call bucketjit.sized outside of it",
+        )
+    return Split(
+        tuple(g for g in guards if not g.variables & computed),
+        presumed,
+        tuple(v for v in counts.variables if v in needed),
+    )
+
+
+def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
+    """Refuse a program where a loop or branch returns an array of a size that is computed in it.
+
+    Args:
+        jaxpr: An open jaxpr.
+
+    Raises:
+        TraceRefused: There is one.
+    """
+    for eqn in all_equations(jaxpr):
+        if name_of(eqn) in CALLS - _STAGED:
+            continue
+        for body in bodies(eqn):
+            made = {e.params["variable"] for e in all_equations(body) if makes_size(e)}
+            if made & _variables(shape_of(v) for v in body.outvars):
+                line = source_line(eqn, equations_around(jaxpr, eqn))
+                raise TraceRefused(
+                    f"{eqn.primitive.name}: it returns an array, or needs one for a derivative, "
+                    f"whose size is computed inside of it{f' [{line}]' if line else ''}",
+                    _REMEDY,
+                )
+
+
+def refuse_effects(jaxpr: Jaxpr, presumed: Sequence[Guard]) -> None:
+    """Refuse a program that may have to run twice, and has effects.
+
+    Args:
+        jaxpr: An open jaxpr.
+        presumed: Its guards on computed sizes.
+
+    Raises:
+        TraceRefused: It has both.
+    """
+    if presumed and jaxpr.effects:
+        raise TraceRefused(
+            f"a decision depends on a computed size ({presumed[0]}), so the function may run "
+            f"twice, and it has an effect: {first_effect(jaxpr)}",
+            "leave out the effect, or the decision",
+        )
+
+
+def with_sizes_alive(jaxpr: Jaxpr) -> Jaxpr:
+    """An open jaxpr without dead code, but with the equations that make the sizes it mentions.
+
+    A size can be read without the array that has it: ``x.sum() / x[x > 0].shape[0]``.
+
+    Args:
+        jaxpr: The jaxpr.
+
+    Returns:
+        The jaxpr.
+    """
+    kept: list[Any] = []
+    while True:
+        more = without_dead_code(_returning(jaxpr, [*jaxpr.outvars, *kept]))
+        living = _returning(more, more.outvars[: len(jaxpr.outvars)])
+        made = {e.params["variable"] for e in all_equations(living) if makes_size(e)}
+        lacking = (_mentioned(living) & _made_in(jaxpr)) - made
+        if not lacking:
+            return living
+        kept += [
+            e.outvars[0] for e in jaxpr.eqns if makes_size(e) and e.params["variable"] in lacking
+        ]
+        if not lacking <= {e.params["variable"] for e in jaxpr.eqns if makes_size(e)}:
+            return jaxpr  # one of a program inside: nothing is removed
+
+
+def _returning(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Jaxpr:
+    consts = open_jaxpr(jaxpr)[1]
+    return rebuilt_jaxpr(jaxpr, jaxpr.constvars, consts, jaxpr.invars, outvars, jaxpr.eqns)
+
+
+def _made_in(jaxpr: Jaxpr) -> set[str]:
+    return {e.params["variable"] for e in all_equations(jaxpr) if makes_size(e)}
+
+
+def _mentioned(jaxpr: Jaxpr) -> set[str]:
+    """The variables in the shapes and parameters of an open jaxpr, at any depth."""
+    found: set[str] = set()
+    for eqn in all_equations(jaxpr):
+        found |= _variables(shape_of(v) for v in (*eqn.invars, *eqn.outvars))
+        params = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_symbolic)
+        found |= _variables(iter([params]))
+    return found
+
+
+def with_counts(
+    jaxpr: Jaxpr, results: int, sizing: Sizing, counts: Counts, guards: Sequence[Guard]
+) -> tuple[Jaxpr, tuple[Guard, ...], dict[str, Any]]:
+    """A program that returns the counts which are needed, and no others.
+
+    Args:
+        jaxpr: An open jaxpr that returns the results, then all counts.
+        results: The number of results.
+        sizing: Its computed sizes.
+        counts: The counts.
+        guards: Its guards.
+
+    Returns:
+        The jaxpr, the guards on the sizes of the call, and arguments of `Interface`.
+
+    Raises:
+        TraceRefused: Its computed sizes cannot be served.
+    """
+    split = split_guards(sizing, counts, [shape_of(v) for v in jaxpr.outvars[:results]], guards)
+    used = [v in split.counts for v in counts.variables]
+    kept = [v for v, is_used in zip(jaxpr.outvars[results:], used, strict=True) if is_used]
+    jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])
+    refuse_sizes_that_escape(jaxpr)
+    refuse_effects(jaxpr, split.presumed)
+    more = {"computed": sizing.computed, "counts": split.counts, "presumed": split.presumed}
+    return jaxpr, split.guards, more
