@@ -162,6 +162,8 @@ def save(
     if call.program is None:
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
+    if (lacking_sizes := call.program.why_not_apart()) is not None:
+        raise unmasked(lacking_sizes)
     sizes = _sizes(engine, signed, options.sizes)
     members = _Members()
     written = [_function(engine, signed, sizes, options, members, 0)]

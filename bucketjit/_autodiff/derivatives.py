@@ -211,6 +211,12 @@ def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
             "a function of a size argument is not differentiated in buckets",
             "open an axis of an array in its place, or make an executor of its gradient",
         )
+    if program.counts:
+        return MaskingError(
+            "its results or decisions depend on computed sizes, so its derivative is that of the "
+            "function itself",
+            "make an executor of the gradient",
+        )
     if program.jaxpr.effects:
         return MaskingError(
             "a derivative in buckets would run the function's effects (io_callback, debug.print) "

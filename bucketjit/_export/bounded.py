@@ -73,6 +73,8 @@ def bounded_module(
     program = call.program
     if not isinstance(program, Program):
         raise ExportError("the call is not masked, so its module has no bucket")
+    if (why := program.why_not_apart()) is not None:
+        raise ExportError(f"cannot export: {why}")
     _check_program(program)
     _check_sizes(program, bucket, constraints)
     try:

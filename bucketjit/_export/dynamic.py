@@ -76,6 +76,8 @@ def export_dynamic(
         function: Callable[..., Any] = signed.signature.fn
     else:
         assert isinstance(program, Program)
+        if (why := program.why_not_apart()) is not None:
+            raise ExportError(f"cannot export: {why}")
         shapes = program.in_shapes
         run = evaluator(program, call.sizes)
         tree, consts = program.out_tree, program.consts

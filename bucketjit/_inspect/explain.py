@@ -78,6 +78,8 @@ class Explanation:
         remedy: What to do about that, or an empty string.
         splits: The variables that are split into chunks, each with the sizes of its chunks. The
             other attributes, except ``name`` and ``sizes``, then describe the first chunk.
+        computed: The sizes that the program computes, each with its bound and the line, and what
+            is presumed of them. If a run computes others, the call runs again.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Explanation:
     reason: str = ""
     remedy: str = ""
     splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    computed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         sizes = shown(self.sizes) or "no open axes"
@@ -108,6 +111,7 @@ class Explanation:
             lines.append(f"  program: {self.program}")
             if self.guards:
                 lines.append(f"  guards: {', '.join(self.guards)}")
+            lines += [f"  computed: {size}" for size in self.computed]
             lines.append("  masked:" if self.masked else "  masked: nothing has to be")
             lines += [f"    {equation}" for equation in self.masked]
         lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
@@ -304,7 +308,18 @@ def _explained_masked(
         describe(program),
         tuple(map(str, program.guards)),
         masked,
+        computed=_computed(program),
     )
+
+
+def _computed(program: Interface) -> tuple[str, ...]:
+    """The computed sizes of a program, in words."""
+    sizes = [
+        f"{variable} - 1 <= {made.bound}" + (f"  [{made.line}]" if made.line else "")
+        for variable, made in program.computed.items()
+    ]
+    presumed = ", ".join(map(str, program.presumed))
+    return (*sizes, f"presumed: {presumed}") if presumed else tuple(sizes)
 
 
 def _explained_exact(

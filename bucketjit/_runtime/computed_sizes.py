@@ -85,17 +85,27 @@ class EagerSignatures:
             return None
 
 
-def run_eagerly(signed: SignedCall, out: Out) -> Any:
+def run_eagerly(signed: SignedCall, out: Out, reason: str | None) -> Any:
     """Run the function of a call without ``jit``.
 
     Args:
         signed: The call.
         out: The form of results.
+        reason: Why the call is not masked; None if that needs no explanation.
 
     Returns:
         The results.
+
+    Raises:
+        Exception: Whatever the function raises. An error of JAX, which cannot compute sizes inside
+            of ``jit``, ``scan`` and the like, gets the reason as a note.
     """
-    result = eagerly(signed)
+    try:
+        result = eagerly(signed)
+    except (jax.errors.JAXIndexError, jax.errors.JAXTypeError) as error:
+        if reason is not None:
+            error.add_note(f"bucketjit runs the function without jit, because: {reason}")
+        raise
     if out is Out.JAX:
         return result
     return jax.tree_util.tree_map(as_numpy if out is Out.NUMPY else as_padded, result)

@@ -422,7 +422,7 @@ class Engine:
         if found is None:
             line = CallCounter(dict(sizes), reason=reason)
             with counted(self.counters, line, False) if is_call else nullcontext():
-                return run_eagerly(signed, out)
+                return run_eagerly(signed, out, reason)
         entry, source, _ = found
         finish = exact_finisher(entry, signed, program, out)
         line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)

@@ -113,6 +113,17 @@ class Interface:
         """Bytes of the arrays that each of its executables holds."""
         return 0
 
+    def why_not_apart(self) -> MaskingError | None:
+        """Why the program cannot be exported or saved, or None: files know no computed sizes."""
+        if not self.computed:
+            return None
+        made = next(iter(self.computed.values()))
+        where = f" [{made.line}]" if made.line else ""
+        return MaskingError(
+            f"the program computes sizes{where}, which exported and saved programs cannot do yet",
+            "call the executor, or give jnp.nonzero and the like a size",
+        )
+
     @property
     def open_outs(self) -> tuple[int, ...]:
         """Positions of the outputs with open axes."""

@@ -1,0 +1,373 @@
+"""Functions that compute sizes, called by executors: equal to the eager function, few compiles."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning, Padded
+
+W = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
+EDGES = (1, 7, 8, 9)  # sizes at the edges of the buckets 8 and 16
+
+
+def arrays(size: int) -> Iterator[np.ndarray]:
+    """Arrays of one size that select nothing, one element, half and all; and one with NaN."""
+    rng = np.random.default_rng(size)
+    plain = (np.abs(rng.standard_normal(size)) + 0.1).astype(np.float32)
+    one = -plain
+    one[size // 2] *= -1
+    half = np.where(np.arange(size) % 2, plain, -plain).astype(np.float32)
+    special = half.copy()
+    special[0] = np.nan
+    yield from (-plain, one, half, plain, special)
+
+
+def equal(got: Any, want: Any) -> None:
+    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
+    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "selection": lambda x: x[x > 0],
+    "mean": lambda x: x[x > 0].mean(),
+    "sum": lambda x: x[x > 0].sum(),
+    "std": lambda x: jnp.std(x[jnp.isfinite(x)]),
+    "softmax": lambda x: jax.nn.softmax(x[x > 0]),
+    "cumsum": lambda x: jnp.cumsum(x[x > 0]),
+    "sort": lambda x: jnp.sort(x[x > 0]),
+    "sort_flipped": lambda x: jnp.sort(x[x > 0])[::-1],
+    "max": lambda x: x[x > 0].max(),
+    "median": lambda x: jnp.median(x[x > 0]),
+    "argmax": lambda x: jnp.argmax(x[x > -1]),
+    "nonzero": lambda x: jnp.nonzero(x > 0),
+    "method": lambda x: (x > 0).nonzero()[0],
+    "flatnonzero": lambda x: jnp.flatnonzero(x > 0),
+    "where": lambda x: jnp.where(x > 0)[0],
+    "argwhere": lambda x: jnp.argwhere(x > 0),
+    "unique": lambda x: jnp.unique(jnp.round(x)),
+    "unique_parts": lambda x: jnp.unique(jnp.round(x), True, True, True),
+    "unique_nan": lambda x: jnp.unique(jnp.round(x), equal_nan=False),
+    "unique_all": lambda x: tuple(jnp.unique_all(jnp.round(x))),
+    "unique_rows": lambda x: jnp.unique(jnp.round(jnp.stack([x, x], 1)), axis=0),
+    "setdiff1d": lambda x: jnp.setdiff1d(jnp.round(x), jnp.array([0.0, 1.0])),
+    "union1d": lambda x: jnp.union1d(jnp.round(x), jnp.array([0.0, 1.0])),
+    "intersect1d": lambda x: jnp.intersect1d(jnp.round(x), jnp.array([0.0, 1.0, -1.0])),
+    "compress": lambda x: jnp.compress(x > 0, x),
+    "compress_rows": lambda x: jnp.compress(x > 0, jnp.stack([x, -x]), axis=1),
+    "extract": lambda x: jnp.extract(x > 0, x),
+    "outer": lambda x: x[x > 0][:, None] * x[x > 0],
+    "nested": lambda x: x[x > 0][x[x > 0] < 1],
+    "twice": lambda x: x[x > 0] + (2 * x)[x > 0],
+    "concatenated": lambda x: jnp.concatenate([x[x > 0], -x[x > 0], x[x <= 0]]),
+    "columns": lambda x: jnp.stack([x] * 4)[:, x > 0],
+    "elements": lambda x: jnp.stack([x, -x])[jnp.stack([x, -x]) > 0],
+    "set": lambda x: x.at[x > 0].set(0),
+    "set_each": lambda x: x.at[x > 0].set(-x[x > 0]).at[x > 1].add(3),
+    "matmul": lambda x: jnp.stack([x] * 4, 1)[x > 0] @ W,
+    "scan_over": lambda x: jax.lax.scan(lambda c, a: (c / 2 + a, c), jnp.float32(0), x[x > 0]),
+    "size": lambda x: jnp.ones(x[x > 0].shape[0]),
+    "size_alone": lambda x: x.sum() / (1 + jnp.size(x[x > 0])),
+    "tree": lambda x: {"a": x[x > 0], "b": [x.sum(), jnp.nonzero(x < 0)]},
+    "gradient": jax.grad(lambda x: (x[x > 0] ** 2).sum()),
+    "gradient_of_mean": jax.grad(lambda x: (x[x > 0] ** 2).mean()),
+    "value_and_gradient": jax.value_and_grad(lambda x: jax.nn.logsumexp(x[x > 0])),
+    "branch": lambda x: x[x > 0].sum() if x[x > 0].shape[0] > 2 else -x.sum(),
+    "branch_of_shape": lambda x: x[x > 0][1:] if x[x > 0].shape[0] > 2 else x[x > 0],
+}
+
+
+def checked(executor: Any, fn: Callable[..., Any], x: np.ndarray) -> None:
+    """The executor returns, or raises, what the eager function does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            want = fn(jnp.asarray(x))
+        except Exception as error:
+            with pytest.raises(type(error)):
+                executor(x)
+            return
+        equal(executor(x), want)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_those_of_the_eager_function(name: str) -> None:
+    fn = PROGRAMS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
+    for size in EDGES:
+        for x in arrays(size):
+            checked(executor, fn, x)
+
+
+@pytest.mark.parametrize("name", ["selection", "mean", "unique_parts", "set_each", "gradient"])
+def test_one_executable_for_each_bucket(name: str) -> None:
+    fn = PROGRAMS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
+    rng = np.random.default_rng(1)
+    buckets = set()
+    for _ in range(100):
+        size = int(rng.integers(1, 65))
+        x = (rng.standard_normal(size) + rng.uniform(-2, 2)).astype(np.float32)
+        buckets.add(max(8, 1 << (size - 1).bit_length()))
+        checked(executor, fn, x)
+    assert executor.stats().compiles == len(buckets)
+
+
+def test_a_branch_alternates_between_two_programs() -> None:
+    fn = PROGRAMS["branch"]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    few, many = (-np.ones(8, np.float32), np.ones(8, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        for x in (few, many) * 4:
+            equal(executor(x), fn(jnp.asarray(x)))
+    stats = executor.stats()
+    assert stats.calls == 8 and stats.fallback_calls == 0 and stats.compiles <= 3
+
+
+def test_an_effect_does_not_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
+    def noisy(x: Any) -> Any:
+        jax.debug.print("ran with {}", x[0])
+        return jax.nn.softmax(x[x > 0])
+
+    executor = BucketedExec(noisy, dynamic_axes="n").with_pow2()
+    with pytest.warns(FallbackWarning, match="may run twice"):
+        executor(-np.ones(5, np.float32))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("ran with") == 1
+
+
+def test_a_donated_argument_is_there_for_the_second_run() -> None:
+    fn = PROGRAMS["branch"]
+    executor = BucketedExec(fn, dynamic_axes="n", donate_argnums=0).with_pow2()
+    for x in (-np.ones(8, np.float32), np.ones(8, np.float32)) * 2:
+        equal(executor(jnp.asarray(x)), fn(jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("out", ["numpy", "padded"])
+def test_forms_of_results(out: str) -> None:
+    executor = BucketedExec(PROGRAMS["tree"], dynamic_axes="n", out=out).with_pow2()
+    for x in arrays(9):
+        got, want = executor(x), PROGRAMS["tree"](jnp.asarray(x))
+        kind = np.ndarray if out == "numpy" else Padded
+        assert type(got["a"]) is kind
+        np.testing.assert_allclose(np.asarray(got["a"]), want["a"])
+        if out == "padded":
+            assert got["a"].array.shape == (16,)
+            total = BucketedExec(jnp.sum).with_pow2()
+            np.testing.assert_allclose(total(got["a"]), want["a"].sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "selection", "softmax", "branch"])
+@pytest.mark.parametrize("check", [Check.EXACT, Check.EXACT_ALWAYS, Check.POISON])
+def test_checks(name: str, check: Check) -> None:
+    executor = BucketedExec(PROGRAMS[name], dynamic_axes="n", check=check).with_pow2()
+    for x in arrays(7):
+        checked(executor, PROGRAMS[name], x)
+
+
+@pytest.mark.parametrize("name", ["sum", "selection", "softmax"])
+def test_derivatives_of_the_executor(name: str) -> None:
+    fn = PROGRAMS[name]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+
+    def scalar(run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: jnp.sum(jnp.sin(run(x)))
+
+    for x in map(jnp.asarray, list(arrays(7))[1:4]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            equal(jax.grad(scalar(executor))(x), jax.grad(scalar(fn))(x))
+            equal(jax.hessian(scalar(executor))(x), jax.hessian(scalar(fn))(x))
+
+
+def test_different_selections_that_meet() -> None:
+    def added(x: Any) -> Any:
+        return x[x > 0] + x[x < 0]
+
+    executor = BucketedExec(added, dynamic_axes="n").with_pow2()
+    for x in arrays(8):
+        checked(executor, added, x)
+
+
+def loop(x: Any) -> Any:
+    return jax.lax.scan(lambda c, a: (c + x[x > a].sum(), a), jnp.float32(0), x)[0]
+
+
+def test_inside_of_loops_and_functions_under_jit_where_jax_cannot() -> None:
+    def step(c: Any, x: Any) -> Any:
+        return c + x[x > c].sum()
+
+    programs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+        "scan": (loop, lambda x: sum(x[x > a].sum() for a in x)),
+        "fori": (
+            lambda x: jax.lax.fori_loop(0, 3, lambda i, c: step(c, x), jnp.float32(0)),
+            lambda x: step(step(step(0, x), x), x),
+        ),
+        "cond": (
+            lambda x: jax.lax.cond(x.sum() > 0, lambda y: y[y > 0].sum(), jnp.min, x),
+            lambda x: x[x > 0].sum() if x.sum() > 0 else x.min(),
+        ),
+        "jit": (lambda x: jax.jit(lambda y: y[y > 0])(x), lambda x: x[x > 0]),
+    }
+    for fn, reference in programs.values():
+        executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
+        for size in EDGES:
+            for x in list(arrays(size))[:4]:
+                np.testing.assert_allclose(executor(x), reference(x), rtol=2e-5, atol=1e-5)
+
+
+def test_a_function_under_jit_makes_a_size_for_each_call() -> None:
+    selected = jax.jit(lambda y: y[y > 0])
+
+    def both(x: Any) -> Any:
+        return jnp.concatenate([selected(x), selected(-x)]), selected(x).sum() - selected(-x).sum()
+
+    executor = BucketedExec(both, dynamic_axes="n").with_pow2()
+    for size in (5, 8):
+        for x in list(arrays(size))[:4]:
+            got, total = executor(x)
+            np.testing.assert_allclose(got, np.concatenate([x[x > 0], -x[x < 0]]))
+            np.testing.assert_allclose(total, x.sum(), rtol=1e-5, atol=1e-5)
+    # No program of a trace is left in the caches of JAX.
+    with pytest.raises(IndexError, match="concrete"):
+        jax.jit(selected)(x)
+    np.testing.assert_allclose(BucketedExec(selected, dynamic_axes="n").with_pow2()(x), x[x > 0])
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "branches_that_return": (
+        lambda x: jax.lax.cond(x.sum() > 0, lambda y: y[y > 0], lambda y: y[y > 0], x),
+        "cond|branch",
+    ),
+    "vmap": (lambda x: jax.vmap(lambda a: x[x > a].sum())(x), "vmap over a selection"),
+    "decision_in_a_loop": (
+        lambda x: jax.lax.scan(lambda c, a: (c + x[x > a].max(), a), jnp.float32(0), x)[0],
+        "a decision depends on a size that is computed in a loop",
+    ),
+    "derivative_of_a_loop": (jax.grad(loop), "or needs one for a derivative"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_says_why(name: str) -> None:
+    fn, reason = REFUSED[name]
+    x = np.arange(5, dtype=np.float32)
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError, match=reason) as told:
+        executor(x)
+    assert "test_computed_sizes.py" in str(told.value) and told.value.remedy
+    # JAX itself cannot run it either; the error says why the call is not masked.
+    with pytest.raises(IndexError) as raised:
+        BucketedExec(fn, dynamic_axes="n").with_pow2()(x)
+    assert "bucketjit" in raised.value.__notes__[0]
+
+
+def test_what_cannot_be_masked_runs_without_jit() -> None:
+    def refused(x: Any) -> Any:
+        return jnp.linalg.eigvals(x[x > 0][:, None] * x[x > 0]).shape[0] + x[x > 0]
+
+    executor = BucketedExec(refused, dynamic_axes="n").with_pow2()
+    x = np.arange(1, 4, dtype=np.float32)
+    with pytest.warns(FallbackWarning):
+        np.testing.assert_allclose(executor(x), 3 + x)
+    np.testing.assert_allclose(executor(x), 3 + x)
+    assert executor.stats().calls == 2 == executor.stats().fallback_calls
+
+
+def test_empty_arrays_and_no_strategy_run_without_jit() -> None:
+    empty = np.zeros(0, np.float32)
+    assert BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()(empty).shape == (0,)
+    x = np.array([1, -1, 2], np.float32)
+    np.testing.assert_allclose(BucketedExec(PROGRAMS["selection"])(x), [1, 2])
+    with pytest.raises(jax.errors.TracerBoolConversionError):  # that of jit, as before
+        BucketedExec(lambda x: x if x.sum() > 0 else -x)(x)
+
+
+def test_programs_of_concrete_traces_cannot_compute_sizes() -> None:
+    def both(x: Any) -> Any:
+        return x[x > 0] * np.arange(x.shape[0]).sum()
+
+    executor = BucketedExec(both, dynamic_axes="n").with_pow2()
+    with pytest.warns(FallbackWarning):
+        np.testing.assert_allclose(executor(np.ones(4, np.float32)), 6)
+
+
+def test_explain_names_the_size_its_bound_and_what_is_presumed() -> None:
+    executor = BucketedExec(PROGRAMS["max"], dynamic_axes="n").with_pow2()
+    told = executor.explain(np.ones(5, np.float32))
+    assert told.computed[0].startswith("size_1 - 1 <= n  [")
+    assert told.computed[1] == "presumed: size_1 - 1 >= 1"
+    assert "computed: size_1 - 1 <= n" in str(told)
+
+
+def test_what_cannot_carry_computed_sizes_says_so(tmp_path: Any) -> None:
+    x = np.ones(5, np.float32)
+    returned = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
+    inner = BucketedExec(PROGRAMS["mean"], dynamic_axes="n").with_pow2()
+    with pytest.raises(bucketjit.MaskingError, match="computed sizes"):
+        returned.lower(x)
+    np.testing.assert_allclose(inner.lower(x).compile()(x), 1)
+    for executor in (returned, inner):
+        with pytest.raises(bucketjit.ExportError, match="computes sizes"):
+            executor.export_dynamic(x)
+        with pytest.raises(bucketjit.ArtifactError, match="computes sizes"):
+            executor.save(tmp_path / "saved.bkt", x)
+        kept = executor.with_persistence(tmp_path)
+        for _ in range(2):
+            kept.cache_clear()
+            kept(x)
+            assert kept.stats().compiles == 1  # nothing was stored
+
+
+def test_other_threads_and_later_calls_see_jax_itself() -> None:
+    original = jnp.nonzero
+    inside, leave = threading.Event(), threading.Event()
+
+    def waits(x: Any) -> Any:
+        inside.set()
+        assert leave.wait(60)
+        return x[x > 0]
+
+    executor = BucketedExec(waits, dynamic_axes="n").with_pow2()
+    thread = threading.Thread(target=lambda: executor(np.ones(5, np.float32)))
+    thread.start()
+    try:
+        assert inside.wait(60)
+        assert jnp.nonzero is not original
+        with pytest.raises(IndexError, match="concrete"):
+            jax.jit(lambda x: x[x > 0])(jnp.ones(3))
+        with pytest.raises(jax.errors.ConcretizationTypeError, match="nonzero"):
+            jax.jit(jnp.nonzero)(jnp.ones(3))
+        assert jnp.nonzero(jnp.array([0, 1]))[0].tolist() == [1]
+    finally:
+        leave.set()
+        thread.join()
+    assert jnp.nonzero is original
+
+
+def test_patches_are_gone_after_a_trace_that_raises() -> None:
+    original = jnp.nonzero, jax.numpy.compress
+
+    def raises(x: Any) -> Any:
+        raise KeyError(str(jnp.nonzero(x)[0].ndim))
+
+    with pytest.raises(KeyError):
+        BucketedExec(raises, dynamic_axes="n").with_pow2()(np.ones(3, np.float32))
+    assert (jnp.nonzero, jax.numpy.compress) == original
+
+
+def test_a_mask_of_another_shape_raises_the_error_of_jax() -> None:
+    executor = BucketedExec(lambda x: x[x[:3] > 0], dynamic_axes="n").with_pow2()
+    with pytest.raises(IndexError, match="boolean index did not match"):
+        executor(np.ones(5, np.float32))
