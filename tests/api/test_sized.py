@@ -73,7 +73,7 @@ def test_under_a_bare_jit() -> None:
 
 def test_in_a_loop_its_size_cannot_be_checked() -> None:
     def fn(x: Any, n: Any) -> Any:
-        return jax.lax.fori_loop(0, 2, lambda i, c: c + sized(x, n).sum(), 0.0)
+        return jax.lax.fori_loop(0, 2, lambda i, c: c + sized(x, n - i).sum(), 0.0)
 
     executor = BucketedExec(fn, dynamic_axes=("n", None)).with_pow2()
     told = executor.explain(X, np.int32(2))

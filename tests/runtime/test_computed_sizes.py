@@ -138,7 +138,7 @@ def test_a_branch_alternates_between_two_programs() -> None:
 def test_an_effect_does_not_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
     def noisy(x: Any) -> Any:
         jax.debug.print("ran with {}", x[0])
-        return jax.nn.softmax(x[x > 0])
+        return x.sum() if x[x > 0].shape[0] > 2 else x
 
     executor = BucketedExec(noisy, dynamic_axes="n").with_pow2()
     with pytest.warns(FallbackWarning, match="may run twice"):
@@ -270,18 +270,19 @@ def test_what_is_refused_says_why(name: str) -> None:
     # JAX itself cannot run it either; the error says why the call is not masked.
     with pytest.raises(IndexError) as raised:
         BucketedExec(fn, dynamic_axes="n").with_pow2()(x)
-    assert "bucketjit" in raised.value.__notes__[0]
+    assert any(note.startswith("bucketjit runs") for note in raised.value.__notes__)
 
 
 def test_what_cannot_be_masked_runs_without_jit() -> None:
     def refused(x: Any) -> Any:
-        return jnp.linalg.eigvals(x[x > 0][:, None] * x[x > 0]).shape[0] + x[x > 0]
+        y = x[x > 0]
+        return jnp.linalg.eigvals(y[:, None] * y).real.sum() + y
 
     executor = BucketedExec(refused, dynamic_axes="n").with_pow2()
     x = np.arange(1, 4, dtype=np.float32)
     with pytest.warns(FallbackWarning):
-        np.testing.assert_allclose(executor(x), 3 + x)
-    np.testing.assert_allclose(executor(x), 3 + x)
+        np.testing.assert_allclose(executor(x), 14 + x, rtol=1e-5)
+    np.testing.assert_allclose(executor(x), 14 + x, rtol=1e-5)
     assert executor.stats().calls == 2 == executor.stats().fallback_calls
 
 
