@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._unpack import unpack as unpacking
 from bucketjit._cli.app import main
+from bucketjit._unpack import unpack as unpacking
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")
 
