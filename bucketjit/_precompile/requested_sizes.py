@@ -149,7 +149,7 @@ def _sizes_of(variable: str, given: Any) -> list[int]:
         )
     if not found or not all(is_int_from(n, 0) for n in values):
         raise SpecError(
-            f"sizes: those of {variable!r} must be ints of at least 0, one or more, or a "
+            f"the sizes of {variable!r} must be ints of at least 0, one or more, or a "
             "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
             f"below it, got {reprlib.repr(given)}"
         )
