@@ -14,6 +14,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.guards import Guard
+from bucketjit._sizes.holding import holds, smallest_holding
 from bucketjit._tracing.program import Program
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
@@ -108,7 +109,7 @@ def _add_programs(
     guards = [guard for program in found for guard in program.guards]
     for sizes in _sizes_below(asked, tuple(first.sizes), guards):
         program = next((p for p in found if p.size_constants(sizes) is not None), None)
-        if program is not None and any(_holds(bucket, sizes) for bucket, _, _ in found[program]):
+        if program is not None and any(holds(bucket, sizes) for bucket, _, _ in found[program]):
             continue
         if program is None and len(found) == _MOST_PROGRAMS:
             continue
@@ -149,7 +150,7 @@ def _sizes_below(
         ]
     for row in itertools.islice(itertools.product(*each), _MOST_SIZES):
         sizes = dict(zip(variables, row, strict=True))
-        if any(_holds(bucket, sizes) for bucket in asked):
+        if any(holds(bucket, sizes) for bucket in asked):
             yield sizes
 
 
@@ -166,16 +167,11 @@ def _edges(variable: str, largest: int, guards: Sequence[Guard]) -> set[int]:
     return edges
 
 
-def _holds(bucket: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    return all(bucket[v] >= n for v, n in sizes.items())
-
-
 def _smallest(
     asked: Sequence[Mapping[str, int]], sizes: Mapping[str, int], program: Program
 ) -> Mapping[str, int] | None:
     """The smallest bucket among those asked for that holds some sizes of a program."""
-    own = [{v: bucket[v] for v in sizes} for bucket in asked]
-    fitting = [bucket for bucket in own if _holds(bucket, sizes) and program.fits(bucket)]
-    if not fitting or program.unfitted:
+    if program.unfitted:
         return None
-    return min(fitting, key=lambda bucket: math.prod(bucket.values()))
+    own = ({v: bucket[v] for v in sizes} for bucket in asked)
+    return smallest_holding(filter(program.fits, own), sizes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -50,6 +49,7 @@ from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit._signature.traced_programs import NO_SIZES, Traced, TracedPrograms
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
 from bucketjit._xla_defects.options import library_options
 from bucketjit._xla_defects.workarounds import Workarounds
@@ -375,14 +375,7 @@ class _Buckets(Buckets):
 
 
 def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
-    fitting = [
-        bucket.sizes
-        for bucket in program.record.buckets
-        if all(bucket.sizes[v] >= n for v, n in sizes.items())
-    ]
-    if not fitting:
-        return None
-    return min(fitting, key=lambda bucket: math.prod(bucket.values()))
+    return smallest_holding((bucket.sizes for bucket in program.record.buckets), sizes)
 
 
 def _overflow(program: LoadedProgram, sizes: Mapping[str, int]) -> BucketOverflowError:
@@ -410,14 +403,9 @@ class _Requests(RequestFactory):
     def expect(self, signed: SignedCall) -> None:
         """Nothing: the executables of a file are loaded as calls need them."""
 
-    def needed(self, program: Interface) -> Workarounds:
-        """What the program needs for XLA to compute it correctly; found when it was saved."""
+    def _workarounds_of(self, program: Interface) -> Workarounds:
         assert isinstance(program, LoadedProgram)
-        known = self._workarounds.get(program)
-        if known is None:
-            known = _SavedWorkarounds(program.record.avoids_reductions)
-            self._workarounds[program] = known
-        return known
+        return _SavedWorkarounds(program.record.avoids_reductions)
 
     def exact(
         self,

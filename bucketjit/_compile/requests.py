@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -35,6 +34,7 @@ from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import (
@@ -274,12 +274,9 @@ class RequestFactory:
     def _smallest_stored(self, program: Interface, call: ResolvedCall) -> Any:
         """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
         wanted = dict(zip(call.variables, call.ordered, strict=True))
-        fitting = [
-            (math.prod(entry.sizes.values()), key)
-            for key, entry in self._cache.items()
-            if key[0] is program and all(entry.sizes[v] >= n for v, n in wanted.items())
-        ]
-        return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+        stored = (entry.sizes for key, entry in self._cache.items() if key[0] is program)
+        bucket = smallest_holding(stored, wanted)
+        return None if bucket is None else self.masked_key(program, bucket)
 
     def needed(self, program: Interface) -> Workarounds:
         """The workarounds that a program needs for XLA to compute it correctly.
@@ -289,10 +286,13 @@ class RequestFactory:
         """
         known = self._workarounds.get(program)
         if known is None:
-            assert isinstance(program, Program)
-            known = workarounds(program.jaxpr, program.consts)
-            self._workarounds[program] = known
+            known = self._workarounds[program] = self._workarounds_of(program)
         return known
+
+    def _workarounds_of(self, program: Interface) -> Workarounds:
+        """Find the workarounds of a program, once."""
+        assert isinstance(program, Program)
+        return workarounds(program.jaxpr, program.consts)
 
     def _must_rebuild(self, built: Executable, options: Mapping[str, Any]) -> bool:
         """Whether XLA computes the executable wrongly, and a compile with other options can help.
