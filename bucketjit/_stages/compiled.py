@@ -129,11 +129,9 @@ class Compiled(Stage):
 
     def _serve(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The slow path: check the arguments, run, and remember the call for the fast path."""
-        signed = self._arguments.sign(args, kwargs)
-        if not self.exact:
-            self._arguments.sizes(signed)
         if jit_disabled():
-            return self._subject.inside(*self._arguments.with_statics(args, kwargs))
+            return self._inside(args, kwargs)
+        signed = self._arguments.sign(args, kwargs)
         given = CallArguments(args, kwargs, self._fast_path)
         try:
             if self.exact:
