@@ -41,6 +41,16 @@ def plain_constant(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
+def _plain_type(value: Any) -> jax.ShapeDtypeStruct:
+    """The type of `plain_constant`; an array on an accelerator stays there."""
+    if isinstance(value, jax.Array):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return jax.eval_shape(jax.random.key_data, value)
+        return jax.ShapeDtypeStruct(value.shape, value.dtype)
+    host = plain_constant(value)
+    return jax.ShapeDtypeStruct(host.shape, host.dtype)
+
+
 def _restored(array: Any, like: Any) -> Any:
     """A constant as the program has it, from its plain form."""
     dtype = getattr(like, "dtype", None)
@@ -85,8 +95,7 @@ def bucket_module(
         given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
         return evaluated(program, consts, given, at, rules, after)
 
-    plain = map(plain_constant, program.consts)
-    constants = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in plain]
+    constants = list(map(_plain_type, program.consts))
     by_size = [
         jax.ShapeDtypeStruct(static.padded_shape(shape), np.asarray(value).dtype)
         for shape, value in zip(
