@@ -228,6 +228,11 @@ _PLAIN = (
     _Metric("loads_total", "Executables read from files.", lambda s: s.loads),
     _Metric("load_seconds_total", "Time spent reading them.", lambda s: s.load_seconds),
     _Metric("evictions_total", "Executables dropped to make room.", lambda s: s.evictions),
+    _Metric(
+        "dropped_runs_total",
+        "Runs dropped because a computed size was another one than presumed.",
+        lambda s: s.dropped_runs,
+    ),
     _Metric("executables", "Executables in the cache.", lambda s: len(s.buckets)),
     _Metric("programs", "Programs traced.", lambda s: len(s.programs)),
     _Metric(
@@ -262,6 +267,7 @@ def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
             waste.add_metric([function, _label(dimension)], share)
     yield fallbacks
     yield waste
+    yield from _computed_sizes(every, family)
     labels = ("bucket", "exact")
     hits = family("bucket_hits_total", "Calls served after the first one.", *labels)
     seconds = family("bucket_compile_seconds", "Time that compiling it took.", *labels)
@@ -279,6 +285,25 @@ def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
             if known := [b.flops for b in twins if b.flops is not None]:
                 flops.add_metric(label, max(known))
     yield from (hits, seconds, size, flops, used)
+
+
+def _computed_sizes(every: dict[str, Stats], family: Callable[..., Any]) -> Iterator[Metric]:
+    """What the programs select, by computed size, its bound, and the line that computes it."""
+    labels = ("size", "bound", "line")
+    selected = family("computed_size_rows_total", "Rows selected, where they are told.", *labels)
+    rows = family("computed_size_bounds_total", "Rows that they were selected from.", *labels)
+    programs = family("computed_size_programs", "Programs that compute the size.", *labels)
+    for function, stats in every.items():
+        sums: dict[tuple[str, str, str, str], list[int]] = {}
+        for made in (made for program in stats.programs for made in program.computed):
+            label = function, _label(made.size), _label(made.bound), _label(made.line)
+            known = sums.setdefault(label, [0, 0, 0])
+            known[:] = known[0] + made.selected, known[1] + made.rows, known[2] + 1
+        for label, (some, of, count) in sums.items():
+            selected.add_metric(label, some)
+            rows.add_metric(label, of)
+            programs.add_metric(label, count)
+    yield from (selected, rows, programs)
 
 
 def _by_label(stats: Stats) -> dict[tuple[str, str], list[Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bucketjit._arrays.padded import Padded
+from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.config import jit_disabled
@@ -62,6 +63,12 @@ class CallPath:
                     return handler.serve(args, kwargs)
                 except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
                     handler = handler.next
+                except SizesDiffer:  # its results are dropped
+                    memory = self._engine.memory
+                    is_served, result = memory.serve_otherwise(table, handler, args, kwargs)
+                    if is_served:
+                        return result
+                    handler = None
                 except Evicted:
                     handler = None
                 except Exception:

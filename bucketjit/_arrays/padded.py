@@ -27,6 +27,8 @@ class Padded:
     padding of an array that you wrap yourself may hold anything. In a pytree, a `Padded` array is a
     leaf.
 
+    A size that the function computes is known when the executable has run. Asking for it waits.
+
     Args:
         array: The array, padding included.
         sizes: The logical size of each axis, as a sequence; or the logical sizes of some axes, as a
@@ -34,7 +36,6 @@ class Padded:
 
     Attributes:
         array: The array, padding included.
-        sizes: The logical size of each axis, a tuple: the logical shape.
 
     Raises:
         ArgumentError: ``array`` is not an array, an axis of ``sizes`` does not exist, or a size is
@@ -52,10 +53,10 @@ class Padded:
         (10.0, 6.0)
     """
 
-    __slots__ = ("_zeros", "array", "sizes")
+    __slots__ = ("_sizes", "_zeros", "array")
 
     array: Any
-    sizes: tuple[int, ...]
+    _sizes: tuple[int, ...] | Callable[[], tuple[int, ...]]
 
     def __init__(self, array: object, sizes: Sequence[int] | Mapping[int, int]) -> None:
         if not isinstance(array, jax.Array | np.ndarray):
@@ -77,24 +78,34 @@ class Padded:
                 f"got {sizes}"
             )
         self.array = array
-        self.sizes = tuple(map(int, sizes))
+        self._sizes = tuple(map(int, sizes))
         # Whether the padding holds zeros. That of an array of the user may hold anything.
-        self._zeros = self.sizes == array.shape
+        self._zeros = self._sizes == array.shape
 
     @classmethod
-    def of_result(cls, array: jax.Array, sizes: tuple[int, ...]) -> Padded:
+    def of_result(
+        cls, array: jax.Array, sizes: tuple[int, ...] | Callable[[], tuple[int, ...]]
+    ) -> Padded:
         """Make a `Padded` array without checks, for an array whose padding holds zeros.
 
         Args:
             array: The array, padding included.
-            sizes: The logical size of each axis.
+            sizes: The logical size of each axis, or a function that waits for them.
 
         Returns:
             The `Padded` array.
         """
         self = object.__new__(cls)
-        self.array, self.sizes, self._zeros = array, sizes, True
+        self.array, self._sizes, self._zeros = array, sizes, True
         return self
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The logical size of each axis: the logical shape."""
+        sizes = self._sizes
+        if callable(sizes):
+            sizes = self._sizes = sizes()
+        return sizes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +115,7 @@ class Padded:
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self.sizes)
+        return int(self.array.ndim)
 
     @property
     def size(self) -> int:
@@ -171,8 +182,18 @@ class Padded:
             return _rebucket(self.array.shape, shape)(self.array)
         return _rebucket(self.array.shape, shape, True)(self.array, np.array(self.sizes, np.int32))
 
+    def __reduce__(self) -> Any:
+        return _restored, (self.array, self.sizes, self._zeros)
+
     def __repr__(self) -> str:
         return f"Padded({self.dtype}{list(self.sizes)} in {list(self.array.shape)})"
+
+
+def _restored(array: Any, sizes: tuple[int, ...], zeros: bool) -> Padded:
+    """A `Padded` array that was copied or pickled."""
+    padded = Padded.of_result(array, sizes)
+    padded._zeros = zeros
+    return padded
 
 
 @functools.lru_cache(maxsize=256)

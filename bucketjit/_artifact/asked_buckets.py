@@ -13,6 +13,7 @@ from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refuse
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._sizes.holding import holds, smallest_holding
 from bucketjit._tracing.program import Program
@@ -23,6 +24,7 @@ Found = dict[Program, list[BucketCall]]
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
 _MOST_EDGES = 16  # of a guard
+_MOST_COMPUTED = 64  # combinations of computed sizes
 
 
 def buckets_of(
@@ -32,7 +34,8 @@ def buckets_of(
 
     Smaller sizes may take another program, or a bucket that was not asked for: size 1, where JAX
     broadcasts, and sizes on the other side of a guard. These are added, so that the file serves
-    every size up to the largest.
+    every size up to the largest. So are programs for other computed sizes, where the function
+    decides by them.
 
     Args:
         engine: Serves the calls.
@@ -66,6 +69,7 @@ def buckets_of(
             case Refused(error):
                 raise error
     _add_smaller(engine, signed, first, found)
+    _add_presumed(engine, found)
     return found
 
 
@@ -124,6 +128,52 @@ def _add_programs(
         if isinstance(decision, Masked) and isinstance(decision.program, Program):
             bucket = _smallest(asked, sizes, decision.program) or decision.bucket
             _add(found, decision.program, (dict(bucket), at, call))
+
+
+def _add_presumed(engine: Engine, found: Found) -> None:
+    """Add the programs of calls that compute other sizes than a program presumes."""
+    known = 0
+    while known < len(found):  # the guards of a program lead to others
+        known = len(found)
+        for program, calls in list(found.items()):
+            for one in list(calls) if program.presumed else ():
+                for computed in _computed_sizes(program, one[2].sizes):
+                    if len(found) < _MOST_PROGRAMS:
+                        _add_for(engine, one, computed, found)
+
+
+def _add_for(engine: Engine, one: BucketCall, computed: Mapping[str, int], found: Found) -> None:
+    """Add the bucket of a call to the program that serves it if it computes these sizes."""
+    bucket, at, call = one
+    try:
+        with engine.lock:
+            other = at.signature.resolve_again(call, at.shapes, computed)
+        decision = engine.decide(at, other)
+        if not isinstance(decision, Masked) or not isinstance(decision.program, Program):
+            return
+        wanted = bucket if decision.program.fits(bucket) else decision.bucket
+        decision.program.padded_sizes(wanted)
+    except Exception as error:  # of the function, which does not take these sizes
+        if is_of_machine(error):
+            raise
+        return
+    _add(found, decision.program, (dict(wanted), at, other))
+
+
+def _computed_sizes(program: Program, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Values of the computed sizes of a call, beside the edges of what is presumed of them."""
+    rows: list[dict[str, int]] = [{}]
+    for variable, made in program.computed.items():
+        longer: list[dict[str, int]] = []
+        for row in rows:
+            most = 1 + evaluate_text(made.bound, {**sizes, **row})
+            edges = {most}
+            if variable in program.counts:
+                edges |= {1, 2, *_edges(variable, most, program.presumed)}
+            longer += [{**row, variable: n} for n in sorted(edges) if n <= most]
+        rows = longer[:_MOST_COMPUTED]
+    for row in rows:
+        yield {v: row[v] for v in program.counts}
 
 
 def _sizes_below(

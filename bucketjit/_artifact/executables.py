@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bucketjit._artifact.archive import EXECUTABLES, Contents
-from bucketjit._artifact.manifest import Bucket, Manifest, SavedProgram
+from bucketjit._artifact.manifest import Bucket, Manifest
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_executables import environment_digest
-from bucketjit._artifact.saved_program import Source
+from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._compile.files.keys import device_of
 from bucketjit._errors import ArtifactError
 from bucketjit._events import shown
@@ -70,7 +70,8 @@ def with_executables(
         programs = []
         for number, program in enumerate(record.programs):
             where = f"{EXECUTABLES}{order}-{number}"
-            buckets = tuple(_compiled(engine, function, program, where, add))
+            own = function.programs[number]
+            buckets = tuple(_compiled(engine, function, own, where, add))
             programs.append(dataclasses.replace(program, buckets=buckets))
         functions.append(dataclasses.replace(record, programs=tuple(programs)))
     return dataclasses.replace(manifest, functions=tuple(functions))
@@ -79,15 +80,17 @@ def with_executables(
 def _compiled(
     engine: Engine,
     function: LoadedFunction,
-    program: SavedProgram,
+    program: LoadedProgram,
     where: str,
     add: Callable[[str, bytes], str],
 ) -> Iterator[Bucket]:
     """The buckets of a program, each with its executable."""
-    for bucket in program.buckets:
+    for bucket in program.record.buckets:
         args, kwargs = function.like(bucket.sizes)
         signed = sign_like(engine.signer, args, kwargs)
         call = engine.resolve(signed)
+        if program.presumed and program.admits(call.sizes):  # others may serve the same sizes
+            call = dataclasses.replace(call, program=program)
         decision = engine.decide(signed, call)
         # A guard may keep the sizes of the bucket themselves from its program.
         if not isinstance(decision, Masked) or dict(decision.bucket) != dict(bucket.sizes):

@@ -6,8 +6,9 @@ for each set of guards, a program one module for each bucket. A module is a seri
 
     constants of the program, int32 sizes, size constants, arrays at padded shapes
 
-in this order, and the flat results of the function at padded shapes. Every name of a member, every
-number and every expression of sizes is checked when a manifest is read.
+in this order, and the flat results of the function at padded shapes, then the number of rows of
+each computed size that is returned (`SavedProgram.counts`), int32 scalars. Every name of a member,
+every number and every expression of sizes is checked when a manifest is read.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from bucketjit._artifact.expressions import check_comparison, check_expression
 from bucketjit._artifact.fields import Fields
 from bucketjit._errors import ArtifactError
 
-FORMAT = 1
-"""The version of the format that is written, and the latest that is read."""
+FORMAT = 2
+"""The version of the format that is written, and the latest that is read.
+
+Version 2 adds sizes that the program computes. A file of version 1 has none.
+"""
 
 NAME = "manifest.json"
 
@@ -129,6 +133,23 @@ class MaskedRow:
 
 
 @dataclass(frozen=True)
+class ComputedSize:
+    """A size that a program computes. Its variable is one more than the number of rows.
+
+    Attributes:
+        variable: The name of the variable.
+        bound: The number of rows that it is chosen from, one size.
+        line: The line of code that computes it.
+        is_checked: Whether a call must be refused if the number of rows is not from 0 to ``bound``.
+    """
+
+    variable: str
+    bound: Axes
+    line: str
+    is_checked: bool
+
+
+@dataclass(frozen=True)
 class SavedProgram:
     """A program: the modules of one set of guards.
 
@@ -147,6 +168,9 @@ class SavedProgram:
         why: Why it was not traced with symbolic sizes.
         masked: The equations that are masked.
         dynamic: The member with a module of all sizes, unmasked; None if it was not saved.
+        computed: The sizes that it computes, each after those that its bound names.
+        counts: The variables of those that its modules return after the results.
+        presumed: Comparisons that they meet. Of a run that returns others the results are wrong.
     """
 
     variables: tuple[str, ...]
@@ -163,6 +187,9 @@ class SavedProgram:
     why: str = ""
     masked: tuple[MaskedRow, ...] = ()
     dynamic: str | None = None
+    computed: tuple[ComputedSize, ...] = ()
+    counts: tuple[str, ...] = ()
+    presumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,10 +284,10 @@ def decoded(raw: bytes) -> Manifest:
         raise ArtifactError(f"{NAME}: it is not JSON ({error}); the file is damaged") from None
     top = Fields(value, NAME)
     version = top.number("format")
-    if version != FORMAT:
+    if not 1 <= version <= FORMAT:
         raise ArtifactError(
-            f"{NAME}: format {version}, and this version of bucketjit reads format {FORMAT}; "
-            "load the file with the version of bucketjit that wrote it, or a later one"
+            f"{NAME}: format {version}, and this version of bucketjit reads formats up to "
+            f"{FORMAT}; load the file with the version of bucketjit that wrote it, or a later one"
         )
     found = Manifest(
         format=version,
@@ -271,7 +298,7 @@ def decoded(raw: bytes) -> Manifest:
         strategy=top.text("strategy"),
         config=top.texts_by_name("config"),
         constants=tuple(map(_constant, top.records("constants"))),
-        functions=tuple(map(_function, top.records("functions"))),
+        functions=tuple(_function(one, version) for one in top.records("functions")),
         members={
             name: Member(one.number("size"), one.text("sha256"))
             for name, one in top.records_by_name("members").items()
@@ -294,7 +321,7 @@ def _constant(one: Fields) -> Constant:
     return Constant(one.text("dtype"), one.numbers("shape"), one.text("member"))
 
 
-def _function(one: Fields) -> SavedFunction:
+def _function(one: Fields, version: int) -> SavedFunction:
     leaves = tuple(
         Leaf(
             leaf.text("path"),
@@ -314,12 +341,13 @@ def _function(one: Fields) -> SavedFunction:
         leaves=leaves,
         statics=statics,
         donated=one.numbers("donated"),
-        programs=tuple(_program(program, leaves) for program in one.records("programs")),
+        programs=tuple(_program(program, leaves, version) for program in one.records("programs")),
     )
 
 
-def _program(one: Fields, leaves: tuple[Leaf, ...]) -> SavedProgram:
+def _program(one: Fields, leaves: tuple[Leaf, ...], version: int) -> SavedProgram:
     table = one.optional_record("table")
+    has_computed = version >= 2
     found = SavedProgram(
         variables=one.texts("variables"),
         lower=one.numbers_by_name("lower"),
@@ -347,9 +375,19 @@ def _program(one: Fields, leaves: tuple[Leaf, ...]) -> SavedProgram:
             for row in one.records("masked")
         ),
         dynamic=one.optional_text("dynamic"),
+        computed=tuple(map(_computed, one.records("computed"))) if has_computed else (),
+        counts=one.texts("counts") if has_computed else (),
+        presumed=one.texts("presumed") if has_computed else (),
     )
     _check_sizes(one, found, leaves)
     return found
+
+
+def _computed(one: Fields) -> ComputedSize:
+    bound = one.axes("bound")
+    if len(bound) != 1:
+        raise one.error("the bound of a computed size is one size")
+    return ComputedSize(one.text("variable"), bound, one.text("line"), one.flag("is_checked"))
 
 
 def _bucket(one: Fields) -> Bucket:
@@ -388,9 +426,9 @@ def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -
             raise one.error(f"{name!r} is no name of a dimension variable")
     if set(program.lower) - names or any(n < 0 for n in program.lower.values()):
         raise one.error("lower does not fit the variables")
+    computed = _check_computed(one, program, names)
     shapes = [
         *program.inputs,
-        *(out.axes for out in program.outputs),
         *(leaf.axes for leaf in leaves),
         *(side for pair in program.reshapes for side in pair),
         *(program.table.axes if program.table is not None else ()),
@@ -398,8 +436,13 @@ def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -
     for axis in (axis for shape in shapes for axis in shape):
         if isinstance(axis, str):
             check_expression(axis, names, one.place)
+    for axis in (axis for out in program.outputs for axis in out.axes):
+        if isinstance(axis, str):
+            check_expression(axis, names | set(program.counts), one.place)
     for guard in program.guards:
         check_comparison(guard, names, one.place)
+    for guard in program.presumed:
+        check_comparison(guard, names | computed, one.place)
     if any(leaf.dtype is None and len(leaf.axes) != 1 for leaf in leaves):
         raise one.error("an argument that is a size has other than one size")
     arrays = sum(leaf.dtype is not None for leaf in leaves)
@@ -411,12 +454,27 @@ def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -
         ranks = [len(shape) for shape in bucket.arguments]
         if ranks != [len(shape) for shape in program.inputs]:
             raise one.error("the arguments of a bucket do not fit the inputs")
-        if [len(shape) for shape in bucket.results] != [len(o.axes) for o in program.outputs]:
+        ranks = [*(len(out.axes) for out in program.outputs), *(0 for _ in program.counts)]
+        if [len(shape) for shape in bucket.results] != ranks:
             raise one.error("the results of a bucket do not fit the outputs")
     if program.table is not None:
         own = len(program.variables) - len(program.table.unfitted)
         if any(len(row) != own for row in program.table.rows):
             raise one.error("the rows of the table do not fit the variables")
+
+
+def _check_computed(one: Fields, program: SavedProgram, names: frozenset[str]) -> set[str]:
+    """Check the sizes that a program computes, and return their variables."""
+    known: set[str] = set()
+    for made in program.computed:
+        if not made.variable.isidentifier() or made.variable in names | known:
+            raise one.error(f"{made.variable!r} is no name of a computed size")
+        if isinstance(made.bound[0], str):
+            check_expression(made.bound[0], names | known, one.place)
+        known.add(made.variable)
+    if set(program.counts) - known or len(set(program.counts)) < len(program.counts):
+        raise one.error("counts does not fit computed")
+    return known
 
 
 def _check_references(manifest: Manifest) -> None:

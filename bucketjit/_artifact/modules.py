@@ -86,11 +86,12 @@ def bucket_module(
         MaskingError: The program cannot be masked.
         ArtifactError: JAX cannot export it.
     """
-    static = BucketSizes(bucket, program.lower, {})
+    padded = program.padded_sizes(bucket)
+    static = BucketSizes(padded, program.lower, {})
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
         values = {v: sizes[i] for i, v in enumerate(call.variables)}
-        at = BucketSizes(bucket, program.lower, values, tuple(by_size))
+        at = BucketSizes(padded, program.lower, values, tuple(by_size))
         consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
         given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
         return evaluated(program, consts, given, at, rules, after)

@@ -319,11 +319,19 @@ class _Programs(TracedPrograms):
     def attempt(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
     ) -> ResolvedCall:
-        """Say why no program serves the sizes of a call.
+        """Say why no program serves the sizes of a call, or those that it computes.
 
         Raises:
             ArtifactError: Always.
         """
+        if presumed:
+            told = "; ".join(" and ".join(map(str, p.presumed)) for p in self._saved if p.presumed)
+            raise ArtifactError(
+                f"the function decides by sizes that it computes, and the call computes "
+                f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
+                f"program that was not saved: the file has programs for {told}. If the function "
+                "does not raise there, call the executor so before the function is saved"
+            )
         held = "; ".join(
             ", ".join(map(str, program.guards)) or "sizes whose constants were tabulated"
             for program in self._saved

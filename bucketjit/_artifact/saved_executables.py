@@ -7,11 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from bucketjit._artifact.manifest import Bucket
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.argument_types import Expected, abstract
-from bucketjit._compile.build import Masked, donated_of, masked_executable
+from bucketjit._compile.build import (
+    Masked,
+    donated_of,
+    masked_executable,
+    with_counts,
+    with_type_of_counts,
+)
 from bucketjit._compile.executable import Executable, Origin, SignatureChanged, sizes_argument
 from bucketjit._compile.files.keys import device_of
 from bucketjit._errors import ArtifactError, is_of_machine
@@ -84,13 +91,17 @@ def saved_function(
         arrays = [x for x, (dtype, _) in zip(leaves, kinds, strict=True) if dtype is not None]
         vector, by_size = sizes if isinstance(sizes, tuple) else (sizes, ())
         outs = module.call(list(constants), vector, list(by_size), arrays)
-        typed = zip(outs, program.out_types, strict=True)
-        return program.out_tree.unflatten([with_type(x, d, weak) for x, (d, weak) in typed])
+        count = len(program.out_types)
+        typed = zip(outs[:count], program.out_types, strict=True)
+        made = [with_type(x, d, weak) for x, (d, weak) in typed]
+        return with_counts(program, [*made, *outs[count:]])
 
     saved.__name__ = getattr(signature.fn, "__name__", "saved")
-    static = BucketSizes(bucket.sizes, program.lower, {})
+    static = BucketSizes(program.padded_sizes(bucket.sizes), program.lower, {})
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
-    donated, donated_leaves = donated_of(signed, dict(pads), program, static)
+    donated, donated_leaves = frozenset[int](), frozenset[int]()
+    if not program.presumed:  # else a run may be repeated, and must not lose an argument
+        donated, donated_leaves = donated_of(signed, dict(pads), program, static)
     size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     jitted = jax.jit(
         saved,
@@ -124,9 +135,9 @@ def _check_module(program: LoadedProgram, bucket: Bucket, module: Any) -> None:
     by_size = len(program.size_constant_shapes)
     begin, end = [*constants, *sizes], list(bucket.arguments)
     outs = [(tuple(a.shape), a.dtype) for a in module.out_avals]
-    told = [
-        (shape, dtype) for shape, (dtype, _) in zip(bucket.results, program.out_types, strict=True)
-    ]
+    dtypes = [dtype for dtype, _ in program.out_types]
+    dtypes += [np.dtype(np.int32)] * len(program.counts)
+    told = list(zip(bucket.results, dtypes, strict=True))
     fits = (
         len(given) == len(begin) + by_size + len(end)
         and given[: len(begin)] == begin
@@ -188,8 +199,9 @@ class InFile:
             return None
         outs = [
             shaped(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
-            for shape, (dtype, weak) in zip(bucket.results, program.out_types, strict=True)
+            for shape, (dtype, weak) in zip(bucket.results, program.out_types, strict=False)
         ]
+        outs, tree = with_type_of_counts(program, outs)
 
         def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             made.expected.check(args[2:], dict(kwargs))
@@ -203,7 +215,7 @@ class InFile:
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in leaves],
             outs,
-            program.out_tree,
+            tree,
             device,
             check,
             made.function.function,

@@ -28,6 +28,7 @@ from bucketjit._artifact.manifest import (
 )
 from bucketjit._errors import ArtifactError, in_one_line
 from bucketjit._inspect.explain import MaskedEquation
+from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.transformations import eval_context
 from bucketjit._sizes.expressions import Shape, evaluate_text
@@ -258,6 +259,12 @@ def _program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgr
         guards=guards,
         lower=record.lower,
         reshapes=reshapes,
+        computed={
+            made.variable: Computed(str(made.bound[0]), made.line, made.is_checked)
+            for made in record.computed
+        },
+        counts=record.counts,
+        presumed=tuple(map(_guard, record.presumed)),
         unfitted=() if table is None else table.unfitted,
         size_constant_shapes=by_size,
         pairing=pairing,

@@ -27,6 +27,7 @@ from bucketjit._artifact.manifest import (
     FORMAT,
     Axes,
     Bucket,
+    ComputedSize,
     Constant,
     Leaf,
     Manifest,
@@ -162,8 +163,6 @@ def save(
     if call.program is None:
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
-    if (lacking_sizes := call.program.why_not_apart()) is not None:
-        raise unmasked(lacking_sizes)
     sizes = _sizes(engine, signed, options.sizes)
     members = _Members()
     written = [_function(engine, signed, sizes, options, members, 0)]
@@ -337,6 +336,12 @@ class _ProgramWriter:
             why="" if pairing is None else pairing.why,
             masked=tuple(MaskedRow(e.primitive, e.sizes, e.how, e.fills, e.where) for e in masked),
             dynamic=self._dynamic() if self._options.dynamic else None,
+            computed=tuple(
+                ComputedSize(v, (made.bound,), made.line, made.is_checked)
+                for v, made in program.computed.items()
+            ),
+            counts=program.counts,
+            presumed=tuple(map(str, program.presumed)),
         )
 
     def _bucket(
@@ -433,6 +438,11 @@ def _pullback(
     one's float results. Its results are the cotangents of its float arguments.
     """
     assert call.program is not None
+    if call.program.counts:
+        raise ArtifactError(
+            "its derivatives cannot be saved: its results or decisions depend on computed sizes; "
+            "save an executor of the gradient"
+        )
     for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
         if kind.dtype is None:
             raise ArtifactError(

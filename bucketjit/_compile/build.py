@@ -24,6 +24,7 @@ from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.compiler import is_defect_of_xla
+from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import select
 from bucketjit._masking.checks import poison_equations
@@ -267,6 +268,24 @@ def with_counts(program: Interface, outs: Sequence[Any]) -> Any:
     if not program.counts:
         return tree
     return tree, jnp.stack([jnp.asarray(n, jnp.int32) for n in outs[results:]])
+
+
+def with_type_of_counts(program: Interface, outs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The types of what `with_counts` returns.
+
+    Args:
+        program: The program.
+        outs: The types of its results.
+
+    Returns:
+        The types, flat, and their tree.
+    """
+    tree = program.out_tree
+    if not program.counts:
+        return list(outs), tree
+    counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
+    whole = jax.tree_util.tree_structure((tree.unflatten(range(tree.num_leaves)), 0))
+    return [*outs, counts], whole
 
 
 def lower_masked(made: Masked) -> jax.stages.Lowered:

@@ -2,18 +2,21 @@
 
 executable   (results, counts:i32[k])       counts of `Interface.counts`
 host         wait for the counts, check them, cut the results
+
+`Padded` results are not cut, so they wait for nothing: each asks for its size when it is needed.
+Only counts that must be checked are waited for at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from bucketjit._arrays.results import Change
 from bucketjit._errors import ArgumentError
-from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.interface import Interface
 
 _KEPT = 64  # counts whose functions are kept
@@ -33,55 +36,116 @@ class SizesDiffer(Exception):
         self.computed = computed
 
 
+class Selected(Protocol):
+    """Learns what runs have selected; see `bucketjit._runtime.counters.Counters`."""
+
+    def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
+        """Count a run.
+
+        Args:
+            program: The program.
+            rows: By variable, the number of rows that were selected, and of those that there are.
+        """
+
+    def dropped(self) -> None:
+        """Count a run whose results are dropped."""
+
+
+class Counts:
+    """The computed sizes of one run.
+
+    Args:
+        program: The program.
+        sizes: The logical sizes of the call.
+        counts: What the executable has returned: the number of rows of each of `Interface.counts`.
+        observer: Learns of the counts when they are first asked for.
+    """
+
+    def __init__(
+        self, program: Interface, sizes: Mapping[str, int], counts: Any, observer: Selected | None
+    ) -> None:
+        self._program, self._sizes, self._counts = program, sizes, counts
+        self._observer = observer
+        self._known: tuple[int, ...] | None = None
+
+    def wait(self) -> tuple[int, ...]:
+        """The value of the variable of each count, checked.
+
+        Raises:
+            SizesDiffer: The results are those of other computed sizes.
+            ArgumentError: `bucketjit.sized` was given a number of rows that there are not.
+        """
+        if self._known is not None:
+            return self._known
+        program = self._program
+        rows = np.asarray(self._counts).tolist()
+        computed = {v: n + 1 for v, n in zip(program.counts, rows, strict=True)}
+        at = {**self._sizes, **computed}
+        if not all(guard.holds(at) for guard in program.presumed):
+            if self._observer is not None:
+                self._observer.dropped()
+            raise SizesDiffer(computed)
+        bounds = _bounds(program, at)
+        if self._observer is not None:
+            told = {v: (computed[v] - 1, rows) for v, rows in bounds.items()}
+            self._observer.selected(program, told)
+        self._known = tuple(computed.values())
+        return self._known
+
+
+def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
+    """The number of rows that each count is chosen from, where it is known.
+
+    Raises:
+        ArgumentError: `bucketjit.sized` was given a number of rows that there are not.
+    """
+    bounds = {}
+    for variable in program.counts:
+        made = program.computed[variable]
+        if not at.keys() >= set(variables_of(made.bound)):
+            continue
+        rows = bounds[variable] = evaluate_text(made.bound, at)
+        n = at[variable] - 1
+        if made.is_checked and not 0 <= n <= rows:
+            where = f" [{made.line}]" if made.line else ""
+            raise ArgumentError(
+                f"sized: n is {n}, and the arrays have {rows} rows{where}; "
+                f"give a number from 0 to {rows}"
+            )
+    return bounds
+
+
 def finisher_of_counts(
-    program: Interface,
-    sizes: Mapping[str, int],
+    counts_of: Callable[[Any], Counts],
     finisher_at: Callable[[Sequence[int]], Change | None],
+    later: Callable[[Callable[[], Sequence[int]]], Change | None] | None = None,
 ) -> Change:
     """Make the function that cuts the results of an executable which returns counts.
 
     Args:
-        program: The program of the executable.
-        sizes: The logical sizes of the call.
+        counts_of: Makes the `Counts` of a run from what its executable has returned.
         finisher_at: Makes the function that cuts the results, from the computed sizes in the order
             of `Interface.counts`.
+        later: Makes it from a function that waits for these sizes; None to wait at once.
 
     Returns:
-        A function of the pair of results and counts.
-
-    Raises:
-        SizesDiffer: By the returned function, if the results are those of other computed sizes.
-        ArgumentError: By the returned function, if `bucketjit.sized` was given a number of rows
-            that there are not.
+        A function of the pair of results and counts. If it waits, it raises what `Counts.wait`
+        raises.
     """
     known: dict[tuple[int, ...], Change | None] = {}
 
     def finish(pair: Any) -> Any:
-        results, counts = pair
-        key = tuple(np.asarray(counts).tolist())
+        results, returned = pair
+        counts = counts_of(returned)
+        if later is not None:
+            change = later(counts.wait)
+            return results if change is None else change(results)
+        key = counts.wait()
         if key not in known:
             if len(known) >= _KEPT:
                 known.clear()
-            computed = {v: n + 1 for v, n in zip(program.counts, key, strict=True)}
-            _check(program, sizes, computed)
-            known[key] = finisher_at(list(computed.values()))
+            known[key] = finisher_at(key)
         change = known[key]
         return results if change is None else change(results)
 
     return finish
-
-
-def _check(program: Interface, sizes: Mapping[str, int], computed: Mapping[str, int]) -> None:
-    at = {**sizes, **computed}
-    for guard in program.presumed:
-        if not guard.holds(at):
-            raise SizesDiffer(computed)
-    for variable, made in program.computed.items():
-        if made.is_checked:
-            rows, n = evaluate_text(made.bound, at), computed[variable] - 1
-            if not 0 <= n <= rows:
-                where = f" [{made.line}]" if made.line else ""
-                raise ArgumentError(
-                    f"sized: n is {n}, and the arrays have {rows} rows{where}; "
-                    f"give a number from 0 to {rows}"
-                )

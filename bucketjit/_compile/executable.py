@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad
-from bucketjit._arrays.results import Change, finisher
-from bucketjit._compile.computed_results import finisher_of_counts
+from bucketjit._arrays.results import Change, at_leaves, finisher
+from bucketjit._compile.computed_results import Counts, Selected, finisher_of_counts
 from bucketjit._config import Out
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
@@ -126,6 +127,11 @@ class Executable:
         """Whether ``to_host`` returns only after the call has finished."""
         return self.to_host is not self.function
 
+    @property
+    def is_checked_after_runs(self) -> bool:
+        """Whether the sizes that a run computes may say that its results are to be dropped."""
+        return self.counted is not None and self.counted.is_checked_after_runs
+
     @functools.cached_property
     def flops(self) -> float:
         """Floating point operations of a call by XLA's cost analysis; NaN if that has no number."""
@@ -156,12 +162,15 @@ class Executable:
             self.note_compiles(args, kwargs)
         return result
 
-    def finisher(self, call: ResolvedCall, out: Out) -> Change | None:
+    def finisher(
+        self, call: ResolvedCall, out: Out, observer: Selected | None = None
+    ) -> Change | None:
         """A function that cuts results to their logical sizes; None if there is nothing to cut.
 
         Args:
             call: The call. It is not kept.
             out: The form of results.
+            observer: Learns of the sizes that runs compute; None if nobody needs to know.
         """
         padded = {o.position: o.padded for o in self.outs}
         weak = {o.position: o.weak_type for o in self.outs}
@@ -171,13 +180,35 @@ class Executable:
             return finisher(self.out_tree, logical, padded, weak, out)
 
         if self.counted is not None:
-            sizes = dict(zip(call.variables, call.ordered, strict=True))
-            return finisher_of_counts(self.counted, sizes, finisher_at)
+            return self._finisher_of_counts(self.counted, call, out, finisher_at, observer)
         finish = finisher_at(())
         nested = call.size_constants.out_tree
         if nested is None:
             return finish
         return lambda result: nested.unflatten(result if finish is None else finish(result))
+
+    def _finisher_of_counts(
+        self,
+        program: Interface,
+        call: ResolvedCall,
+        out: Out,
+        finisher_at: Callable[[Sequence[int]], Change | None],
+        observer: Selected | None,
+    ) -> Change:
+        ordered, outs, tree = call.ordered, self.outs, self.out_tree
+        sizes = dict(zip(call.variables, ordered, strict=True))
+
+        def counts_of(counts: Any) -> Counts:
+            return Counts(program, sizes, counts, observer)
+
+        def later(wait: Callable[[], Sequence[int]]) -> Change | None:
+            return at_leaves(tree, {o.position: as_padded_later(o, wait) for o in outs})
+
+        def as_padded_later(out: OpenOut, wait: Callable[[], Sequence[int]]) -> Change:
+            return lambda value: Padded.of_result(value, lambda: out.logical(*ordered, *wait()))
+
+        waits = out is not Out.PADDED or program.is_checked_after_runs
+        return finisher_of_counts(counts_of, finisher_at, None if waits else later)
 
     def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Call ``on_compile`` if ``jit`` has compiled once more, for arguments placed in a new way.

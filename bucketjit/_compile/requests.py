@@ -165,8 +165,7 @@ class RequestFactory:
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
-        # The files know no executables that return counts of computed sizes.
-        kept = None if options or program.counts else self._place(known, bucket, made)
+        kept = None if options else self._place(known, bucket, made)
         key = self.masked_key(program, bucket)
         return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
 

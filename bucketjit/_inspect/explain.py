@@ -308,18 +308,8 @@ def _explained_masked(
         describe(program),
         tuple(map(str, program.guards)),
         masked,
-        computed=_computed(program),
+        computed=program.computed_in_words(),
     )
-
-
-def _computed(program: Interface) -> tuple[str, ...]:
-    """The computed sizes of a program, in words."""
-    sizes = [
-        f"{variable} - 1 <= {made.bound}" + (f"  [{made.line}]" if made.line else "")
-        for variable, made in program.computed.items()
-    ]
-    presumed = ", ".join(map(str, program.presumed))
-    return (*sizes, f"presumed: {presumed}") if presumed else tuple(sizes)
 
 
 def _explained_exact(

@@ -10,8 +10,10 @@ from bucketjit._events import one_line
 from bucketjit._inspect.plot import plot
 from bucketjit._inspect.report import Report, as_html
 from bucketjit._inspect.tables import counted, tables_of
+from bucketjit._runtime.counters import SelectedRows
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.statistics import ProgramStats, Stats, shown_reason
+from bucketjit._runtime.statistics import ComputedSizeStats, ProgramStats, Stats, shown_reason
+from bucketjit._tracing.interface import Interface
 from bucketjit.strategies import Exact
 
 if TYPE_CHECKING:
@@ -126,6 +128,21 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
                         kind="symbolic" if program.pairing is None else "paired",
                         executables=sum(owner is program for owner in stored),
                         refused=None if refusal is None else shown_reason(refusal.reason),
+                        computed=_computed(engine, program),
                     )
                 )
     return tuple(found)
+
+
+def _computed(engine: Engine, program: Interface) -> tuple[ComputedSizeStats, ...]:
+    """The sizes that a program computes, and what runs have told of them."""
+    told = engine.counters.selected_by(program)
+    return tuple(
+        ComputedSizeStats(
+            size=f"{variable} - 1",
+            bound=made.bound,
+            line=one_line(made.line),
+            **dataclasses.asdict(told.get(variable, SelectedRows())),
+        )
+        for variable, made in program.computed.items()
+    )

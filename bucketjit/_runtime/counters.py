@@ -27,6 +27,7 @@ from bucketjit._runtime.statistics import (
     share,
 )
 from bucketjit._runtime.timeline import Clock, Reading
+from bucketjit._tracing.interface import Interface
 
 _SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then they are rounded up
 
@@ -159,6 +160,30 @@ class _Sums:
         )
 
 
+@dataclass
+class SelectedRows:
+    """What runs of one program have selected by one computed size.
+
+    Attributes:
+        runs: The number of runs that told it.
+        selected: The rows that they selected, in all.
+        rows: The rows that they selected from.
+        most: The largest number of rows that one of them selected.
+    """
+
+    runs: int = 0
+    selected: int = 0
+    rows: int = 0
+    most: int = 0
+
+    def add(self, selected: int, rows: int) -> None:
+        """Add a run."""
+        self.runs += 1
+        self.selected += selected
+        self.rows += rows
+        self.most = max(self.most, selected)
+
+
 class Counters:
     """All counters of an executor except hits, misses and evictions, which its cache counts.
 
@@ -198,6 +223,9 @@ class Counters:
             self._compile_seconds = 0.0
             self._loads = 0
             self._load_seconds = 0.0
+            self._dropped_runs = 0
+            self._selected: weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]
+            self._selected = weakref.WeakKeyDictionary()
             for line in self._every_line():
                 line.start_again()
             # Both times are read once here, so snapshots of the same counters are equal.
@@ -260,6 +288,29 @@ class Counters:
         with self._lock:
             self._loads += 1
             self._load_seconds += seconds
+
+    def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
+        """Count the rows that a run selected; see `bucketjit._compile.computed_results.Selected`.
+
+        Args:
+            program: The program.
+            rows: By variable, the number of rows that were selected, and of those that there are.
+        """
+        with self._lock:
+            known = self._selected.setdefault(program, {})
+            for variable, (selected, of) in rows.items():
+                known.setdefault(variable, SelectedRows()).add(selected, of)
+
+    def dropped(self) -> None:
+        """Count a run whose results were dropped, as its computed sizes were not as presumed."""
+        with self._lock:
+            self._dropped_runs += 1
+
+    def selected_by(self, program: Interface) -> Mapping[str, SelectedRows]:
+        """What runs of a program have selected, by variable."""
+        with self._lock:
+            known = self._selected.get(program, {})
+            return {v: dataclasses.replace(rows) for v, rows in known.items()}
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
         """Count a fallback.
@@ -329,6 +380,7 @@ class Counters:
                 sums.add(line, line.count())
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
             loads, load_seconds = self._loads, self._load_seconds
+            dropped_runs = self._dropped_runs
         waste = share(sums.total - sums.real, sums.total)
         reading = (sums.calls, sums.calls - missed, compiles, waste)
         return Stats(
@@ -344,6 +396,7 @@ class Counters:
             buckets=buckets,
             loads=loads,
             load_seconds=load_seconds,
+            dropped_runs=dropped_runs,
             dimension_waste=FrozenDict(
                 {v: share(n - sums.logical[v], n) for v, n in sums.padded.items()}
             ),

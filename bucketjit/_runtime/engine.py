@@ -250,7 +250,7 @@ class Engine:
                 raise
             return run_again(
                 *(differ, signed, call),
-                lambda again: self.serve(signed, None, out, again),
+                lambda again: self.serve(signed, given, out, again),
                 lambda why: self._fall_back(why, signed, call, out, None),
             )
         if self.config.check is not Check.OFF:
@@ -259,8 +259,7 @@ class Engine:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
-        # Nor does the fast path run a call again.
-        if given is not None and not stands_in and not masked.program.presumed:
+        if given is not None and not stands_in:
             self.memory.add_masked(signed, given, call, served)
         return result
 
@@ -270,7 +269,8 @@ class Engine:
         """How an executable serves a call."""
         sizes = sizes_argument(call, entry.size_constant_shapes)
         line = counter_of(entry, call, signed)
-        return ServedCall(key, sizes, entry.finisher(call, out), line, self._note_of(call))
+        finish = entry.finisher(call, out, self.counters)
+        return ServedCall(key, sizes, finish, line, self._note_of(call))
 
     def run(
         self,

@@ -71,6 +71,30 @@ class BucketStats:
 
 
 @dataclass(frozen=True)
+class ComputedSizeStats:
+    """A size that a program computes, such as the number of rows that a mask selects.
+
+    Attributes:
+        size: The size as an expression, such as ``"size_1 - 1"``.
+        bound: The largest value that it can have, such as ``"n"``.
+        line: The line of code that computes it; ``""`` if that is not known.
+        runs: The number of runs that told its value. It is told where a result or a decision
+            depends on it.
+        selected: The sum of its values in these runs.
+        rows: The sum of its bounds.
+        most: Its largest value.
+    """
+
+    size: str
+    bound: str
+    line: str = ""
+    runs: int = 0
+    selected: int = 0
+    rows: int = 0
+    most: int = 0
+
+
+@dataclass(frozen=True)
 class ProgramStats:
     """One program: the function traced once, for all sizes that its guards allow.
 
@@ -81,6 +105,7 @@ class ProgramStats:
         executables: Number of its buckets in the cache.
         refused: Why it cannot be masked, in the words of ``fallback_reasons`` (where it may be
             counted as *other*); None if it can.
+        computed: The sizes that it computes.
     """
 
     inputs: tuple[str, ...]
@@ -88,6 +113,7 @@ class ProgramStats:
     kind: str
     executables: int
     refused: str | None = None
+    computed: tuple[ComputedSizeStats, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +145,8 @@ class Stats:
         since: When the counters started, in seconds since 1970.
         loads: Executables read from files, see `BucketedExec.with_persistence`.
         load_seconds: Seconds spent on reading them.
+        dropped_runs: Runs whose results were dropped, as a decision of the function depends on a
+            computed size that was another one. The call then ran again by another program.
     """
 
     calls: int
@@ -139,6 +167,7 @@ class Stats:
     size_counts: Mapping[str, Mapping[int, int]] = FrozenDict[str, Mapping[int, int]]()
     history: tuple[Moment, ...] = ()
     since: float = 0.0
+    dropped_runs: int = 0
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.

@@ -135,6 +135,17 @@ class Arguments:
             "for; give arrays that the mesh cuts into equal parts, padded or not"
         )
 
+    def other_computed_sizes(self, computed: Mapping[str, int]) -> ArgumentError:
+        """The error of a call that computes sizes for which the function does something else."""
+        program = self._subject.program
+        of = {variable: n - 1 for variable, n in computed.items()}
+        told = "; ".join(program.computed_in_words())
+        return ArgumentError(
+            f"the function decides by sizes that it computes ({told}), and here they are "
+            f"{', '.join(f'{v} - 1 = {n}' for v, n in of.items())}, which needs another program; "
+            "call the executor, which finds it"
+        )
+
     def sizes(self, signed: SignedCall) -> dict[str, int]:
         """The logical sizes of a call that is padded.
 

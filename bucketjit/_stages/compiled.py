@@ -12,6 +12,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied, plain
 from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
 from bucketjit._config import Check
 from bucketjit._jax.arrays import NotPlaced
@@ -80,7 +81,7 @@ class Compiled(Stage):
 
         Raises:
             ArgumentError: An argument differs from what was compiled for, or a size is beyond the
-                bucket or needs another program.
+                bucket or needs another program. The same for a size that the program computes.
             SizeMismatchError: The sizes of the arguments contradict each other.
             ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
             MaskingError: ``check`` found that results differ.
@@ -107,7 +108,8 @@ class Compiled(Stage):
             while handler is not None:
                 try:
                     return handler.serve(args, kwargs)
-                except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
+                # Nothing has run, or its results are dropped: try the next handler.
+                except (SignatureChanged, NotPlaced, SizesDiffer):
                     handler = handler.next
                 except Exception:
                     # Of wrong arguments the check below says more. A `Padded` argument may fail
@@ -139,6 +141,8 @@ class Compiled(Stage):
             return self._run_masked(signed, given)
         except SignatureChanged:
             raise self._arguments.changed_otherwise() from None
+        except SizesDiffer as differ:
+            raise self._arguments.other_computed_sizes(differ.computed) from None
 
     def _run_masked(self, signed: SignedCall, given: CallArguments) -> Any:
         engine, entry = self._subject.engine, self._entry
@@ -146,7 +150,7 @@ class Compiled(Stage):
         call = self._arguments.resolve(signed)
         sizes = sizes_argument(call, entry.size_constant_shapes)
         line = counter_of(entry, call, signed)
-        served = ServedCall(self._key, sizes, entry.finisher(call, out), line)
+        served = ServedCall(self._key, sizes, entry.finisher(call, out, engine.counters), line)
         result = engine.run(entry, signed, call, served, out)
         if engine.config.check is Check.OFF:
             self._memory.add_masked(signed, given, call, served)
@@ -217,4 +221,5 @@ class Compiled(Stage):
 
     def _of_results(self, tree: Any) -> Any:
         of: PyTreeDef = self.out_tree
-        return of.unflatten(jax.tree_util.tree_leaves(tree, is_leaf=lambda x: x is None))
+        leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: x is None)
+        return of.unflatten(leaves[: of.num_leaves])  # counts of computed sizes may follow

@@ -127,6 +127,14 @@ class Stage:
         return self.out_tree.unflatten(self._types.outs)
 
     @property
+    def computed(self) -> tuple[str, ...]:
+        """The sizes that the program computes, such as ``"size_1 - 1 <= n"``, and the lines.
+
+        Results of such a size have it in `out_info`. What the program presumes of them follows.
+        """
+        return () if self.exact else self._subject.program.computed_in_words()
+
+    @property
     def args_info(self) -> Any:
         """Tree of a ``jax.stages.ArgInfo`` for each argument leaf: its type; whether it is donated.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bucketjit._compile.argument_types import without_values
 from bucketjit._config import is_int_from
-from bucketjit._errors import MaskingError, SpecError, SplitError
+from bucketjit._errors import SpecError, SplitError
 from bucketjit._events import shown
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
@@ -134,13 +134,7 @@ def subject_of(
         return Subject(engine, inside, signed, call, dict(sizes), True, epoch)
     call = engine.resolve(signed)
     match engine.decide(signed, call):
-        case Masked(program, bucket):
-            if program.counts:
-                raise MaskingError(
-                    "its results or decisions depend on computed sizes, so it takes more than an "
-                    "executable to run it",
-                    "call the executor itself",
-                )
+        case Masked(_, bucket):
             return Subject(engine, inside, signed, call, dict(bucket), False, epoch)
         case Exact(because, why):
             if because is Because.UNMASKED:

@@ -154,7 +154,10 @@ def split_guards(
             _REMEDY,
         )
     needed |= _variables(iter(out_shapes)) & computed
-    needed |= {v for v, made in sizing.computed.items() if made.is_checked}
+    checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
+    # A number of rows is compared with those that there are, which may be computed too.
+    needed |= checked.keys()
+    needed |= {v for made in checked.values() for v in variables_of(made.bound)} & computed
     if missing := needed - set(counts.variables):
         line = sizing.computed[min(missing)].line
         raise TraceRefused(

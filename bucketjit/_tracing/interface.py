@@ -114,15 +114,29 @@ class Interface:
         return 0
 
     def why_not_apart(self) -> MaskingError | None:
-        """Why the program cannot be exported or saved, or None: files know no computed sizes."""
+        """Why the program cannot be exported, or None: no module has results of such sizes."""
         if not self.computed:
             return None
         made = next(iter(self.computed.values()))
         where = f" [{made.line}]" if made.line else ""
         return MaskingError(
-            f"the program computes sizes{where}, which exported and saved programs cannot do yet",
-            "call the executor, or give jnp.nonzero and the like a size",
+            f"the program computes sizes{where}, and a module has no such results",
+            "save it with BucketedExec.save, or give jnp.nonzero and the like a size",
         )
+
+    @property
+    def is_checked_after_runs(self) -> bool:
+        """Whether the sizes that a run computes must be checked before its results are used."""
+        return bool(self.presumed) or any(made.is_checked for made in self.computed.values())
+
+    def computed_in_words(self) -> tuple[str, ...]:
+        """The sizes that it computes, each with its bound and its line, and what it presumes."""
+        sizes = [
+            f"{variable} - 1 <= {made.bound}" + (f"  [{made.line}]" if made.line else "")
+            for variable, made in self.computed.items()
+        ]
+        presumed = ", ".join(map(str, self.presumed))
+        return (*sizes, f"presumed: {presumed}") if presumed else tuple(sizes)
 
     @property
     def open_outs(self) -> tuple[int, ...]:

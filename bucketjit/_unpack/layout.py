@@ -23,10 +23,11 @@ from bucketjit._artifact.manifest import (
 from bucketjit._errors import ArtifactError
 from bucketjit._events import shown
 from bucketjit._jax.stablehlo import Tensor, element_of
+from bucketjit._sizes.expressions import variables_of
 from bucketjit._unpack.size_trees import comparison, product_of, solutions, tree_of, value_of
 
 FORMAT = "bucketjit-unpacked"
-VERSION = 1
+VERSION = 2
 
 _KEY = "key:"  # the dtype of random keys begins with it
 
@@ -173,11 +174,31 @@ class _Program:
             "arguments": shapes,
             "results": [
                 _shape(out.axes, kind)
-                for out, kind in zip(program.outputs, like.outputs, strict=True)
+                for out, kind in zip(program.outputs, like.outputs, strict=False)
             ],
             "size_constants": None if table is None else self._table(table),
+            "computed_sizes": self._computed_sizes(),
+            "presumed": [comparison(text) for text in program.presumed],
             "buckets": buckets,
         }
+
+    def _computed_sizes(self) -> list[Json]:
+        """The sizes that its modules return after the results."""
+        program = self._program
+        made = {one.variable: one for one in program.computed}
+        known = {*program.variables, *program.counts}
+        return [
+            {
+                "variable": variable,
+                "output": len(program.outputs) + number,
+                # The size that it is chosen from may be one that is not returned.
+                "bound": tree_of(made[variable].bound[0])
+                if known >= set(variables_of(str(made[variable].bound[0])))
+                else None,
+                "is_checked": made[variable].is_checked,
+            }
+            for number, variable in enumerate(program.counts)
+        ]
 
     @property
     def _leaves(self) -> Any:
@@ -224,11 +245,11 @@ class _Program:
                 made = {"kind": "argument", "argument": position}
                 dtype = self._leaves[position].dtype
                 inputs.append(made | _typed(next(kinds), dtype, shape))
+            dtypes = [out.dtype for out in self._program.outputs]
+            dtypes += ["int32"] * len(self._program.counts)
             outputs = [
-                _typed(kind, out.dtype, shape)
-                for kind, out, shape in zip(
-                    written.outputs, self._program.outputs, bucket.results, strict=True
-                )
+                _typed(kind, dtype, shape)
+                for kind, dtype, shape in zip(written.outputs, dtypes, bucket.results, strict=True)
             ]
             if next(kinds, None) is not None:
                 raise ValueError("there are more")

@@ -98,6 +98,9 @@ Platforms: {platforms}. A `.mlirbc` file is a StableHLO portable artifact.
       iree-run-module --module=out.vmfb --device=local-task --function=main --input=...
 
   An input from a file is `--input=8x16xf32=@constants/0.bin`, the sizes are `--input=2xi32=3,5`.
+  IREE 3.13 does not skip updates of a scatter whose index is out of bounds, as StableHLO wants, and
+  may crash. Modules of functions that write to positions (`x.at[i].set`) or compute sizes need
+  another runtime.
 - StableHLO's tools: `stablehlo-translate --deserialize "{file}"` prints the module.
 
 `element` in `layout.json` is MLIR's name of an element type: `i1` is a bool of one byte, `ui32` an
@@ -120,6 +123,18 @@ that only a row knows (`more_sizes`): they belong to the sizes of the call, too.
 kind `size_constant` is the array of that number in `arrays`: in its `file`, from the row's offset
 in `offsets` (in bytes) on, with the `shape` at the sizes of the call, padded with zeros to the
 shape of the input.
+"""
+
+COMPUTED_SIZES = """\
+## Sizes that the function computes
+
+The function computes sizes, such as the number of rows that a mask selects. A module returns them
+after the results: `computed_sizes` of a program has the number of the `output`, a scalar. The
+value of the `variable` is that number plus 1. If `is_checked`, a number that is not from 0 to
+`bound` means that the call is wrong. Then `presumed` is compared, like guards, with the sizes of
+the call and the computed ones. Where one does not hold, the results are wrong: drop them, and run
+the call by the next program whose `guards` hold. Cut the results of the first program whose
+`presumed` holds; shapes under `results` name computed sizes too.
 """
 
 DERIVATIVES = """\

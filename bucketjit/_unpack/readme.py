@@ -47,6 +47,8 @@ def readme_of(layout: Json, manifest: Manifest, source: str) -> str:
     ]
     if any(program["size_constants"] for one in layout["functions"] for program in one["programs"]):
         parts.append(prose.SIZE_CONSTANTS)
+    if any(program["computed_sizes"] for one in layout["functions"] for program in one["programs"]):
+        parts.append(prose.COMPUTED_SIZES)
     if len(layout["functions"]) > 1:
         parts.append(prose.DERIVATIVES)
     return "\n".join(parts)
@@ -136,6 +138,8 @@ def _example(layout: Json, record: SavedFunction) -> str:
         return ""
     number, bucket, sizes = found
     program, saved = layout["functions"][0]["programs"][number], record.programs[number]
+    if any(made["bound"] is None for made in program["computed_sizes"]):
+        return ""
     lines = ["## An example\n", "A call of this function with\n"]
     shapes: dict[int, tuple[int, ...]] = {}
     for position, (leaf, axes) in enumerate(zip(record.leaves, program["arguments"], strict=True)):
@@ -150,14 +154,24 @@ def _example(layout: Json, record: SavedFunction) -> str:
         lines.append(f"\nhas the sizes {shown(sizes)}. The bucket {bucket['name']} serves it.")
     lines.append(f"The arguments of `main` in `{file}` are then\n")
     lines += _inputs(bucket, record, shapes, vector)
-    lines.append("\nand of its results,\n")
+    computed = program["computed_sizes"]
+    for made in computed:
+        sizes = {**sizes, made["variable"]: value_of(made["bound"], sizes) + 1}
+    if computed:
+        lines.append("\nand of its results, if the function selects all that there is,\n")
+    else:
+        lines.append("\nand of its results,\n")
     for i, (out, axes, kind) in enumerate(
-        zip(saved.outputs, program["results"], bucket["outputs"], strict=True)
+        zip(saved.outputs, program["results"], bucket["outputs"], strict=False)
     ):
         logical = _at(axes, sizes)
         padded = tuple(kind["shape"])
         cut = f", keep [{', '.join(f'0:{n}' for n in logical)}]" if logical != padded else ""
         lines.append(f"    result {i}: {_plain(out.dtype)}{_shape(padded)}{cut}")
+    lines += [
+        f"    result {made['output']}: the scalar {sizes[made['variable']] - 1}"
+        for made in computed
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -34,6 +34,17 @@ def fn(params: Any, key: Any, x: Any) -> Any:
     }
 
 
+def selecting(x: Any) -> Any:
+    """Sizes that the function computes, and a decision on one of them."""
+    kept = x[x > 0]
+    return {"kept": kept, "top": jnp.sort(kept)[-2:] if kept.shape[0] > 2 else kept[:1] * 2}
+
+
+def selected_from(n: int) -> np.ndarray:
+    """The argument of `selecting`; the same numbers in every process."""
+    return np.sin(np.arange(n, dtype=np.float64) * 2 + 1).astype(np.float32)
+
+
 def arguments(b: int, s: int) -> tuple[Any, Any, np.ndarray]:
     """The arguments of a call; the same numbers in every process."""
     wave = np.sin(np.arange(b * s * 3, dtype=np.float64)).astype(np.float32)
@@ -42,13 +53,21 @@ def arguments(b: int, s: int) -> tuple[Any, Any, np.ndarray]:
 
 
 def files() -> list[Path]:
-    return sorted(FOLDER.glob("*.bkt"))
+    return sorted(FOLDER.glob("format?-jax*.bkt"))
+
+
+def files_of_computed_sizes() -> list[Path]:
+    return sorted(FOLDER.glob("*-computed-jax*.bkt"))
 
 
 def main() -> None:
     executor = BucketedExec(fn, dynamic_axes=(None, None, "b, s, _")).with_pow2()
     name = f"format{FORMAT}-jax{jax.__version__}.bkt"
     executor.save(FOLDER / name, *arguments(2, 4), sizes=BUCKETS, derivatives=1, dynamic=True)
+    print(FOLDER / name, (FOLDER / name).stat().st_size, "bytes")
+    name = f"format{FORMAT}-computed-jax{jax.__version__}.bkt"
+    computed = BucketedExec(selecting, dynamic_axes="n").with_pow2()
+    computed.save(FOLDER / name, selected_from(5), sizes={"n": [4, 8]})
     print(FOLDER / name, (FOLDER / name).stat().st_size, "bytes")
 
 

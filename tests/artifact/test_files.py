@@ -159,8 +159,8 @@ def test_members_that_are_missing_added_or_double(whole: bytes, tmp_path: Path) 
 
 def test_files_of_the_future(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "f.bkt"
-    told = refused(altered(whole, path, lambda m: m.update(format=2)), "format 2")
-    assert "reads format 1" in told
+    told = refused(altered(whole, path, lambda m: m.update(format=3)), "format 3")
+    assert "reads formats up to 2" in told
     refused(altered(whole, path, lambda m: m.update(calling_convention=99)), "convention 99 of JAX")
 
 
@@ -201,6 +201,10 @@ def test_sizes_that_are_no_arithmetic(text: str, whole: bytes, tmp_path: Path) -
     refused(altered(whole, tmp_path / "f.bkt", guard), MANIFEST)
 
 
+def computed_size(variable: str, bound: str) -> dict[str, Any]:
+    return {"variable": variable, "bound": [bound], "line": "", "is_checked": False}
+
+
 def test_manifests_that_do_not_fit(whole: bytes, tmp_path: Path) -> None:
     def program(manifest: dict[str, Any]) -> dict[str, Any]:
         return manifest["functions"][0]["programs"][0]
@@ -225,6 +229,13 @@ def test_manifests_that_do_not_fit(whole: bytes, tmp_path: Path) -> None:
         lambda m: m.pop("constants"),
         lambda m: m.update(out="html"),
         lambda m: m["members"].pop("constants/0.bin"),
+        lambda m: program(m).update(counts=["size_1"]),
+        lambda m: program(m).update(presumed=["size_1 >= 1"]),
+        lambda m: program(m).pop("computed"),
+        lambda m: program(m).update(computed=[computed_size("n", "n")]),
+        lambda m: program(m).update(computed=[computed_size("size_1", "size_1")]),
+        lambda m: program(m).update(computed=[computed_size("size_1", "print(n)")]),
+        lambda m: program(m).update(computed=[computed_size("size_1", "n")], counts=["size_1"]),
     ]
     x = WEIGHTS[:2]
     for number, change in enumerate(changes):

@@ -112,8 +112,18 @@ def test_files_of_every_version(path: Path) -> None:
     np.testing.assert_allclose(got["w"], jax.grad(loss)(params, golden.fn)["w"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("path", golden.files_of_computed_sizes(), ids=lambda path: path.stem)
+def test_files_of_every_version_with_computed_sizes(path: Path) -> None:
+    loaded = bucketjit.load(path)
+    for n in (1, 2, 4, 5, 8):
+        for x in (golden.selected_from(n), -golden.selected_from(n)):
+            got, expected = loaded(x), golden.selecting(jnp.asarray(x))
+            for name, array in expected.items():
+                np.testing.assert_allclose(got[name], array)
+
+
 def test_there_are_files_of_both_versions() -> None:
-    assert len(golden.files()) >= 2
+    assert len(golden.files()) >= 4 and len(golden.files_of_computed_sizes()) >= 2
 
 
 def test_the_function_of_the_files_is_masked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -312,23 +313,153 @@ def test_explain_names_the_size_its_bound_and_what_is_presumed() -> None:
     assert "computed: size_1 - 1 <= n" in str(told)
 
 
+def test_a_fast_call_prefers_the_program_of_the_last_one() -> None:
+    fn = PROGRAMS["branch"]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    few, many = (-np.ones(8, np.float32), np.ones(8, np.float32))
+    for x in (few, many):
+        equal(executor(x), fn(jnp.asarray(x)))
+    before = executor.stats()
+    for x in (few, few, few, many, many, few):
+        equal(executor(x), fn(jnp.asarray(x)))
+    after = executor.stats()
+    assert after.calls - before.calls == 6 and after.compiles == before.compiles
+    # Only where the decision is another one than in the call before, a run is dropped.
+    assert after.dropped_runs - before.dropped_runs == 3
+
+
+def test_statistics_name_sizes_their_bounds_and_what_was_selected() -> None:
+    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
+    for x in (np.ones(3, np.float32), -np.ones(4, np.float32), np.ones(3, np.float32)):
+        executor(x)
+    [size] = {made for program in executor.stats().programs for made in program.computed}
+    assert (size.size, size.bound) == ("size_1 - 1", "n")
+    assert "test_computed_sizes.py" in size.line
+    assert (size.runs, size.selected, size.rows, size.most) == (3, 6, 10, 3)
+    executor.reset_stats()
+    [size] = executor.stats().programs[0].computed
+    assert size.runs == 0
+
+
+def test_metrics_of_computed_sizes() -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
+    bucketjit.metrics.prometheus(executor, name="f", registry=registry)
+    executor(np.array([1, -1, 2], np.float32))
+    [size] = executor.stats().programs[0].computed
+    labels = {"function": "f", "size": "size_1 - 1", "bound": "n", "line": size.line}
+    told = {
+        name: registry.get_sample_value(f"bucketjit_computed_size_{name}", labels)
+        for name in ("rows_total", "bounds_total", "programs")
+    }
+    assert told == {"rows_total": 2, "bounds_total": 3, "programs": 1}
+    assert registry.get_sample_value("bucketjit_dropped_runs_total", {"function": "f"}) == 0
+
+
+def test_padded_results_wait_for_their_size_when_it_is_asked_for() -> None:
+    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n", out="padded").with_pow2()
+    x = np.array([1, -1, 2, 3, -4], np.float32)
+    for _ in range(2):
+        kept = executor(x)
+        assert kept.array.shape == (8,) and kept.ndim == 1
+        assert executor.stats().programs[0].computed[0].runs == 0  # nobody has asked for the size
+    restored = pickle.loads(pickle.dumps(kept))
+    assert kept.sizes == (3,) == restored.sizes
+    np.testing.assert_array_equal(restored, [1, 2, 3])
+    empty = executor(-np.abs(x))
+    total = BucketedExec(lambda y: y.sum(), dynamic_axes="n").with_pow2()
+    assert float(total(kept)) == 6 and float(total(empty)) == 0
+
+
+@pytest.mark.parametrize("name", ["selection", "mean", "tree", "gradient", "unique_parts"])
+def test_executables_are_kept_in_files(name: str, tmp_path: Any) -> None:
+    fn = PROGRAMS[name]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=8).with_persistence(tmp_path)
+    for x in arrays(7):
+        checked(executor, fn, x)
+    assert executor.stats().compiles == 1
+    executor.cache_clear()
+    for x in arrays(6):
+        checked(executor, fn, x)
+    assert (executor.stats().compiles, executor.stats().loads) == (0, 1)
+
+
+def test_a_decision_is_kept_apart_in_files(tmp_path: Any) -> None:
+    fn = PROGRAMS["branch"]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=8).with_persistence(tmp_path)
+    for _ in range(2):
+        for x in arrays(8):
+            checked(executor, fn, x)
+        told = executor.stats()
+        executor.cache_clear()
+    assert (told.compiles, told.fallback_calls) == (0, 0) and told.loads >= 2
+
+
+@pytest.mark.parametrize("name", ["selection", "mean", "softmax", "tree", "unique_parts"])
+def test_a_compiled_stage_serves_its_bucket(name: str) -> None:
+    fn = PROGRAMS[name]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    lowered = executor.lower(np.ones(8, np.float32))
+    assert lowered.computed[0].startswith("size_1 - 1 <= n  [")
+    compiled = lowered.compile()
+    shapes = [str(x.shape) for x in jax.tree.leaves(compiled.out_info)]
+    assert ("(size_1 - 1,)" in shapes) == (name != "mean")
+    assert len(jax.tree.leaves(compiled.output_shardings)) == len(shapes)
+    for size in (2, 5, 8, 5):
+        for x in list(arrays(size))[1:]:  # something is selected: `softmax` presumes it
+            checked(compiled, fn, x)
+
+
+def test_a_compiled_stage_refuses_a_call_of_another_decision() -> None:
+    executor = BucketedExec(PROGRAMS["branch"], dynamic_axes="n").with_pow2()
+    compiled = executor.lower(np.ones(8, np.float32)).compile()
+    for _ in range(2):
+        assert float(compiled(np.ones(7, np.float32))) == 7
+        with pytest.raises(bucketjit.ArgumentError, match=r"size_1 - 1 = 0, which needs another"):
+            compiled(-np.ones(7, np.float32))
+    np.testing.assert_allclose(executor(-np.ones(7, np.float32)), 7)
+
+
+@pytest.mark.parametrize("executables", [False, True])
+@pytest.mark.parametrize(
+    "name", ["selection", "mean", "tree", "branch", "unique_parts", "set_each"]
+)
+def test_saved_functions_compute_sizes(name: str, executables: bool, tmp_path: Any) -> None:
+    pytest.importorskip("flatbuffers", reason="it serializes exported modules")
+    fn, path = PROGRAMS[name], tmp_path / "saved.bkt"
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=4)
+    executor.save(path, np.ones(5, np.float32), sizes={"n": [4, 8]}, executables=executables)
+    loaded = bucketjit.load(path, trust_executables=executables)
+    for size in (1, 3, 8, 5, 8):
+        for x in arrays(size):
+            checked(loaded, fn, x)
+    told = loaded.stats()
+    assert told.fallback_calls == 0 and (told.compiles == 0) == executables
+    assert told.programs[0].computed[0].bound == "n"
+
+
+def test_a_saved_function_has_no_program_for_what_raises(tmp_path: Any) -> None:
+    pytest.importorskip("flatbuffers", reason="it serializes exported modules")
+    executor = BucketedExec(PROGRAMS["max"], dynamic_axes="n").with_pow2()
+    executor.save(tmp_path / "saved.bkt", np.ones(5, np.float32))
+    loaded = bucketjit.load(tmp_path / "saved.bkt")
+    for _ in range(2):
+        assert float(loaded(np.ones(5, np.float32))) == 1
+        with pytest.raises(bucketjit.ArtifactError, match="computes size_1 - 1 = 0"):
+            loaded(-np.ones(5, np.float32))
+
+
 def test_what_cannot_carry_computed_sizes_says_so(tmp_path: Any) -> None:
     x = np.ones(5, np.float32)
-    returned = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
-    inner = BucketedExec(PROGRAMS["mean"], dynamic_axes="n").with_pow2()
-    with pytest.raises(bucketjit.MaskingError, match="computed sizes"):
-        returned.lower(x)
-    np.testing.assert_allclose(inner.lower(x).compile()(x), 1)
-    for executor in (returned, inner):
+    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
+    for export in (executor.export_dynamic, executor.export_bounded):
         with pytest.raises(bucketjit.ExportError, match="computes sizes"):
-            executor.export_dynamic(x)
-        with pytest.raises(bucketjit.ArtifactError, match="computes sizes"):
-            executor.save(tmp_path / "saved.bkt", x)
-        kept = executor.with_persistence(tmp_path)
-        for _ in range(2):
-            kept.cache_clear()
-            kept(x)
-            assert kept.stats().compiles == 1  # nothing was stored
+            export(x)
+    with pytest.raises(bucketjit.ExportError, match="computes sizes"):
+        executor.lower(x).as_text("stablehlo-bounded")
+    with pytest.raises(bucketjit.ArtifactError, match="depend on computed sizes"):
+        executor.save(tmp_path / "saved.bkt", x, derivatives=1)
 
 
 def test_other_threads_and_later_calls_see_jax_itself() -> None:

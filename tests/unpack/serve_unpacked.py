@@ -1,9 +1,10 @@
-"""Serves calls of an unpacked function with IREE, by its ``layout.json`` alone.
+"""Serves calls of an unpacked function by its ``layout.json`` alone, with IREE or XLA.
 
-Run as a program: ``serve_unpacked.py FOLDER CALLS.npz RESULTS.npz [NUMBER]``. Neither JAX nor
-bucketjit is imported. ``CALLS.npz`` has ``CALL/ARGUMENT``. ``RESULTS.npz`` gets ``CALL/RESULT``,
-and ``full/CALL/RESULT`` with what comes out if the sizes are told to be those of the bucket. NUMBER
-is that of the function: 0, or the order of a derivative.
+Run as a program: ``serve_unpacked.py FOLDER CALLS.npz RESULTS.npz NUMBER RUNTIME``. RUNTIME is
+``iree``, and then neither JAX nor bucketjit is imported; or ``xla``, which takes XLA's CPU client
+from JAX. ``CALLS.npz`` has ``CALL/ARGUMENT``. ``RESULTS.npz`` gets ``CALL/RESULT``, and
+``full/CALL/RESULT`` with what comes out if the sizes are told to be those of the bucket. NUMBER is
+that of the function: 0, or the order of a derivative.
 """
 
 import json
@@ -12,8 +13,6 @@ import operator
 import sys
 from pathlib import Path
 
-import iree.compiler
-import iree.runtime
 import numpy as np
 
 OPERATIONS = {
@@ -41,15 +40,58 @@ def padded(array, shape):
     return made
 
 
+def compiled_by_iree(raw):
+    import iree.compiler
+    import iree.runtime
+
+    binary = iree.compiler.compile_str(
+        raw,
+        target_backends=["llvm-cpu"],
+        input_type="stablehlo",
+        extra_args=["--iree-llvmcpu-target-cpu=host"],
+    )
+    context = iree.runtime.SystemContext(config=iree.runtime.Config("local-sync"))
+    module = iree.runtime.VmModule.copy_buffer(context.instance, binary)
+    context.add_vm_module(module)
+    main = context.modules[module.name]["main"]
+
+    def run(*inputs):
+        results = main(*inputs)
+        results = results if isinstance(results, list | tuple) else [results]
+        return [np.array(result.to_host()) for result in results]  # IREE takes its memory back
+
+    return run
+
+
+def compiled_by_xla(raw):
+    import jax
+    from jax.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir.dialects import stablehlo
+
+    (device,) = jax.devices()[:1]
+    module = stablehlo.deserialize_portable_artifact(mlir.make_ir_context(), raw)
+    compiled = device.client.compile_and_load(
+        str(module), xla_client.DeviceList((device,)), xla_client.CompileOptions()
+    )
+
+    def run(*inputs):
+        given = [jax.device_put(x) for x in inputs]
+        results = compiled.execute_sharded(given).disassemble_into_single_device_arrays()
+        return [np.asarray(result) for (result,) in results]
+
+    return run
+
+
 class Server:
-    def __init__(self, folder, number=0):
+    def __init__(self, folder, number, compile):
+        self.compile = compile
         self.folder = Path(folder)
         self.layout = json.loads((self.folder / "layout.json").read_text())
         self.function = self.layout["functions"][number]
         self.constants = [
             self.read(c["file"], c["dtype"], 0, c["shape"]) for c in self.layout["constants"]
         ]
-        self.config = iree.runtime.Config("local-sync")
         self.compiled = {}
 
     def read(self, file, dtype, offset, shape):
@@ -59,16 +101,7 @@ class Server:
     def main(self, file):
         """The function ``main`` of a module."""
         if file not in self.compiled:
-            binary = iree.compiler.compile_str(
-                (self.folder / file).read_bytes(),
-                target_backends=["llvm-cpu"],
-                input_type="stablehlo",
-                extra_args=["--iree-llvmcpu-target-cpu=host"],
-            )
-            context = iree.runtime.SystemContext(config=self.config)
-            module = iree.runtime.VmModule.copy_buffer(context.instance, binary)
-            context.add_vm_module(module)
-            self.compiled[file] = context.modules[module.name]["main"]
+            self.compiled[file] = self.compile((self.folder / file).read_bytes())
         return self.compiled[file]
 
     def sizes_of(self, program, arguments):
@@ -95,27 +128,34 @@ class Server:
         return {**sizes, **dict(zip(table["more_variables"], row["more_sizes"], strict=True))}, row
 
     def chosen(self, arguments):
+        """The programs that may serve a call, each with a bucket, the sizes and the row."""
         for program in self.function["programs"]:
             if (found := self.sizes_of(program, arguments)) is None:
                 continue
             for bucket in program["buckets"]:
                 if all(size <= bucket["sizes"][v] for v, size in found[0].items()):
-                    return program, bucket, *found
-        raise LookupError("no bucket serves these sizes")
+                    yield program, bucket, *found
+                    break
 
     def __call__(self, arguments):
         """The results, and those of a call that says that all of the bucket is data."""
-        program, bucket, sizes, row = self.chosen(arguments)
+        for program, bucket, sizes, row in self.chosen(arguments):
+            self.check(program, arguments, sizes)
+            results = self.run(program, bucket, arguments, sizes, row)
+            if results is not None:
+                return results, self.run(program, bucket, arguments, bucket["sizes"], row) or []
+        raise LookupError("no bucket serves these sizes")
+
+    def check(self, program, arguments, sizes):
         for given, kind, shape in zip(
             arguments, self.function["arguments"], program["arguments"], strict=True
         ):
             if not kind["is_size"]:
                 wanted = tuple(value(axis, sizes) for axis in shape)
                 assert (given.dtype, given.shape) == (np.dtype(kind["dtype"]), wanted)
-        results = self.run(program, bucket, arguments, sizes, row)
-        return results, self.run(program, bucket, arguments, bucket["sizes"], row)
 
     def run(self, program, bucket, arguments, sizes, row):
+        """The results; None if the program is not for the sizes that it has computed."""
         inputs = []
         for one in bucket["inputs"]:
             match one["kind"]:
@@ -131,18 +171,26 @@ class Server:
                     shape = [value(axis, sizes) for axis in array["shape"]]
                     given = self.read(array["file"], array["dtype"], row["offsets"][number], shape)
                     inputs.append(padded(given, one["shape"]))
-        results = self.main(bucket["modules"]["cpu"])(*inputs)
-        results = results if isinstance(results, list | tuple) else [results]
-        cut = []
-        for result, kind, shape in zip(results, bucket["outputs"], program["results"], strict=True):
-            host = np.array(result.to_host())  # a copy: IREE takes its memory back
-            assert host.shape == tuple(kind["shape"])
-            cut.append(host[tuple(slice(value(axis, sizes)) for axis in shape)])
-        return cut
+        hosts = self.main(bucket["modules"]["cpu"])(*inputs)
+        assert [list(x.shape) for x in hosts] == [kind["shape"] for kind in bucket["outputs"]]
+        for one in program["computed_sizes"]:
+            rows = int(hosts[one["output"]])
+            if one["is_checked"] and not 0 <= rows <= value(one["bound"], sizes):
+                raise ValueError(f"{rows} rows")
+            sizes = {**sizes, one["variable"]: rows + 1}
+        for guard in program["presumed"]:
+            sides = value(guard["left"], sizes), value(guard["right"], sizes)
+            if not COMPARISONS[guard["op"]](*sides):
+                return None
+        return [
+            host[tuple(slice(value(axis, sizes)) for axis in shape)]
+            for host, shape in zip(hosts, program["results"], strict=False)
+        ]
 
 
-def main(folder, calls, results, number="0"):
-    server = Server(folder, int(number))
+def main(folder, calls, results, number, runtime):
+    compile = {"iree": compiled_by_iree, "xla": compiled_by_xla}[runtime]
+    server = Server(folder, int(number), compile)
     given = np.load(calls)
     names = {}
     for name in given.files:

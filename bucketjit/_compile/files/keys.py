@@ -13,6 +13,7 @@ import jax
 
 from bucketjit._ir.associative_scan import Combine, associative_scan_p
 from bucketjit._ir.size_constant import size_constant_p
+from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._jax.devices import default_device, device_name
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own
 from bucketjit._signature.parameters import PLAIN_STATICS
@@ -21,7 +22,7 @@ from bucketjit._signature.signer import SignedCall
 # A `Combine` names its length by a dimension variable that is numbered as it is made, so the name
 # differs between processes.
 OWN_PRIMITIVES = Own(
-    frozenset((size_constant_p, associative_scan_p)),
+    frozenset((size_constant_p, associative_scan_p, sized_p, unsized_p)),
     {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
 )
 

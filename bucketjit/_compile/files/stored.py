@@ -18,7 +18,7 @@ import jax
 from jax.extend.core import Jaxpr
 
 from bucketjit._compile.argument_types import Expected, without_values
-from bucketjit._compile.build import Masked, masked_executable
+from bucketjit._compile.build import Masked, masked_executable, with_type_of_counts
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.executable import Executable, Origin, SignatureChanged
 from bucketjit._compile.files.keys import (
@@ -438,6 +438,8 @@ class StoredMasked(Stored):
             sorted(made.donated),
             made.pads,
             made.device is not None,
+            program.counts,
+            [str(guard) for guard in program.presumed],
         )
 
     def _digests(self) -> Mapping[str, str]:
@@ -449,13 +451,14 @@ class StoredMasked(Stored):
             shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
+        outs, tree = with_type_of_counts(program, outs)
         function, compiled = loaded_function(
             xla,
             header.kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self._leaves()],
             outs,
-            program.out_tree,
+            tree,
             self._device(),
             self._checked(made.expected, made.args, made.kwargs, made.sizes),
             made.function,

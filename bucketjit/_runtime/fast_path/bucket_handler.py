@@ -106,6 +106,7 @@ def serving(
     after: After | None,
     finish: Change | None,
     joined: bool = False,
+    is_checked: bool = False,
 ) -> Serve:
     """A function that serves a call; see `Handler.serve`.
 
@@ -119,6 +120,8 @@ def serving(
         after: Called with the arguments of the call when the executable has run, or None.
         finish: Makes the result of the call from that of the executable, or None.
         joined: Whether the call is a chunk, whose result is joined with others on the host.
+        is_checked: Whether ``finish`` may find that the results are to be dropped. Such a run is
+            no call.
 
     Returns:
         The function.
@@ -141,10 +144,12 @@ def serving(
         # cache has grown then, and a warm call has to compare only that number.
         if entry.count_signatures() != entry.signatures:
             entry.note_compiles(values, named)
+        if is_checked and finish is not None:
+            result = finish(result)
         counted()
         if after is not None:
             after(args, kwargs)
-        return result if finish is None else finish(result)
+        return result if finish is None or is_checked else finish(result)
 
     return serve
 

@@ -110,6 +110,21 @@ class DispatchTable:
         self.by_key[key] = handler
         return gone
 
+    def prefer(self, key: Hashable, handler: Handler) -> None:
+        """Try a handler before the others of its key.
+
+        Args:
+            key: The key.
+            handler: The handler. One that was dropped is not kept again.
+        """
+        chain = list(_chain(self.by_key.get(key)))
+        if handler in chain[1:]:
+            others = [other for other in chain if other is not handler]
+            handler.next = None  # see `remember`
+            for other in reversed(others):
+                other.next, handler.next = handler.next, other
+            self.by_key[key] = handler
+
     def _without_executable(self) -> list[Handler]:
         """Drop the keys none of whose handlers has its executables, and return those handlers."""
         gone: list[Handler] = []
@@ -293,7 +308,9 @@ def make_handler(
             gives.append(where)
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)
-    serve = serving(slot, counted, sizes, prepare, afterwards(gives, note), finish, joined)
+    is_checked = entry is not None and entry.is_checked_after_runs
+    after = afterwards(gives, note)
+    serve = serving(slot, counted, sizes, prepare, after, finish, joined, is_checked)
     bind = None
     if joined and entry is not None and entry.bind is not None:
         bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)

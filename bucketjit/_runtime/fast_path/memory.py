@@ -7,14 +7,15 @@ dropped.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.executable import Executable
-from bucketjit._jax.arrays import on_default_device
+from bucketjit._compile.computed_results import SizesDiffer
+from bucketjit._compile.executable import Executable, SignatureChanged
+from bucketjit._jax.arrays import NotPlaced, on_default_device
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import BucketHandler
 from bucketjit._runtime.fast_path.dispatch import (
@@ -23,7 +24,7 @@ from bucketjit._runtime.fast_path.dispatch import (
     FastPath,
     make_handler,
 )
-from bucketjit._runtime.fast_path.handler import Handler
+from bucketjit._runtime.fast_path.handler import Evicted, Handler
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -84,6 +85,36 @@ class RememberedCalls:
         with self._lock:
             every = [self.fast_path, *self._of_chunks.values()]
             self._forget([handler for fast_path in every for handler in fast_path.clear()])
+
+    def serve_otherwise(
+        self, table: DispatchTable, first: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[bool, Any]:
+        """Serve a call by the handlers after one whose program computed other sizes than presumed.
+
+        The handler that serves the call is the first to be tried for the next one.
+
+        Args:
+            table: The table of the handlers.
+            first: The handler that was tried.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            Whether one of them has served the call, and its result.
+        """
+        handler = first.next
+        while handler is not None:
+            try:
+                result = handler.serve(args, kwargs)
+            except (SizesDiffer, SignatureChanged, NotPlaced):
+                handler = handler.next
+                continue
+            except Evicted:
+                break
+            with self._lock:
+                table.prefer(table.key(args, kwargs), handler)
+            return True, result
+        return False, None
 
     def of_chunks(self, program: Interface) -> FastPath:
         """The fast path of the chunks of a program's calls, whose results stay padded."""
