@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
+import jax
+
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
@@ -36,6 +38,12 @@ from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
+
+
+_INLINED = (
+    "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "
+    "computed; call the executor outside of them"
+)
 
 
 class BucketedExec(
@@ -219,7 +227,12 @@ class BucketedExec(
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
-        return self._config.fn(*args, **kwargs)
+        try:
+            return self._config.fn(*args, **kwargs)
+        except (jax.errors.NonConcreteBooleanIndexError, jax.errors.ConcretizationTypeError) as no:
+            if not isinstance(no, jax.errors.TracerBoolConversionError):
+                no.add_note(_INLINED)
+            raise
 
     def _forget(self) -> None:
         self._derivatives.clear()

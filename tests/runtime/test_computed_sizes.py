@@ -274,6 +274,15 @@ def test_what_is_refused_says_why(name: str) -> None:
     assert any(note.startswith("bucketjit runs") for note in raised.value.__notes__)
 
 
+@pytest.mark.parametrize("name", ["selection", "nonzero", "unique"])
+def test_inside_of_jit_the_error_says_what_to_do(name: str) -> None:
+    executor = BucketedExec(PROGRAMS[name], dynamic_axes="n").with_pow2()
+    for transformed in (jax.jit(executor), lambda x: jax.vmap(executor)(x[None])):
+        with pytest.raises((IndexError, jax.errors.ConcretizationTypeError)) as raised:
+            transformed(np.ones(3, np.float32))
+        assert any("call the executor outside" in note for note in raised.value.__notes__)
+
+
 def test_what_cannot_be_masked_runs_without_jit() -> None:
     def refused(x: Any) -> Any:
         y = x[x > 0]
