@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks import (
     building,
+    computed,
     dispatch,
     growth,
     masking,
@@ -44,6 +45,7 @@ SECTIONS = (
     *stalls.SECTIONS,
     *training.SECTIONS,
     *masking.SECTIONS,
+    *computed.SECTIONS,
     *waste.SECTIONS,
     *building.SECTIONS,
     *refining.SECTIONS,

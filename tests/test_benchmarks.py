@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import encoder, saving, sections, stalls, stream, table, training
+from benchmarks import computed, encoder, saving, sections, stalls, stream, table, training
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES, Entry, cold, entry
 from benchmarks.sections import Column, Options, Section
 
 # Those that make other processes are tested by themselves, and one needs pytest-benchmark.
-ALONE = ("dispatch", "saving", "stream", "stream-warm", "training")
+ALONE = ("computed-cold", "dispatch", "saving", "stream", "stream-warm", "training")
 
 
 # Those that take half a minute and more.
@@ -52,6 +52,15 @@ def test_a_saved_function_has_a_row_for_each_way() -> None:
     assert rows[1]["beyond_mb"] <= 0.3
     for column in section.columns:
         assert any(column.cell(row) for row in rows), column
+
+
+def test_computed_sizes_take_an_executable_for_each_bucket() -> None:
+    (row,) = computed.compiles(Options(quick=True))
+    assert row["calls"] > row["buckets"] == row["compiles"] and row["eager"] == 0
+    rows = computed.cold(Options(quick=True))
+    assert [row["contender"] for row in rows] == [computed.EAGER, computed.BY_HAND, computed.OURS]
+    eager, by_hand, ours = (row["compiles"] for row in rows)
+    assert eager > by_hand == ours == 1
 
 
 # --- the stream ---------------------------------------------------------------------------------

@@ -204,6 +204,46 @@ def test_saving_names_the_extra_that_it_needs() -> None:
     )
 
 
+def test_boxes_are_those_of_eager_jax() -> None:
+    output = output_of("detect_and_measure.py", "--images", "4")
+    images, empty, kept, boxes = map(
+        int,
+        found(r"^(\d+) images, (\d+) of them without boxes; (\d+) of (\d+) boxes kept$", output),
+    )
+    assert images == 4 and empty >= 1 and 0 < kept < boxes and boxes >= 300
+    columns = r" +(\d+) +(\d+) +\S+ s +\S+ s$"
+    eager, by_hand, ours = (
+        tuple(map(int, found(rf"^{way}{columns}", output)))
+        for way in ("eager JAX", "fixed size", "bucketjit")
+    )
+    assert eager[0] < ours[0] < by_hand[0]
+    assert eager[1] > ours[1] > by_hand[1]
+    (apart,) = map(int, found(r"^bucketjit compiled (\d+) operations for images", output))
+    compiles, buckets = map(int, found(r"^ok +(\d+) compiles for (\d+) buckets$", output))
+    assert compiles == buckets == ours[1] - apart and buckets >= 2
+    for way in ("fixed size", "bucketjit"):
+        found(rf"^ok +{way}: what eager JAX finds$", output)
+    assert "FAILED" not in output
+
+
+def test_boxes_that_differ_fail() -> None:
+    done = run_python(
+        "-c",
+        "import functools\n"
+        "import detect_and_measure\n"
+        "by_hand = detect_and_measure.detect_by_hand\n"
+        "@functools.wraps(by_hand)\n"
+        "def reversed(boxes, scores):\n"
+        "    found, sureness, mean = by_hand(boxes, scores)\n"
+        "    return found[::-1], sureness, mean\n"
+        "detect_and_measure.detect_by_hand = reversed\n"
+        "raise SystemExit(detect_and_measure.main(['--images', '2']))",
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (shapes,) = found(r"^FAILED fixed size: image 1: other boxes, of shapes (.+)$", done.stdout)
+    assert len(set(shapes.split(" and "))) == 1
+
+
 class Writer:
     """As much of TensorBoard's writer as the example calls."""
 
