@@ -39,7 +39,6 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
 
-
 _INLINED = (
     "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "
     "computed; call the executor outside of them"

@@ -74,6 +74,7 @@ class Counts:
         Raises:
             SizesDiffer: The results are those of other computed sizes.
             ArgumentError: `bucketjit.sized` was given a number of rows that there are not.
+            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
         """
         if self._known is not None:
             return self._known
@@ -86,6 +87,8 @@ class Counts:
                 self._observer.dropped()
             raise SizesDiffer(computed)
         bounds = _bounds(program, at)
+        if program.computed_reshapes:
+            program.check_reshapes(at)
         if self._observer is not None:
             told = {v: (computed[v] - 1, rows) for v, rows in bounds.items()}
             self._observer.selected(program, told)

@@ -58,7 +58,7 @@ def run_again(
         try:
             return serve(again)
         except SizesDiffer as other:
-            differ = other
+            differ = other  # after this block, errors of the next run do not show it
     return fall_back(_UNSETTLED)
 
 
@@ -67,6 +67,10 @@ class EagerSignatures:
 
     def __init__(self) -> None:
         self._found: weakref.WeakSet[Signature] = weakref.WeakSet()
+
+    def is_eager(self, signature: Signature) -> bool:
+        """Whether the function runs without ``jit`` for arguments of a signature."""
+        return signature in self._found
 
     def compiled(self, signed: SignedCall, compile: Callable[[], Any]) -> Any | None:
         """What compiles the exact shape of a call; None if the function has to run without ``jit``.

@@ -231,23 +231,31 @@ class Engine:
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
+        # After a failure the call goes on outside of the `except` block, so that later errors do not
+        # show the failure as their context.
+        refused: MaskingError | None = None
         try:
             entry, source, stands_in = self.provider.get(
                 masked.key, lambda: self.requests.masked(signed, call, masked.bucket)
             )
         except MaskingError as error:  # from the build: no rule masks an equation in this bucket
-            self.refusals.note(masked.key, error)
-            return self._fall_back(error, signed, call, out, given)
+            refused = error
+        if refused is not None:
+            self.refusals.note(masked.key, refused)
+            return self._fall_back(refused, signed, call, out, given)
         is_compiled = source == "compile"
         served = self._served(masked.key, entry, signed, call, out)
         served.line.reason = masked.beyond
+        differ: SizesDiffer | None = None
         try:
             result = self.run(entry, signed, call, served, out, is_compiled)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
-        except SizesDiffer as differ:
+        except SizesDiffer as other:
             if call.presumed is not None:
                 raise
+            differ = other
+        if differ is not None:
             return run_again(
                 *(differ, signed, call),
                 lambda again: self.serve(signed, given, out, again),
@@ -492,15 +500,19 @@ class Engine:
             raise PartRefused(refusal)
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
-        self.note_fallback(refusal, counted=True)
+        is_eager = self.refusals.eager.is_eager(signed.signature)
+        self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result
 
-    def note_fallback(self, refusal: MaskingError, counted: bool = False) -> None:
+    def note_fallback(
+        self, refusal: MaskingError, counted: bool = False, is_eager: bool = False
+    ) -> None:
         """Count a call that is not masked, and warn of each reason once.
 
         Args:
             refusal: Why the call is not masked.
             counted: Whether the call was already counted together with its reason.
+            is_eager: Whether it ran without ``jit``.
 
         Raises:
             FallbackError: The policy is to raise.
@@ -509,5 +521,8 @@ class Engine:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):
             self.emit(Event("fallback", self.name, detail=str(refusal)))
-            message = f"{self.name} runs at its exact shapes, one compile each: {refusal}"
+            how = "at its exact shapes, one compile each"
+            if is_eager:
+                how = "without jit, operation by operation"
+            message = f"{self.name} runs {how}: {refusal}"
             warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())

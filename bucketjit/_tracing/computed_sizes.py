@@ -35,7 +35,7 @@ from bucketjit._jax.tracers import belongs_to
 from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import Shape, is_symbolic, variables_of
 from bucketjit._sizes.guards import Guard
-from bucketjit._tracing.program import TraceRefused
+from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
 
@@ -126,7 +126,11 @@ class Split:
 
 
 def split_guards(
-    sizing: Sizing, counts: Counts, out_shapes: Sequence[Shape], guards: Sequence[Guard]
+    sizing: Sizing,
+    counts: Counts,
+    out_shapes: Sequence[Shape],
+    reshapes: Sequence[tuple[Shape, Shape]],
+    guards: Sequence[Guard],
 ) -> Split:
     """Split the guards of a program, and find the counts that it must return.
 
@@ -134,6 +138,7 @@ def split_guards(
         sizing: The computed sizes of the trace.
         counts: The counts that it can return.
         out_shapes: The shapes of its results.
+        reshapes: Its reshapes whose element counts are equal at some sizes only.
         guards: Its guards.
 
     Returns:
@@ -154,6 +159,16 @@ def split_guards(
             _REMEDY,
         )
     needed |= _variables(iter(out_shapes)) & computed
+    reshaped = {d for pair in reshapes for shape in pair for d in shape}
+    of_reshapes = _variables(iter([reshaped])) & computed
+    if missing := of_reshapes - set(counts.variables):
+        line = sizing.computed[min(missing)].line
+        raise TraceRefused(
+            "a reshape of a size that is computed in a loop, a branch or a function under jit "
+            f"cannot be checked{f' [{line}]' if line else ''}",
+            _REMEDY,
+        )
+    needed |= of_reshapes
     checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
     # A number of rows is compared with those that there are, which may be computed too.
     needed |= checked.keys()
@@ -276,7 +291,8 @@ def with_counts(
     Raises:
         TraceRefused: Its computed sizes cannot be served.
     """
-    split = split_guards(sizing, counts, [shape_of(v) for v in jaxpr.outvars[:results]], guards)
+    shapes = [shape_of(v) for v in jaxpr.outvars[:results]]
+    split = split_guards(sizing, counts, shapes, unchecked_reshapes(jaxpr), guards)
     used = [v in split.counts for v in counts.variables]
     kept = [v for v, is_used in zip(jaxpr.outvars[results:], used, strict=True) if is_used]
     jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])

@@ -6,6 +6,7 @@ compiled modules instead, see `bucketjit._artifact.saved_program`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,7 +16,13 @@ import numpy as np
 from bucketjit._errors import MaskingError, ShapeCheckError
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._sizes.bounds import upper_bound_text
-from bucketjit._sizes.expressions import Shape, evaluate, evaluate_text, is_symbolic
+from bucketjit._sizes.expressions import (
+    Shape,
+    evaluate,
+    evaluate_text,
+    is_symbolic,
+    variables_of,
+)
 from bucketjit._sizes.guards import Guard
 
 _BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
@@ -127,7 +134,17 @@ class Interface:
     @property
     def is_checked_after_runs(self) -> bool:
         """Whether the sizes that a run computes must be checked before its results are used."""
-        return bool(self.presumed) or any(made.is_checked for made in self.computed.values())
+        is_given = any(made.is_checked for made in self.computed.values())
+        return bool(self.presumed or is_given or self.computed_reshapes)
+
+    @functools.cached_property
+    def computed_reshapes(self) -> tuple[tuple[Shape, Shape], ...]:
+        """Those of `reshapes` whose sizes the program computes, so that a run must tell them."""
+        return tuple(
+            (before, after)
+            for before, after in self.reshapes
+            if variables_in((*before, *after)) & self.computed.keys()
+        )
 
     def computed_in_words(self) -> tuple[str, ...]:
         """The sizes that it computes, each with its bound and its line, and what it presumes."""
@@ -236,18 +253,26 @@ class Interface:
         ``s``, but the exact run raises if ``s`` is odd.
 
         Args:
-            sizes: The logical size of each dimension variable.
+            sizes: The logical size of each dimension variable. Reshapes of computed sizes are left
+                out if these have none.
 
         Raises:
             ShapeCheckError: The element counts of the two shapes differ.
         """
         for before, after in self.reshapes:
+            if not sizes.keys() >= variables_in((*before, *after)):
+                continue
             a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
             if product(a) != product(b):
                 raise ShapeCheckError(
                     f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
                     f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
                 )
+
+
+def variables_in(sizes: Sequence[Any]) -> set[str]:
+    """The variables of sizes, ints or symbolic ones."""
+    return {v for d in sizes if is_symbolic(d) for v in variables_of(str(d))}
 
 
 def product(sizes: Sequence[Any]) -> Any:
