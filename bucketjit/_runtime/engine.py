@@ -231,8 +231,8 @@ class Engine:
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
-        # After a failure the call goes on outside of the `except` block, so that later errors do not
-        # show the failure as their context.
+        # After a failure the call goes on outside of the `except` block, so that no later error
+        # shows the failure as its context.
         refused: MaskingError | None = None
         try:
             entry, source, stands_in = self.provider.get(
