@@ -28,6 +28,7 @@ from bucketjit._errors import (
     frames_inside,
 )
 from bucketjit._events import LONGEST, Event, emit, printable, shown
+from bucketjit._runtime.call_observer import CallObserver
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
@@ -52,16 +53,6 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-
-
-class CallObserver(Protocol):
-    """Learns from masked calls after they ran; see `bucketjit._precompile.adaptive`."""
-
-    def learn(self, signed: SignedCall, call: ResolvedCall) -> None:
-        """Remember a call as an example of its signature; called on the slow path only."""
-
-    def note(self, sizes: Mapping[str, int]) -> None:
-        """Count a call of these logical sizes; called for every call, on the fast path too."""
 
 
 class Preparer(Protocol):
