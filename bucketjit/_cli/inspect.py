@@ -98,6 +98,11 @@ def _program(manifest: Manifest, program: SavedProgram) -> dict[str, Any]:
             *(f"{v} >= {n}" for v, n in program.lower.items() if n > 1),
             *program.guards,
             *(f"{_shape(a)} reshapes to {_shape(b)}" for a, b in program.reshapes),
+            *program.presumed,
+        ],
+        "computed_sizes": [
+            {"size": f"{made.variable} - 1", "bound": str(made.bound[0]), "line": made.line}
+            for made in program.computed
         ],
         "tabulated_sizes": None if program.table is None else len(program.table.rows),
         "traced_at": [dict(sample) for sample in program.samples],
@@ -150,7 +155,11 @@ def _tables(told: Mapping[str, Any]) -> Iterator[Table]:
         results = [(str(i), type) for i, type in enumerate(function["results"])]
         yield _table(f"Results{of}", ("number", "type"), results)
         for number, program in enumerate(function["programs"]):
-            yield _buckets(program, f" of program {number}{of}" if programs[1:] else "")
+            of_program = f" of program {number}{of}" if programs[1:] else ""
+            yield _buckets(program, of_program)
+            if computed := program["computed_sizes"]:
+                rows = [tuple(size.values()) for size in computed]
+                yield _table(f"Computed sizes{of_program}", ("size", "at most", "line"), rows)
 
 
 def _buckets(program: Mapping[str, Any], of: str) -> Table:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 _TIMES = ("last_used", "since")  # fields in seconds since 1970
 _LISTS = {"buckets": "Executables", "programs": "Programs"}  # lists that become tables, with titles
+_COMPUTED = "computed"  # the field of programs that becomes a table of its own
 
 
 class Table(NamedTuple):
@@ -54,8 +55,17 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
             title = _words(name)
             tables.append(Table(title.capitalize(), (title, "value"), _pairs(name, value), ()))
     for name, title in _LISTS.items():
-        if stats.get(name):
-            tables.append(_records(title, stats[name]))
+        records = stats.get(name)
+        if records:
+            plain = [{k: v for k, v in one.items() if k != _COMPUTED} for one in records]
+            tables.append(_records(title, plain))
+            computed = [
+                {"program": number, **size}
+                for number, one in enumerate(records, 1)
+                for size in one.get(_COMPUTED, ())
+            ]
+            if computed:
+                tables.append(_records("Computed sizes", computed))
     return tables
 
 

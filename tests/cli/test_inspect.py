@@ -70,7 +70,7 @@ def test_json(file, run):
     code, out, _ = run(file, "--json")
     told = json.loads(out)
     assert code == 0
-    assert told["bytes"] == file.stat().st_size and told["format"] == 1
+    assert told["bytes"] == file.stat().st_size and told["format"] == 2
     assert told["platforms"] == ["cpu"] and set(told["versions"]) >= {"bucketjit", "jax"}
     assert told["constants"] == {"count": 1, "bytes": 128} and told["derivatives"] == 1
     function = told["functions"][0]
@@ -81,6 +81,20 @@ def test_json(file, run):
     assert program["variables"] == ["n"] and program["dynamic_bytes"] is None
     assert [b["sizes"] for b in program["buckets"]] == [{"n": 4}, {"n": 8}]
     assert all(b["bytes"] > 0 and b["executables"] == 0 for b in program["buckets"])
+    assert program["computed_sizes"] == []
+
+
+def test_sizes_that_are_computed(tmp_path, run):
+    def largest(x):
+        return x[x > 0].max()
+
+    path = tmp_path / "largest.bkt"
+    BucketedExec(largest, dynamic_axes="n").with_pow2().save(path, np.ones(4, np.float32))
+    [program] = json.loads(run(path, "--json")[1])["functions"][0]["programs"]
+    [size] = program["computed_sizes"]
+    assert (size["size"], size["bound"]) == ("size_1 - 1", "n") and "(largest)" in size["line"]
+    assert program["guards"] == ["size_1 - 1 >= 1"]
+    assert "Computed sizes" in run(path)[1]
 
 
 def test_a_signature_is_checked(file, tmp_path, run):
