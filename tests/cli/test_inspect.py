@@ -92,7 +92,7 @@ def test_sizes_that_are_computed(tmp_path, run):
     BucketedExec(largest, dynamic_axes="n").with_pow2().save(path, np.ones(4, np.float32))
     [program] = json.loads(run(path, "--json")[1])["functions"][0]["programs"]
     [size] = program["computed_sizes"]
-    assert (size["size"], size["bound"]) == ("size_1 - 1", "n") and "(largest)" in size["line"]
+    assert (size["size"], size["bound"]) == ("size_1 - 1", "n") and "largest)" in size["line"]
     assert program["guards"] == ["size_1 - 1 >= 1"]
     assert "Computed sizes" in run(path)[1]
 
