@@ -1,0 +1,226 @@
+"""Ranges of integers whose ends are numbers or symbolic sizes, and which of two ends is larger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit._jax.patches.shapes import fresh_dimension
+from bucketjit._sizes.bounds import interval
+from bucketjit._sizes.expressions import Dim, is_symbolic, parsed, variables_of
+
+_NARROW = 16  # bits: an integer type of at most these has bounds of its own
+_LONGEST = 200  # characters of an expression; longer ones are forgotten
+_ANY_SIZE = 1 << 40  # stands for the largest size
+_MOST_ELEMENTS = 1 << 16  # of a constant whose values are looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Range:
+    """The smallest and the largest value of an array; None where no bound is known.
+
+    Attributes:
+        low: The lower bound.
+        high: The upper bound.
+    """
+
+    low: Dim | None = None
+    high: Dim | None = None
+
+    def __eq__(self, other: object) -> bool:
+        # As texts: `==` of sizes is an event of the trace.
+        return isinstance(other, Range) and _texts(self) == _texts(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _texts(bounds: Range) -> tuple[str, str]:
+    return str(bounds.low), str(bounds.high)
+
+
+def is_at_most(one: Dim | None, other: Dim | None) -> bool:
+    """Whether ``one <= other`` at all sizes; False if that is not known.
+
+    Args:
+        one: An int or a symbolic size; None for an unknown one.
+        other: The same.
+    """
+    if one is None or other is None:
+        return False
+    difference = other - one
+    if not is_symbolic(difference):
+        return bool(difference >= 0)
+    text = str(difference)
+    variables = variables_of(text)
+    try:
+        least = interval(
+            parsed(text), dict.fromkeys(variables, 1), dict.fromkeys(variables, _ANY_SIZE)
+        )[0]
+    except ValueError:
+        return False
+    return least >= 0
+
+
+def _extreme(name: str, one: Dim, other: Dim) -> Dim:
+    like = one if is_symbolic(one) else other
+    return fresh_dimension(like, f"{name}({one}, {other})")
+
+
+def largest(one: Dim | None, other: Dim | None) -> Dim | None:
+    """The larger one of two bounds, one of the two if that is known."""
+    if one is None or other is None:
+        return None
+    if is_at_most(one, other):
+        return other
+    return one if is_at_most(other, one) else _extreme("max", one, other)
+
+
+def smallest(one: Dim | None, other: Dim | None) -> Dim | None:
+    """The smaller one of two bounds, one of the two if that is known."""
+    if one is None or other is None:
+        return None
+    if is_at_most(one, other):
+        return one
+    return other if is_at_most(other, one) else _extreme("min", one, other)
+
+
+def tighter(pick: Callable[[Any, Any], Any], one: Dim | None, other: Dim | None) -> Dim | None:
+    """What is picked of two bounds that both hold."""
+    if one is None or other is None:
+        return other if one is None else one
+    return pick(one, other)
+
+
+def is_natural(x: Range) -> bool:
+    """Whether no value is negative."""
+    return is_at_most(0, x.low)
+
+
+def range_of_array(value: Any) -> Range:
+    """The range of the values of an array, or a number, that is known."""
+    if np.size(value) == 0 or np.size(value) > _MOST_ELEMENTS:
+        return range_of_type(jax.typeof(value))
+    if (
+        not jnp.issubdtype(jax.typeof(value).dtype, np.number)
+        and np.asarray(value).dtype.kind != "b"
+    ):
+        return Range()
+    values = np.asarray(value)
+    if values.dtype.kind not in "biuf":
+        return Range()
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "f" and not np.isfinite([low, high]).all():
+        return Range()
+    return Range(math.floor(low), math.ceil(high))
+
+
+def range_of_type(aval: Any) -> Range:
+    """The bounds of the values that a type has, if it has few."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, np.bool_):
+        return Range(0, 1)
+    if dtype is None or not jnp.issubdtype(dtype, np.integer):
+        return Range()
+    limits = jnp.iinfo(dtype)
+    if limits.bits <= _NARROW:
+        return Range(int(limits.min), int(limits.max))
+    return Range(0 if limits.min == 0 else None, None)
+
+
+def fitted(found: Range, aval: Any) -> Range:
+    """The bounds of a result, or those of its type where it may wrap around."""
+    low, high = (None if len(str(x)) > _LONGEST else x for x in (found.low, found.high))
+    dtype = aval.dtype
+    if jnp.issubdtype(dtype, np.bool_):
+        return Range(0, 1)
+    if not jnp.issubdtype(dtype, np.integer):
+        return Range(low, high)
+    limits = jnp.iinfo(dtype)
+    if (limits.min == 0 and not is_at_most(0, low)) or (
+        limits.bits <= _NARROW
+        and not (is_at_most(limits.min, low) and is_at_most(high, limits.max))
+    ):
+        return range_of_type(aval)
+    beyond = (isinstance(low, int) and low < limits.min) or (
+        isinstance(high, int) and high > limits.max
+    )
+    return range_of_type(aval) if beyond else Range(low, high)
+
+
+def joined(*ranges: Range) -> Range:
+    """The range around all of these."""
+    first, *others = ranges
+    for x in others:
+        first = Range(smallest(first.low, x.low), largest(first.high, x.high))
+    return first
+
+
+def sum_of(one: Dim | None, other: Dim | None) -> Dim | None:
+    """The sum of two bounds."""
+    return None if one is None or other is None else one + other
+
+
+def negated(x: Range) -> Range:
+    """The range of the negative values."""
+    return Range(*(None if b is None else -b for b in (x.high, x.low)))
+
+
+def _times(one: Dim | None, other: Dim | None) -> Dim | None:
+    return None if one is None or other is None else one * other
+
+
+def product(one: Range, other: Range) -> Range:
+    """The range of products."""
+    first: tuple[Any, Any] = (one.low, one.high)
+    second: tuple[Any, Any] = (other.low, other.high)
+    if is_natural(one) and is_natural(other):
+        return Range(_times(one.low, other.low), _times(one.high, other.high))
+    if not all(isinstance(x, int) for x in second):
+        return Range()
+    if second[0] == second[1]:
+        low, high = first if second[0] >= 0 else first[::-1]
+        return Range(_times(low, second[0]), _times(high, second[0]))
+    if not all(isinstance(x, int) for x in first):
+        return Range()
+    corners = [a * b for a in first for b in second]
+    return Range(min(corners), max(corners))
+
+
+def quotient(one: Range, by: Range, is_float: bool) -> Range:
+    """The range of quotients, rounded down or towards 0.
+
+    Args:
+        one: The range of what is divided.
+        by: The range of the divisor.
+        is_float: Whether the quotient is not rounded.
+    """
+    if not is_at_most(1, by.low):
+        return Range()
+    ends = (by.low, by.high)
+    is_number = all(isinstance(x, int) for x in ends) and by.low == by.high and not is_float
+    parts = [b // by.low if is_number and b is not None else b for b in (one.low, one.high)]
+    low, high = parts
+    if is_natural(one):
+        return Range(low if is_number else 0, high)
+    low = None if low is None else smallest(low, 0)
+    return Range(low, None if high is None else largest(high, 0))
+
+
+def times(x: Range, count: Dim, *, also_one: bool) -> Range:
+    """The range of sums of ``count`` values.
+
+    Args:
+        x: The range of each.
+        count: How many there are.
+        also_one: Whether it is that of the sums of fewer values too, from one on.
+    """
+    low, high = _times(x.low, count), _times(x.high, count)
+    if not also_one:
+        return Range(low, high)
+    return Range(smallest(low, x.low), largest(high, x.high))
