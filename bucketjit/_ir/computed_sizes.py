@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +46,16 @@ class Open(Protocol):
     def nonzero(self, array: Any) -> tuple[Any, ...]:
         """The positions of the entries that are not zero, one array for each axis."""
 
+    def refuse(self, reason: str, remedy: str) -> NoReturn:
+        """Give up: what is asked for cannot be computed in the program."""
+
     def cut(self, arrays: list[Any], n: Any) -> list[Any]:
         """The first ``n`` rows of arrays."""
 
     def first(self, array: Any, n: Any, axis: int) -> Any:
         """The first ``n`` positions of an axis, or all if there are fewer."""
 
-    def size(self, n: Any, of: str, *, is_clamped: bool = False) -> Any:
+    def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Any:
         """A traced integer as a size."""
 
     def position(self, end: Any, size: Any, least: Any, most: Any) -> Any:
@@ -95,7 +98,7 @@ class Noticing:
         self.noticed = True
         raise SizeIsComputed
 
-    cut = first = size = position = extend = nonzero
+    refuse = cut = first = size = position = extend = nonzero
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -194,6 +197,18 @@ class Sizing:
             found = found // _value(size, found.dtype)
         return (found, *reversed(outs))
 
+    def refuse(self, reason: str, remedy: str) -> NoReturn:
+        """Give up: what is asked for cannot be computed in the program.
+
+        Args:
+            reason: Why.
+            remedy: What the user can do.
+
+        Raises:
+            MaskingError: Always.
+        """
+        raise MaskingError(reason, remedy)
+
     def cut(self, arrays: list[Any], n: Any) -> list[Any]:
         """The first ``n`` rows of arrays; ``n`` is checked when the program has run.
 
@@ -223,12 +238,13 @@ class Sizing:
         (out,) = self._shared([jnp.moveaxis(array, axis, 0)], _int32(n))
         return jnp.moveaxis(out, 0, axis)
 
-    def size(self, n: Any, of: str, *, is_clamped: bool = False) -> Dim:
+    def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Dim:
         """A traced integer as a size.
 
         Args:
             n: An integer scalar. It is checked when the program has run, if it may be negative.
             of: What it is the size of, for messages.
+            by: The name of the argument that it comes from, for messages.
             is_clamped: Whether a negative one is 0 instead.
 
         Returns:
@@ -247,10 +263,10 @@ class Sizing:
             return self.dims[self._variables[key]]
         known = self._bounds.of(n)
         if known.high is None:
-            raise MaskingError(
+            self.refuse(
                 f"{of}: its size is computed, and nothing in the program bounds it",
-                "bound it, as in jnp.minimum(k, most), or give the size to an array that is large "
-                "enough by bucketjit.sized(array, k)",
+                f"bound {by}, as in jnp.minimum({by}, most), or cut an array that is large enough "
+                "by bucketjit.sized(array, k), where k is the size",
             )
         if is_at_most(known.high, 0):
             return 0

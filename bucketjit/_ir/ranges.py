@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,34 @@ def is_at_most(one: Dim | None, other: Dim | None) -> bool:
     if not is_symbolic(difference):
         return bool(difference >= 0)
     text = str(difference)
+    return _is_never_negative(text) or _by_parts(one, other)
+
+
+def _by_parts(one: Dim, other: Dim) -> bool:
+    """Whether ``one <= other`` follows from one of the two parts of a ``min`` or ``max``."""
+    if found := _parts("min", one):
+        return any(is_at_most(x, other) for x in found)
+    if found := _parts("max", other):
+        return any(is_at_most(one, x) for x in found)
+    if found := _parts("max", one):
+        return all(is_at_most(x, other) for x in found)
+    return all(is_at_most(one, x) for x in _parts("min", other) or [None])
+
+
+def _parts(name: str, dim: Dim) -> list[Dim]:
+    """The operands of a size that is a ``min`` or ``max``; none for any other one."""
+    node = parsed(str(dim))
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == name):
+        return []
+    texts = [ast.unparse(x).replace("**", "^") for x in node.args]
+    return [int(x) if _is_number(x) else fresh_dimension(dim, x) for x in texts]
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").isdigit()
+
+
+def _is_never_negative(text: str) -> bool:
     variables = variables_of(text)
     try:
         least = interval(

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Check
+from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
 from tests.runtime.test_computed_sizes import EDGES, arrays, checked
 
 
@@ -173,3 +174,204 @@ def test_results_are_those_of_the_eager_function(name: str) -> None:
         for x in arrays(size):
             checked(executor, fn, x)
     assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "slices-to",
+        "slices-between",
+        "slices-set_values",
+        "slices-dynamic_slice",
+        "shapes-arange_clipped",
+        "shapes-repeat_clipped",
+        "shapes-bincount",
+        "shapes-trim_zeros",
+        "masks-unique_counts",
+    ],
+)
+def test_one_executable_for_each_bucket(name: str) -> None:
+    fn = PROGRAMS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
+    rng = np.random.default_rng(2)
+    for size in (3, 8, 5, 9, 16, 12, 30, 7):
+        for shift in (-2, 0, 2):
+            x = (rng.standard_normal(size) + shift).astype(np.float32)
+            checked(executor, fn, x)
+    assert executor.stats().compiles == 3
+
+
+def test_equal_numbers_of_rows_are_one_size() -> None:
+    """Whatever they are made of: a mask, a slice, a shape."""
+
+    def fn(x: Any) -> Any:
+        k = count(x)
+        ones = x[:k] * jnp.arange(k) + x[x > 0] * jnp.ones(((x > 0).sum(),))
+        return ones + bucketjit.sized(x, jnp.count_nonzero(x > 0)) + jnp.zeros(k)
+
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
+    for x in arrays(7):
+        checked(executor, fn, x)
+    assert executor.stats().compiles == 1
+    assert len(executor.explain(x).computed) == 1
+
+
+def test_sizes_with_different_bounds_that_are_equal() -> None:
+    def fn(x: Any) -> Any:
+        twice = jnp.concatenate([x, -jnp.abs(x)])
+        return x[x > 0] + twice[twice > 0]
+
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
+    for x in arrays(8):
+        checked(executor, fn, x)
+
+
+def test_the_sizes_of_a_bound_that_sized_gives() -> None:
+    """Without it, nothing bounds the sum of the counts."""
+
+    def fn(x: Any, counts: Any) -> Any:
+        room = bucketjit.sized(jnp.zeros(64), counts.sum())
+        return jnp.repeat(x, counts) + room, jnp.arange(counts.sum())
+
+    executor = BucketedExec(fn, dynamic_axes=("n", "n"), fallback=Fallback.ERROR)
+    executor = executor.with_pow2(min=8)
+    for size in EDGES:
+        x, counts = np.arange(size, dtype=np.float32), np.arange(size, dtype=np.int32)
+        got, places = executor(x, counts)
+        np.testing.assert_array_equal(got, np.repeat(x, counts))
+        np.testing.assert_array_equal(places, np.arange(counts.sum()))
+    with pytest.raises(bucketjit.ArgumentError, match="n is 65"):
+        executor(x, np.array([65, *[0] * (size - 1)], np.int32))
+
+
+UNBOUNDED: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "arange": (lambda x: jnp.arange(x.astype(int).sum()), "jnp.arange: ", "jnp.minimum(k"),
+    "ones": (lambda x: jnp.ones((x.astype(int).sum(),)), "computed shape: ", "jnp.minimum(k"),
+    "repeat": (lambda x: jnp.repeat(x, x.astype(int)), "jnp.repeat: ", "jnp.minimum(counts"),
+    "bincount": (lambda x: jnp.bincount(x.astype(int)), "jnp.bincount: ", "jnp.minimum(x"),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_size_without_a_bound_names_the_line_and_says_what_to_do(name: str) -> None:
+    fn, what, remedy = UNBOUNDED[name]
+    x = np.arange(4, dtype=np.float32)
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError) as told:
+        executor(x)
+    text = str(told.value)
+    assert what in text and "nothing in the program bounds it" in text
+    line = fn.__code__.co_firstlineno
+    assert f"test_open_functions.py:{line} (" in text
+    assert remedy in told.value.remedy and "bucketjit.sized(array, k)" in told.value.remedy
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    with pytest.warns(FallbackWarning, match="nothing in the program bounds it"):
+        np.testing.assert_array_equal(executor(x), fn(jnp.asarray(x)))
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "step": (lambda x: x[:: count(x)], "a slice has a step that is computed"),
+    "vmap": (lambda x: jax.vmap(lambda a: x[: jnp.sum(x > a)].sum())(x), "vmap over a selection"),
+    "positions": (
+        lambda x: table(x).at[: count(x), jnp.array([0, 1])].set(jnp.ones(2)),
+        "an update by a slice of a computed size and an index array",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_says_why(name: str) -> None:
+    fn, reason = REFUSED[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    with pytest.raises(FallbackError, match=reason) as told:
+        executor(np.arange(1, 5, dtype=np.float32))
+    assert "test_open_functions.py" in str(told.value) and told.value.remedy
+
+
+OUT_OF_BOUNDS: dict[str, Callable[..., Any]] = {
+    "dynamic_slice": lambda x: jax.lax.dynamic_slice(x, (0,), (count(x) + 1,)),
+    "slice_in_dim": lambda x: jax.lax.slice_in_dim(x, 0, count(x) + 1),
+    "slice_crossed": lambda x: jax.lax.slice_in_dim(x, count(x) + 1, count(x)),
+    "ones": lambda x: jnp.ones((count(x) - 1,)),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+def test_sizes_out_of_bounds_raise_as_in_jax(name: str) -> None:
+    fn = OUT_OF_BOUNDS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    raised = 0
+    for x in arrays(8):
+        try:
+            fn(jnp.asarray(x))
+        except TypeError:
+            raised += 1
+        checked(executor, fn, x)
+    assert raised
+
+
+MEETINGS: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y: x + y,
+    "where": lambda x, y: jnp.where(x > 1, y, 0),
+    "concatenate": lambda x, y: jnp.concatenate([x[None], y[None]]),
+    "stack": lambda x, y: jnp.stack([x, y]),
+    "dot": lambda x, y: x @ y,
+    "update": lambda x, y: jnp.zeros_like(x).at[:].set(y),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_different_selections_that_meet_are_named(name: str) -> None:
+    meet = MEETINGS[name]
+
+    def fn(x: Any) -> Any:
+        above = x[x > 0]
+        below = x[x < 0]
+        return meet(above, below)
+
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    equal = np.array([1, -1, 2, -2], np.float32)
+    np.testing.assert_allclose(executor(equal), fn(jnp.asarray(equal)))
+    with pytest.raises(FallbackError, match="arrays of different computed sizes meet") as told:
+        executor(np.array([1, -1, 2, 3, 4], np.float32))
+    line = fn.__code__.co_firstlineno
+    text = str(told.value)
+    for rows, place in (("4 rows", line + 1), ("1 row", line + 2)):
+        assert f"{rows} of n, computed at {__file__}:{place} (" in text
+    assert "select both by one mask" in text and "jnp.where" in told.value.remedy
+
+
+def test_the_error_of_the_eager_function_names_both_selections() -> None:
+    executor = BucketedExec(lambda x: x[x > 0] @ x[x < 0], dynamic_axes="n").with_pow2()
+    with pytest.raises(TypeError, match="contracting") as raised:
+        executor(np.array([1, -1, 2, 3, 4], np.float32))
+    (note,) = (n for n in raised.value.__notes__ if n.startswith("bucketjit runs"))
+    assert "4 rows of n" in note and "1 row of n" in note and "select both by one mask" in note
+
+
+def test_inside_of_loops_and_functions_under_jit_where_jax_cannot() -> None:
+    def in_scan(x: Any) -> Any:
+        return jax.lax.scan(lambda c, a: (c + x[: jnp.sum(x > a)].sum(), a), jnp.float32(0), x)[0]
+
+    def in_jit(x: Any) -> Any:
+        return jax.jit(lambda y: y[: count(y)] * jnp.arange(count(y)))(x)
+
+    for size in EDGES:
+        for x in list(arrays(size))[:4]:
+            for fn, want in (
+                (in_scan, sum(x[: np.sum(x > a)].sum() for a in x)),
+                (in_jit, x[: np.sum(x > 0)] * np.arange(np.sum(x > 0))),
+            ):
+                executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR)
+                got = executor.with_pow2(min=8)(x)
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_jax_itself_is_as_before() -> None:
+    names = ["arange", "ones", "repeat", "bincount", "delete", "trim_zeros", "nonzero"]
+    before = [getattr(jnp, name) for name in names]
+    BucketedExec(PROGRAMS["shapes-ones"], dynamic_axes="n").with_pow2()(np.ones(3, np.float32))
+    assert [getattr(jnp, name) for name in names] == before
+    for fn in (*UNBOUNDED.values(), (PROGRAMS["slices-to"], "", "")):
+        with pytest.raises((TypeError, IndexError)):
+            jax.jit(fn[0])(jnp.ones(3))

@@ -19,7 +19,13 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.scan import holders
-from bucketjit._jax.patches.traced_sizes import Selecting, as_value, is_traced, is_traced_size
+from bucketjit._jax.patches.traced_sizes import (
+    Selecting,
+    as_value,
+    at_places,
+    is_traced,
+    is_traced_size,
+)
 
 _core = names.module("core")
 
@@ -171,11 +177,11 @@ def _repeat(
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
     counts = repeats.astype(np.int32) if repeats.dtype == bool else repeats
     counts = jnp.broadcast_to(jnp.ravel(counts), array.shape[:1])
-    size = open_.size(jnp.sum(counts), "jnp.repeat")
+    size = open_.size(jnp.sum(counts), "jnp.repeat", "counts")
     # A row ends where the next one begins: count the ends up to each position.
     ends = jnp.cumsum(counts)
     rows = jnp.cumsum(jnp.zeros((size,), np.int32).at[ends].add(1, mode="drop"))
-    return jnp.moveaxis(jnp.take(array, rows, axis=0, mode="clip"), 0, 0 if axis is None else axis)
+    return jnp.moveaxis(at_places(array, rows, 0), 0, 0 if axis is None else axis)
 
 
 def _bincount(
@@ -196,7 +202,7 @@ def _bincount(
     found = jnp.maximum(jnp.max(values, initial=0), 0).astype(np.int32) + 1
     if is_symbolic_dim(x.shape[0]):
         found = jnp.where(as_value(x.shape[0]) > 0, found, 0)
-    size = open_.size(jnp.maximum(found, _number(minlength)), "jnp.bincount")
+    size = open_.size(jnp.maximum(found, _number(minlength)), "jnp.bincount", "x")
     return original(values, weights, length=size, **more)
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from bucketjit._errors import MaskingError
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.scan import holders
@@ -140,7 +139,8 @@ def _compressions(selecting: Selecting) -> list[Patch]:
 
     @functools.wraps(original)
     def compress(condition: Any, a: Any, axis: Any = None, *, size: Any = None, **more: Any) -> Any:
-        if selecting() is None or size is not None or not is_open(condition):
+        open_ = selecting()
+        if open_ is None or size is not None or not is_open(condition):
             return original(condition, a, axis, size=size, **more)
         array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
         mask = condition.astype(bool)
@@ -149,12 +149,12 @@ def _compressions(selecting: Selecting) -> list[Patch]:
         rows, own = array.shape[0], mask.shape[0]
         if is_symbolic_dim(rows) or is_symbolic_dim(own):
             if rows != own:
-                raise MaskingError(
+                open_.refuse(
                     f"compress: a condition of size {own} meets an axis of size {rows}",
                     "give a condition of the size of the axis",
                 )
         elif own > rows:
-            raise MaskingError(
+            open_.refuse(
                 f"compress: a condition of size {own} is longer than the axis, of size {rows}",
                 "give a condition of the size of the axis",
             )

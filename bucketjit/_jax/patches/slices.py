@@ -16,13 +16,13 @@ import numpy as np
 from jax import lax
 from jax.export import is_symbolic_dim
 
-from bucketjit._errors import MaskingError
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.scan import holders
 from bucketjit._jax.patches.traced_sizes import (
     Selecting,
     as_value,
+    at_places,
     entries_of,
     is_traced,
     is_traced_size,
@@ -108,7 +108,7 @@ def _part(open_: Any, index: slice, size: Any) -> _Part:
             raise TypeError(f"slice indices must be integers, got {jax.typeof(end)}")
     step = 1 if index.step is None else index.step
     if is_traced(step) or is_symbolic_dim(step):
-        raise MaskingError(
+        open_.refuse(
             "a slice has a step that is computed", "give the step as a number, or index by an array"
         )
     step = int(step)
@@ -147,7 +147,7 @@ def _from(array: Any, axis: int, part: _Part) -> Any:
         return array
     places = lax.broadcasted_iota(np.int32, (array.shape[axis],), 0)
     places = part.start + places * np.int32(part.step)
-    return jnp.take(array, places, axis=axis, mode="clip")
+    return at_places(array, places, axis)
 
 
 def _updates(selecting: Selecting) -> Patch:
@@ -203,7 +203,7 @@ def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, 
     Returns:
         Values that broadcast to what `rest` takes.
     """
-    places = _places(_indexing.NDIndexer.from_raw_indices(rest, x.shape).expand_ellipses())
+    places = _places(open_, _indexing.NDIndexer.from_raw_indices(rest, x.shape).expand_ellipses())
     taken = jax.eval_shape(lambda a: a[rest], x).shape
     shape = list(taken)
     for axis, part in parts.items():
@@ -220,7 +220,7 @@ def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, 
             continue
         y = open_.extend(y, place, part.length, x.shape[axis])
         if part.start is not None:
-            y = jnp.take(y, _order(x.shape[axis], part), axis=place, mode="clip")
+            y = at_places(y, _order(x.shape[axis], part), place)
     return y
 
 
@@ -228,7 +228,7 @@ def _is_one(size: Any) -> bool:
     return not is_symbolic_dim(size) and size == 1
 
 
-def _places(indexer: Any) -> dict[int, int]:
+def _places(open_: Any, indexer: Any) -> dict[int, int]:
     """The axis of the result for each axis that a basic index takes a slice of."""
     kinds = _indexing.IndexType
     places: dict[int, int] = {}
@@ -240,7 +240,7 @@ def _places(indexer: Any) -> dict[int, int]:
             places[part.consumed_axes[0]] = axis
             axis += 1
         elif np.ndim(part.index):
-            raise MaskingError(
+            open_.refuse(
                 "an update by a slice of a computed size and an index array",
                 "update by arrays of positions on both axes, such as jnp.arange(k)[:, None]",
             )
@@ -367,7 +367,7 @@ def _limited(open_: Any, array: Any, axis: int, start: Any, limit: Any, stride: 
         array = _from(array, axis, _Part(begin, length, 1))
         before = _cut(open_, array, axis, length)
     if is_traced(stride):
-        raise MaskingError("a slice has a step that is computed", "give the step as a number")
+        open_.refuse("a slice has a step that is computed", "give the step as a number")
     return before if stride == 1 else before[(slice(None),) * axis + (slice(None, None, stride),)]
 
 

@@ -55,3 +55,11 @@ def as_value(size: Any, dtype: Any = np.int32) -> Any:
     if isinstance(size, jax.Array):
         return jax.lax.convert_element_type(size, dtype)
     return np.asarray(size, dtype)
+
+
+def at_places(array: Any, places: Any, axis: int) -> Any:
+    """The rows of an array at positions of an axis, which are moved inside of it.
+
+    ``jnp.take`` asks whether there is any position, which is a decision on the size.
+    """
+    return array.at[(slice(None),) * axis + (places,)].get(mode="clip")
