@@ -29,7 +29,7 @@ from bucketjit._errors import MaskingError
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
-from bucketjit._ir.value_numbers import ValueNumbers
+from bucketjit._ir.value_numbers import ValueNumbers, unconverted
 from bucketjit._jax.tracers import Unshared, equation_of, unshared_traces
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
@@ -253,9 +253,7 @@ class Sizing:
         Raises:
             MaskingError: It has no known bound.
         """
-        made = equation_of(n)
-        while made is not None and made.primitive.name == "convert_element_type":
-            n, made = made.operands[0], equation_of(made.operands[0])
+        made = equation_of(unconverted(n))
         if made is not None and made.primitive.name == "dim_as_value" and not is_clamped:
             return made.params["dim"]
         key = self._key(self._values.of_integer(n))

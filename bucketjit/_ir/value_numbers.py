@@ -18,6 +18,8 @@ from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of
 from bucketjit._sizes.expressions import is_symbolic
 
+_BITS_OF_SIZES = 32
+
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), np.dtype, np.generic, enum.Enum, type)
 
 
@@ -57,13 +59,7 @@ class ValueNumbers:
         Args:
             value: A tracer, an array or a number.
         """
-        made = equation_of(value)
-        while made is not None and made.primitive.name == "convert_element_type":
-            (operand,) = made.operands
-            if not np.issubdtype(jax.typeof(operand).dtype, np.integer):
-                break
-            value, made = operand, equation_of(operand)
-        return self.of(value)
+        return self.of(unconverted(value))
 
     def _number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -108,8 +104,6 @@ class ValueNumbers:
 
         for eqn in jaxpr.eqns:
             outs = self._results(eqn, [read(x) for x in eqn.invars])
-            if eqn.effects:  # it does something else each time it runs
-                outs = [self._number(("one", id(eqn), i, *operands)) for i in range(len(outs))]
             numbers.update(zip(eqn.outvars, outs, strict=True))
         return [read(x) for x in jaxpr.outvars]
 
@@ -125,3 +119,26 @@ class ValueNumbers:
 
 def _shown(value: Any) -> str:
     return repr(np.asarray(value).tolist())
+
+
+def unconverted(value: Any) -> Any:
+    """An integer before its conversions to integer types that hold every size.
+
+    Args:
+        value: A tracer, an array or a number.
+    """
+    while _bits(value) >= _BITS_OF_SIZES:
+        made = equation_of(value)
+        if made is None or made.primitive.name != "convert_element_type":
+            break
+        (operand,) = made.operands
+        if not _bits(operand):
+            break
+        value = operand
+    return value
+
+
+def _bits(value: Any) -> int:
+    """The number of bits of an integer type; 0 for any other type."""
+    dtype = jax.typeof(value).dtype
+    return 8 * dtype.itemsize if np.issubdtype(dtype, np.integer) else 0

@@ -190,6 +190,13 @@ class _Tracing:
         with watched, lenient_jax(), forgetful_jax(), selecting_jax(), self.sizing.active():
             return jax.make_jaxpr(flat)(*arrays)
 
+    def outcome(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
+        """Trace the function. Returns a closed jaxpr, or what the function raises."""
+        try:
+            return self.run(fn, in_tree), None
+        except Exception as error:
+            return None, error
+
 
 def trace(
     fn: Callable[..., Any],
@@ -248,12 +255,7 @@ def _traced(
                 f" {error}{decided_at}",
                 "decide by other sizes, or by fewer, or leave the axis static",
             ) from error
-        failure: Exception | None = None
-        closed = None
-        try:
-            closed = attempt.run(fn, in_tree)
-        except Exception as error:
-            failure = error
+        closed, failure = attempt.outcome(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
