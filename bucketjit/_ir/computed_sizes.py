@@ -14,6 +14,7 @@ steps: `Noticing` stops the first trace where a size would be made, and the seco
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from bucketjit._ir.ranges import is_at_most
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._ir.value_numbers import ValueNumbers, unconverted
-from bucketjit._jax.tracers import Unshared, equation_of, unshared_traces
+from bucketjit._jax.tracers import Unshared, equation_of, literal_of, unshared_traces
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
 from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
@@ -235,7 +236,14 @@ class Sizing:
         if not (is_at_most(0, known.low) and is_at_most(known.high, size)):
             n = lax.max(n, np.zeros((), n.dtype))
             n = _int32(lax.min(n, _value(size, n.dtype)))
-        (out,) = self._shared([jnp.moveaxis(array, axis, 0)], _int32(n))
+        rows = [jnp.moveaxis(array, axis, 0)]
+        made = self._made_of_sizes(n)
+        if made is None:
+            (out,) = self._shared(rows, _int32(n))
+        else:
+            (out,) = cut_to_size(
+                _int32(n), rows, dim=made, variable="", is_checked=False, defines=False
+            )
         return jnp.moveaxis(out, 0, axis)
 
     def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Dim:
@@ -253,13 +261,11 @@ class Sizing:
         Raises:
             MaskingError: It has no known bound.
         """
-        made = equation_of(unconverted(n))
-        if made is not None and made.primitive.name == "dim_as_value" and not is_clamped:
-            return made.params["dim"]
-        key = self._key(self._values.of_integer(n))
-        if key in self._variables:
-            return self.dims[self._variables[key]]
         known = self._bounds.of(n)
+        if is_at_most(0, known.low) or not is_clamped:
+            size = self._made_of_sizes(n)
+            if size is not None:
+                return size
         if known.high is None:
             self.refuse(
                 f"{of}: its size is computed, and nothing in the program bounds it",
@@ -274,6 +280,36 @@ class Sizing:
         places = lax.broadcasted_iota(np.int32, (known.high,), 0)
         (out,) = self._shared([places], _int32(n), is_checked=is_checked)
         return out.shape[0]
+
+    def _made_of_sizes(self, n: Any) -> Dim | None:
+        """A traced integer as an expression of sizes; None if it is none.
+
+        What follows the first ``k`` of ``n`` positions has ``n - k`` of them, so that both parts
+        make ``n`` again.
+        """
+        n = unconverted(n)
+        if not isinstance(n, jax.core.Tracer):
+            return operator.index(n)
+        if (literal := literal_of(n)) is not None:
+            return operator.index(np.asarray(literal.val)[()])
+        variable = self._variables.get(self._key(self._values.of_integer(n)))
+        if variable is not None:
+            return self.dims[variable]
+        made = equation_of(n)
+        if made is None:
+            return None
+        name = made.primitive.name
+        if name == "dim_as_value":
+            return made.params["dim"]
+        if name not in ("add", "sub"):
+            return None
+        one, other = (self._made_of_sizes(x) for x in made.operands)
+        if name == "add":
+            return None if one is None or other is None else one + other
+        taken = self._bounds.of(made.operands[1])
+        if one is None or not (is_at_most(0, taken.low) and is_at_most(taken.high, one)):
+            return None
+        return one - (self.size(made.operands[1], "") if other is None else other)
 
     def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
         """A traced end of a slice as a position of an axis.
@@ -320,6 +356,8 @@ class Sizing:
 
     def _shared(self, arrays: list[Any], n: Any, *, is_checked: bool = False) -> list[Any]:
         """Cut arrays to ``n`` rows: by the variable of an equal ``n``, or by a new one."""
+        if is_at_most(arrays[0].shape[0], 0) and not is_checked:
+            return arrays
         key = self._key(self._values.of_integer(n))
         bound = arrays[0].shape[0]
         checked = (*key, str(bound))

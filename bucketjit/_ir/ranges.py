@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._jax.patches.shapes import fresh_dimension
 from bucketjit._sizes.bounds import interval
-from bucketjit._sizes.expressions import Dim, is_symbolic, parsed, variables_of
+from bucketjit._sizes.expressions import Dim, compiled, is_symbolic, parsed, variables_of
 
 _NARROW = 16  # bits: an integer type of at most these has bounds of its own
 _LONGEST = 200  # characters of an expression; longer ones are forgotten
@@ -45,31 +47,33 @@ def _texts(bounds: Range) -> tuple[str, str]:
     return str(bounds.low), str(bounds.high)
 
 
-def is_at_most(one: Dim | None, other: Dim | None) -> bool:
+def is_at_most(
+    one: Dim | None, other: Dim | None, most_of: Mapping[str, Dim] = MappingProxyType({})
+) -> bool:
     """Whether ``one <= other`` at all sizes; False if that is not known.
 
     Args:
         one: An int or a symbolic size; None for an unknown one.
         other: The same.
+        most_of: The most_of value of some variables. That of a later one may name earlier ones.
     """
     if one is None or other is None:
         return False
     difference = other - one
     if not is_symbolic(difference):
         return bool(difference >= 0)
-    text = str(difference)
-    return _is_never_negative(text) or _by_parts(one, other)
+    return _is_never_negative(difference, most_of) or _by_parts(one, other, most_of)
 
 
-def _by_parts(one: Dim, other: Dim) -> bool:
+def _by_parts(one: Dim, other: Dim, most_of: Mapping[str, Dim]) -> bool:
     """Whether ``one <= other`` follows from one of the two parts of a ``min`` or ``max``."""
     if found := _parts("min", one):
-        return any(is_at_most(x, other) for x in found)
+        return any(is_at_most(x, other, most_of) for x in found)
     if found := _parts("max", other):
-        return any(is_at_most(one, x) for x in found)
+        return any(is_at_most(one, x, most_of) for x in found)
     if found := _parts("max", one):
-        return all(is_at_most(x, other) for x in found)
-    return all(is_at_most(one, x) for x in _parts("min", other) or [None])
+        return all(is_at_most(x, other, most_of) for x in found)
+    return all(is_at_most(one, x, most_of) for x in _parts("min", other) or [None])
 
 
 def _parts(name: str, dim: Dim) -> list[Dim]:
@@ -81,19 +85,49 @@ def _parts(name: str, dim: Dim) -> list[Dim]:
     return [int(x) if _is_number(x) else fresh_dimension(dim, x) for x in texts]
 
 
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()
-
-
-def _is_never_negative(text: str) -> bool:
-    variables = variables_of(text)
+def _is_never_negative(dim: Dim, most_of: Mapping[str, Dim]) -> bool:
+    for variable in reversed(list(most_of)):
+        if is_symbolic(dim) and variable in variables_of(str(dim)):
+            dim = _least(dim, variable, most_of[variable])
+            if dim is None:
+                return False
+    if not is_symbolic(dim):
+        return bool(dim >= 0)
+    variables = variables_of(str(dim))
+    lo, hi = dict.fromkeys(variables, 1), dict.fromkeys(variables, _ANY_SIZE)
     try:
-        least = interval(
-            parsed(text), dict.fromkeys(variables, 1), dict.fromkeys(variables, _ANY_SIZE)
-        )[0]
+        return interval(parsed(str(dim)), lo, hi)[0] >= 0
     except ValueError:
         return False
-    return least >= 0
+
+
+def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
+    """The least value of an expression that is linear in a variable from 1 to `most`, if known."""
+    text = str(dim)
+    for node in ast.walk(parsed(text)):
+        bends = isinstance(node, ast.Call) or (
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+        )
+        if bends and variable in variables_of(ast.unparse(node)):
+            return None
+    none, one, at_most = (_replaced(dim, variable, x) for x in (0, 1, most))
+    if is_at_most(none, one):
+        return one
+    return at_most if is_at_most(one, none) else None
+
+
+def _replaced(dim: Dim, variable: str, value: Dim) -> Dim | None:
+    """An expression with a value in the place of a variable; None if JAX cannot compute it."""
+    text = str(dim)
+    sizes = [value if v == variable else fresh_dimension(dim, v) for v in variables_of(text)]
+    try:
+        return compiled(text, "int")(*sizes)
+    except InconclusiveDimensionOperation:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").isdigit()
 
 
 def _extreme(name: str, one: Dim, other: Dim) -> Dim:

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax import export
 from jax.extend.core import Jaxpr
 
 from bucketjit._errors import MaskingError
-from bucketjit._ir.computed_sizes import Noticing, Sizing
+from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
+from bucketjit._ir.ranges import is_at_most
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -226,7 +228,9 @@ def split_guards(
         TraceRefused: A count is needed that the program cannot return.
     """
     computed = sizing.computed.keys()
-    presumed = tuple(g for g in guards if g.variables & computed)
+    presumed = tuple(
+        g for g in guards if g.variables & computed and not _always_holds(g, sizing.computed)
+    )
     needed = {v for g in presumed for v in g.variables & computed}
     missing = needed - set(counts.variables)
     if missing:
@@ -250,6 +254,26 @@ def split_guards(
         presumed,
         tuple(v for v in counts.variables if v in needed),
     )
+
+
+def _always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
+    """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
+    scope = export.SymbolicScope()
+
+    def size(text: str) -> Any:
+        return export.symbolic_shape(text, scope=scope)[0]
+
+    left, right = size(guard.left), size(guard.right)
+    most_of = {v: size(made.bound) + 1 for v, made in computed.items()}
+    match guard.op:
+        case ">=":
+            return is_at_most(right, left, most_of)
+        case "<=":
+            return is_at_most(left, right, most_of)
+        case "!=":
+            ordered = ((left + 1, right), (right + 1, left))
+            return any(is_at_most(a, b, most_of) for a, b in ordered)
+    return False
 
 
 def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:

@@ -124,7 +124,7 @@ def _part(open_: Any, index: slice, size: Any) -> _Part:
     )
     distance = stop - start if step > 0 else start - stop
     length = distance if abs(step) == 1 else (distance + (abs(step) - 1)) // abs(step)
-    return _Part(start, jnp.maximum(length, 0), step)
+    return _Part(start, length, step)
 
 
 def _is_start(end: Any) -> bool:
