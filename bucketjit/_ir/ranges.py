@@ -86,19 +86,48 @@ def _parts(name: str, dim: Dim) -> list[Dim]:
 
 
 def _is_never_negative(dim: Dim, most_of: Mapping[str, Dim]) -> bool:
-    for variable in reversed(list(most_of)):
+    dim, quotients = _without_quotients(dim)
+    bounds = {**most_of, **quotients}
+    for variable in reversed(bounds):
         if is_symbolic(dim) and variable in variables_of(str(dim)):
-            dim = _least(dim, variable, most_of[variable])
+            dim = _least(dim, variable, bounds[variable])
             if dim is None:
                 return False
     if not is_symbolic(dim):
         return bool(dim >= 0)
+    if bounds and "floordiv" in str(dim):  # a bound has brought another quotient
+        return _is_never_negative(dim, {})
     variables = variables_of(str(dim))
     lo, hi = dict.fromkeys(variables, 1), dict.fromkeys(variables, _ANY_SIZE)
     try:
         return interval(parsed(str(dim)), lo, hi)[0] >= 0
     except ValueError:
         return False
+
+
+def _without_quotients(dim: Dim) -> tuple[Dim, dict[str, Dim]]:
+    """An expression with variables in the place of quotients, and the largest value of each.
+
+    ``n - floordiv(n, 2)`` is ``n - q + 1`` for a q from 1 to n + 1.
+    """
+    text, most_of = str(dim), dict[str, Dim]()
+    for node in ast.walk(parsed(text)):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "floordiv"):
+            continue
+        whole, by = (_computed(ast.unparse(x), dim) for x in node.args)
+        if (
+            whole is None
+            or not isinstance(by, int)
+            or by < 1
+            or "floordiv" in str(whole)
+            or not is_at_most(0, whole)
+        ):
+            continue
+        name = f"quotient_{len(most_of)}"
+        text = text.replace(ast.unparse(node), f"({name} - 1)")
+        most_of[name] = whole + 1
+    found = _computed(text, dim) if most_of else dim
+    return (dim, {}) if found is None else (found, most_of)
 
 
 def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
@@ -117,9 +146,13 @@ def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
 
 
 def _replaced(dim: Dim, variable: str, value: Dim) -> Dim | None:
-    """An expression with a value in the place of a variable; None if JAX cannot compute it."""
-    text = str(dim)
-    sizes = [value if v == variable else fresh_dimension(dim, v) for v in variables_of(text)]
+    return _computed(str(dim), dim, {variable: value})
+
+
+def _computed(text: str, like: Dim, values: Mapping[str, Dim] = MappingProxyType({})) -> Dim | None:
+    """An expression with values in the place of variables; None if JAX cannot compute it."""
+    names = variables_of(text)
+    sizes = [values[v] if v in values else fresh_dimension(like, v) for v in names]
     try:
         return compiled(text, "int")(*sizes)
     except InconclusiveDimensionOperation:

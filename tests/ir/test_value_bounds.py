@@ -125,9 +125,20 @@ def test_which_bound_is_larger() -> None:
     n, m = export.symbolic_shape("n, m")
     assert is_at_most(n - 1, n) and is_at_most(0, n - 1) and is_at_most(n, n + m)
     assert not is_at_most(n, m) and not is_at_most(n, 5) and not is_at_most(None, n)
+    assert is_at_most(n // 2, n) and not is_at_most((n - 5) // 2, n - 5)
     least = joined(Range(n, n), Range(m, m))
     assert is_at_most(least.low, n) and is_at_most(least.low, m) and is_at_most(m, least.high)
     assert not is_at_most(n, least.low) and not is_at_most(least.high, n)
+
+
+def test_bounds_of_variables_decide_more() -> None:
+    n, size_1, size_2 = export.symbolic_shape("n, size_1, size_2")
+    most_of = {"size_1": n + 1, "size_2": size_1}
+    assert not is_at_most(size_1 - 1, n) and is_at_most(size_1 - 1, n, most_of)
+    assert is_at_most(0, n - size_1 + 1, most_of) and is_at_most(size_2 - 1, n, most_of)
+    assert is_at_most(size_1 + size_2 - 2, 2 * n, most_of)
+    assert not is_at_most(size_1, n, most_of) and not is_at_most(n, size_1, most_of)
+    assert not is_at_most(size_1**2 - 1, n, most_of)
 
 
 def test_arithmetic_of_ranges() -> None:
