@@ -14,20 +14,23 @@ steps: `Noticing` stops the first trace where a size would be made, and the seco
 
 from __future__ import annotations
 
-import enum
+import operator
 import threading
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
-from bucketjit._ir.sized import sized_p
-from bucketjit._jax.jaxprs import is_jaxpr
+from bucketjit._errors import MaskingError
+from bucketjit._ir.ranges import is_at_most
+from bucketjit._ir.sized import cut_to_size, extended
+from bucketjit._ir.value_bounds import Bounds
+from bucketjit._ir.value_numbers import ValueNumbers, unconverted
 from bucketjit._jax.tracers import Unshared, equation_of, literal_of, unshared_traces
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
@@ -44,8 +47,23 @@ class Open(Protocol):
     def nonzero(self, array: Any) -> tuple[Any, ...]:
         """The positions of the entries that are not zero, one array for each axis."""
 
+    def refuse(self, reason: str, remedy: str) -> NoReturn:
+        """Give up: what is asked for cannot be computed in the program."""
+
     def cut(self, arrays: list[Any], n: Any) -> list[Any]:
         """The first ``n`` rows of arrays."""
+
+    def first(self, array: Any, n: Any, axis: int) -> Any:
+        """The first ``n`` positions of an axis, or all if there are fewer."""
+
+    def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Any:
+        """A traced integer as a size."""
+
+    def position(self, end: Any, size: Any, least: Any, most: Any) -> Any:
+        """A traced end of a slice as a position of an axis."""
+
+    def extend(self, array: Any, axis: int, n: Any, size: Any) -> Any:
+        """An axis of ``n`` positions with zeros after it, up to a size."""
 
 
 _of_thread = threading.local()
@@ -76,15 +94,12 @@ class Noticing:
     def __init__(self) -> None:
         self.noticed = False
 
-    def nonzero(self, array: Any) -> tuple[Any, ...]:
+    def nonzero(self, *_: Any, **__: Any) -> Any:
         """Raise `SizeIsComputed`."""
         self.noticed = True
         raise SizeIsComputed
 
-    def cut(self, arrays: list[Any], n: Any) -> list[Any]:
-        """Raise `SizeIsComputed`."""
-        self.noticed = True
-        raise SizeIsComputed
+    refuse = cut = first = size = position = extend = nonzero
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -131,8 +146,10 @@ class Sizing:
         presumed: Mapping[str, int],
     ) -> None:
         self._scope, self._sizes, self._taken, self._presumed = scope, sizes, taken, presumed
-        self._values = ValueNumbers()
-        self._seen: dict[Any, tuple[Any, ...]] = {}
+        self._values, self._bounds = ValueNumbers(), Bounds()
+        self._seen: dict[tuple[int, int], tuple[Any, ...]] = {}  # positions, by their mask
+        self._variables: dict[tuple[int, int], str] = {}  # by the number of rows
+        self._checked: dict[tuple[int, int, str], str] = {}  # by that, and their bound
         self._kept: list[Any] = []  # traces, whose `id` is part of a key
         self._unshared: Unshared | None = None
         self.computed: dict[str, Computed] = {}
@@ -155,15 +172,13 @@ class Sizing:
             Arrays of one computed size. For an equal array they are the same.
         """
         mask = array if array.dtype == bool else array != 0
-        trace = current_trace()
-        key = id(trace), self._values.of(mask)
+        key = self._key(self._values.of(mask))
         if key not in self._seen:
-            self._kept.append(trace)
             self._seen[key] = self._positions(mask)
         return self._seen[key]
 
     def _positions(self, mask: Any) -> tuple[Any, ...]:
-        flat = mask.reshape(-1)
+        flat = mask if mask.ndim == 1 else mask.reshape(-1)
         total = flat.shape[0]
         ranks = jnp.cumsum(flat, dtype=np.int32)
         # Without a sort: each position is written to the place that is its rank.
@@ -174,13 +189,26 @@ class Sizing:
             .at[place]
             .set(positions, mode="drop", unique_indices=False)
         )
-        (found,) = self._cut([every], jnp.sum(flat, dtype=np.int32), is_checked=False)
+        # As users count: `jnp.arange(mask.sum())` has the size of `x[mask]`.
+        (found,) = self._shared([every], _int32(jnp.sum(mask)))
         found = lax.convert_element_type(found, jax.dtypes.canonicalize_dtype(np.int64))
         outs = []
         for size in reversed(mask.shape[1:]):
             outs.append(found % _value(size, found.dtype))
             found = found // _value(size, found.dtype)
         return (found, *reversed(outs))
+
+    def refuse(self, reason: str, remedy: str) -> NoReturn:
+        """Give up: what is asked for cannot be computed in the program.
+
+        Args:
+            reason: Why.
+            remedy: What the user can do.
+
+        Raises:
+            MaskingError: Always.
+        """
+        raise MaskingError(reason, remedy)
 
     def cut(self, arrays: list[Any], n: Any) -> list[Any]:
         """The first ``n`` rows of arrays; ``n`` is checked when the program has run.
@@ -189,10 +217,163 @@ class Sizing:
             arrays: The arrays, of an equal number of rows.
             n: An integer scalar.
         """
-        return self._cut(arrays, lax.convert_element_type(n, np.int32), is_checked=True)
+        known = self._bounds.of(n)
+        within = is_at_most(0, known.low) and is_at_most(known.high, arrays[0].shape[0])
+        return self._shared(arrays, _int32(n), is_checked=not within)
 
-    def _cut(self, arrays: list[Any], n: Any, is_checked: bool) -> list[Any]:
+    def first(self, array: Any, n: Any, axis: int) -> Any:
+        """The first ``n`` positions of an axis, or all if there are fewer.
+
+        Args:
+            array: The array.
+            n: An integer scalar.
+            axis: The axis.
+
+        Returns:
+            The array, cut. A negative ``n`` leaves nothing.
+        """
+        size, known = array.shape[axis], self._bounds.of(n)
+        if not (is_at_most(0, known.low) and is_at_most(known.high, size)):
+            n = lax.max(n, np.zeros((), n.dtype))
+            n = _int32(lax.min(n, _value(size, n.dtype)))
+        rows = [jnp.moveaxis(array, axis, 0)]
+        made = self._made_of_sizes(n)
+        if made is None:
+            (out,) = self._shared(rows, _int32(n))
+        else:
+            (out,) = cut_to_size(
+                _int32(n), rows, dim=made, variable="", is_checked=False, defines=False
+            )
+        return jnp.moveaxis(out, 0, axis)
+
+    def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Dim:
+        """A traced integer as a size.
+
+        Args:
+            n: An integer scalar. It is checked when the program has run, if it may be negative.
+            of: What it is the size of, for messages.
+            by: The name of the argument that it comes from, for messages.
+            is_clamped: Whether a negative one is 0 instead.
+
+        Returns:
+            The size. It is that of other arrays which are cut to an equal number of rows.
+
+        Raises:
+            MaskingError: It has no known bound.
+        """
+        known = self._bounds.of(n)
+        if is_at_most(0, known.low) or not is_clamped:
+            size = self._made_of_sizes(n)
+            if size is not None:
+                return size
+        if known.high is None:
+            self.refuse(
+                f"{of}: its size is computed, and nothing in the program bounds it",
+                f"bound {by}, as in jnp.minimum({by}, most), or cut an array that is large enough "
+                "by bucketjit.sized(array, k), where k is the size",
+            )
+        if is_at_most(known.high, 0):
+            return 0
+        is_checked = not is_at_most(0, known.low)
+        if is_checked and is_clamped:
+            n, is_checked = lax.max(n, np.zeros((), n.dtype)), False
+        places = lax.broadcasted_iota(np.int32, (known.high,), 0)
+        (out,) = self._shared([places], _int32(n), is_checked=is_checked)
+        return out.shape[0]
+
+    def _made_of_sizes(self, n: Any) -> Dim | None:
+        """A traced integer as an expression of sizes; None if it is none.
+
+        What follows the first ``k`` of ``n`` positions has ``n - k`` of them, so that both parts
+        make ``n`` again.
+        """
+        n = unconverted(n)
+        if not isinstance(n, jax.core.Tracer):
+            return operator.index(n)
+        if (literal := literal_of(n)) is not None:
+            return operator.index(np.asarray(literal.val)[()])
+        variable = self._variables.get(self._key(self._values.of_integer(n)))
+        if variable is not None:
+            return self.dims[variable]
+        made = equation_of(n)
+        if made is None:
+            return None
+        name = made.primitive.name
+        if name == "dim_as_value":
+            return made.params["dim"]
+        if name not in ("add", "sub"):
+            return None
+        one, other = (self._made_of_sizes(x) for x in made.operands)
+        if name == "add":
+            return None if one is None or other is None else one + other
+        taken = self._bounds.of(made.operands[1])
+        if one is None or not (is_at_most(0, taken.low) and is_at_most(taken.high, one)):
+            return None
+        return one - (self.size(made.operands[1], "") if other is None else other)
+
+    def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
+        """A traced end of a slice as a position of an axis.
+
+        Nothing is computed where the program bounds it: equal ends are to have equal equations.
+
+        Args:
+            end: An integer scalar; a negative one counts from the end of the axis.
+            size: The size of the axis.
+            least: The smallest position.
+            most: The largest position.
+
+        Returns:
+            An int32 scalar.
+        """
+        if jnp.iinfo(end.dtype).bits < 32:
+            end = _int32(end)
+        if not is_at_most(0, self._bounds.of(end).low) and jnp.iinfo(end.dtype).min < 0:
+            end = jnp.where(end < 0, end + _value(size, end.dtype), end)
+        known = self._bounds.of(end)
+        if not is_at_most(least, known.low) and jnp.iinfo(end.dtype).min < 0:
+            end = lax.max(end, _value(least, end.dtype))
+        if not is_at_most(known.high, most):
+            end = lax.min(end, _value(most, end.dtype))
+        return _int32(end)
+
+    def extend(self, array: Any, axis: int, n: Any, size: Dim) -> Any:
+        """An axis with zeros after it, up to a size.
+
+        Args:
+            array: The array.
+            axis: Its axis of a computed size.
+            n: That size, as the integer that it was made of.
+            size: The new size.
+        """
+        rows = jnp.moveaxis(array, axis, 0)
+        out = extended(_int32(n), rows, dim=rows.shape[0], bound=size)
+        return jnp.moveaxis(out, 0, axis)
+
+    def _key(self, number: int) -> tuple[int, int]:
+        trace = current_trace()
+        self._kept.append(trace)
+        return id(trace), number
+
+    def _shared(self, arrays: list[Any], n: Any, *, is_checked: bool = False) -> list[Any]:
+        """Cut arrays to ``n`` rows: by the variable of an equal ``n``, or by a new one."""
+        if is_at_most(arrays[0].shape[0], 0) and not is_checked:
+            return arrays
+        key = self._key(self._values.of_integer(n))
         bound = arrays[0].shape[0]
+        checked = (*key, str(bound))
+        variable = self._checked.get(checked) if is_checked else self._variables.get(key)
+        is_new = variable is None
+        if variable is None:
+            variable = self._new(n, bound, is_checked)
+            if is_checked:
+                self._checked[checked] = variable
+            self._variables.setdefault(key, variable)
+        dim = self.dims[variable]
+        return cut_to_size(
+            n, arrays, dim=dim, variable=variable, is_checked=is_checked, defines=is_new
+        )
+
+    def _new(self, n: Any, bound: Dim, is_checked: bool) -> str:
         name = f"size_{len(self.computed) + 1}"
         name = bind_unique_names(name, {*self._taken, *self.computed})
         (dim,) = export.symbolic_shape(f"{name} - 1", scope=self._scope)
@@ -202,8 +383,7 @@ class Sizing:
         self.numbers[name], self.dims[name] = n, dim
         assert self._unshared is not None
         self._unshared.renew()
-        outs = sized_p.bind(n, *arrays, variable=name, dim=dim, bound=bound, is_checked=is_checked)
-        return list(outs)
+        return name
 
 
 def _value(size: Dim, dtype: Any = np.int32) -> Any:
@@ -213,57 +393,5 @@ def _value(size: Dim, dtype: Any = np.int32) -> Any:
     return np.asarray(size, dtype)
 
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), np.dtype, np.generic, enum.Enum, type)
-
-
-class ValueNumbers:
-    """Numbers the values of a trace: equal equations of equal operands have equal numbers."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._known: dict[int, tuple[Any, int]] = {}  # by `id`; the value is kept alive
-
-    def of(self, value: Any) -> int:
-        """The number of a value.
-
-        Args:
-            value: A tracer, an array or a number.
-        """
-        stack = [value]  # no recursion: programs are deeper than Python's stack
-        while stack:
-            one = stack[-1]
-            if id(one) in self._known:
-                stack.pop()
-                continue
-            made = equation_of(one)
-            missing = [x for x in (made.operands if made else ()) if id(x) not in self._known]
-            if missing:
-                stack += missing
-                continue
-            stack.pop()
-            self._known[id(one)] = one, self._number(self._key(one, made))
-        return self._known[id(value)][1]
-
-    def _number(self, key: Any) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def _key(self, value: Any, made: Any) -> Any:
-        if made is not None:
-            operands = tuple(self._known[id(x)][1] for x in made.operands)
-            params = tuple((k, self._param(v)) for k, v in sorted(made.params.items()))
-            return made.primitive.name, made.position, params, operands
-        literal = literal_of(value)
-        if literal is not None:
-            return "literal", str(literal.aval), repr(np.asarray(literal.val).tolist())
-        if not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0:
-            return "number", str(jax.typeof(value)), repr(np.asarray(value).tolist())
-        return "one", id(value)
-
-    def _param(self, value: Any) -> Any:
-        """The key of a parameter: by value if it is a plain one, else by identity."""
-        if isinstance(value, tuple | list):
-            return (type(value).__name__, *map(self._param, value))
-        if is_symbolic(value) or (isinstance(value, _PLAIN) and not is_jaxpr(value)):
-            return type(value).__name__, repr(value)
-        self._known[id(value)] = value, -1  # kept alive
-        return id(value)
+def _int32(n: Any) -> Any:
+    return lax.convert_element_type(n, np.int32)

@@ -4,7 +4,8 @@
 
 The variable is new. Its value is ``k + 1``, since dimension variables are at least 1 and ``k`` may
 be 0. The masking rule of the primitive stores it, so that all later rules mask by it. The transpose
-is `unsized_p`, which adds rows of zeros up to the bound.
+is `unsized_p`, which adds rows of zeros up to the bound. Other arrays that are cut to the same size
+are cut by equations that do not define the variable again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ sized_p.multiple_results = unsized_p.multiple_results = True
 
 def makes_size(eqn: JaxprEqn) -> bool:
     """Whether an equation gives a dimension variable its value."""
-    return eqn.primitive is sized_p
+    return eqn.primitive is sized_p and bool(eqn.params["defines"])
 
 
 def _with_rows(array: Any, rows: Dim) -> Any:
@@ -45,14 +46,49 @@ def _unsized_types(n: Any, *arrays: Any, bound: Dim, **_: Any) -> list[Any]:
     return [_with_rows(array, bound) for array in arrays]
 
 
+def cut_to_size(n: Any, arrays: Sequence[Any], *, dim: Dim, **params: Any) -> list[Any]:
+    """Cut arrays to a size, which is new or is defined already.
+
+    Args:
+        n: The number of rows, an int32 scalar.
+        arrays: The arrays, of an equal number of rows.
+        dim: The size as a dimension.
+        **params: ``variable``, the name of the variable; ``is_checked``, whether `n` may be out of
+            bounds; ``defines``, whether the size is new.
+
+    Returns:
+        The arrays, cut.
+    """
+    return list(sized_p.bind(n, *arrays, dim=dim, bound=arrays[0].shape[0], **params))
+
+
+def extended(n: Any, array: Any, *, dim: Dim, bound: Dim) -> Any:
+    """Add rows of zeros to an array of a computed size.
+
+    Args:
+        n: The number of its rows, an int32 scalar.
+        array: The array.
+        dim: That size as a dimension.
+        bound: The number of rows of the result.
+
+    Returns:
+        The array, extended.
+    """
+    (out,) = unsized_p.bind(
+        n, array, dim=dim, bound=bound, variable="", is_checked=False, defines=False
+    )
+    return out
+
+
 def _jvp(primitive: Any) -> Any:
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         n, *_ = primals
         outs = primitive.bind(*primals, **params)
+        linear = {**params, "defines": False}
         changes = [
             ad.Zero(jax.typeof(out).to_tangent_aval())
             if type(tangent) is ad.Zero
-            else primitive.bind(n, tangent, **params)[0]
+            else primitive.bind(n, tangent, **linear)[0]
             for out, tangent in zip(outs, tangents[1:], strict=True)
         ]
         return outs, changes
@@ -67,7 +103,7 @@ def _transpose(inverse: Any) -> Any:
             *(
                 ct
                 if type(ct) is ad.Zero or not ad.is_undefined_primal(array)
-                else inverse.bind(n, ct, **params)[0]
+                else inverse.bind(n, ct, **{**params, "defines": False})[0]
                 for ct, array in zip(cotangents, arrays, strict=True)
             ),
         ]

@@ -22,12 +22,14 @@ class Made(NamedTuple):
         params: Its parameters.
         operands: Its operands: tracers, arrays or numbers.
         position: The position of the value among its results.
+        results: The variables of its results.
     """
 
     primitive: Any
     params: Mapping[str, Any]
     operands: Sequence[Any]
     position: int
+    results: Sequence[Any]
 
 
 def equation_of(value: object) -> Made | None:
@@ -52,7 +54,8 @@ def equation_of(value: object) -> Made | None:
     if len(places) != 1:
         return None
     operands = list(equation.in_tracers)
-    return Made(equation.primitive, equation.params, operands, places[0])
+    outvars = list(equation.outvars)
+    return Made(equation.primitive, equation.params, operands, places[0], outvars)
 
 
 def literal_of(value: object) -> Any | None:
@@ -62,6 +65,17 @@ def literal_of(value: object) -> Any | None:
     """
     atom = getattr(value, "val", None)
     return atom if isinstance(value, jax.core.Tracer) and is_literal(atom) else None
+
+
+def constant_of(value: object) -> Any | None:
+    """The array that a tracer stands for, a constant of its trace; None if it stands for none.
+
+    The frame of the trace has the constants (``frame.constvar_to_val``, since 0.2).
+    """
+    if not isinstance(value, partial_eval.DynamicJaxprTracer):
+        return None
+    frame = getattr(value._trace, "frame", None)
+    return getattr(frame, "constvar_to_val", {}).get(value.val)
 
 
 def belongs_to(value: object, trace: object) -> bool:

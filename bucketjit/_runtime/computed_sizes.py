@@ -101,12 +101,13 @@ def run_eagerly(signed: SignedCall, out: Out, reason: str | None) -> Any:
         The results.
 
     Raises:
-        Exception: Whatever the function raises. An error of JAX, which cannot compute sizes inside
-            of ``jit``, ``scan`` and the like, gets the reason as a note.
+        Exception: Whatever the function raises. An error of a type or shape gets the reason as a
+            note: JAX cannot compute sizes inside of ``jit``, ``scan`` and the like, and selections
+            of different sizes do not add.
     """
     try:
         result = eagerly(signed)
-    except (jax.errors.JAXIndexError, jax.errors.JAXTypeError) as error:
+    except (IndexError, TypeError, ValueError) as error:
         if reason is not None:
             error.add_note(f"bucketjit runs the function without jit, because: {reason}")
         raise

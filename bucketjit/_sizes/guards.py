@@ -253,7 +253,7 @@ def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
         The guard for the first two sizes that differ as expressions and are equal at these sizes;
         None if there are none.
     """
-    for one, other in itertools.combinations(_tuples_in(message), 2):
+    for one, other in itertools.combinations(shapes_in(message), 2):
         if len(one) != len(other):
             continue
         for left, right in zip(one, other, strict=True):
@@ -268,13 +268,20 @@ def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
     return None
 
 
-def _tuples_in(message: str) -> list[list[str]]:
-    """The shapes that a message names: ``(n, mod(n, 2))`` is ``["n", "mod(n, 2)"]``."""
+def shapes_in(message: str) -> list[list[str]]:
+    """The shapes that a message names: ``(n, mod(n, 2))`` is ``["n", "mod(n, 2)"]``.
+
+    So is ``float32[n,mod(n, 2)]``.
+
+    Args:
+        message: The text of an error.
+    """
     found = []
-    for start in re.finditer(r"(?<!\w)\(", message):
+    for start in re.finditer(r"(?<!\w)\(|\b(?:[a-z]+\d+|bool)\[", message):
         items, depth = [""], 0
+        closing = ")" if message[start.end() - 1] == "(" else "]"
         for character in message[start.end() :]:
-            if depth == 0 and character == ")":
+            if depth == 0 and character == closing:
                 found.append([item.strip() for item in items if item.strip()])
                 break
             depth += {"(": 1, ")": -1}.get(character, 0)

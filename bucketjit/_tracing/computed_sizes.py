@@ -11,14 +11,19 @@ value outside of it, so neither is possible there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax import export
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.computed_sizes import Sizing
+from bucketjit._errors import MaskingError
+from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
+from bucketjit._ir.ranges import is_at_most
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -32,9 +37,9 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.tracers import belongs_to
-from bucketjit._jax.user_code import source_line
-from bucketjit._sizes.expressions import Shape, is_symbolic, variables_of
-from bucketjit._sizes.guards import Guard
+from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._sizes.expressions import Shape, evaluate_text, is_symbolic, solve, variables_of
+from bucketjit._sizes.guards import Guard, shapes_in
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
@@ -48,7 +53,9 @@ class PresumedSizes:
     Attributes:
         of_call: The variables of the call.
         known: Their sizes, and presumed values of computed ones.
-        presumed: What is presumed of computed sizes; else that everything is selected.
+        presumed: What is presumed of computed sizes, since a run has returned it; else that
+            everything is selected.
+        guessed: What is presumed in its place, so that arrays fit which meet.
         are_computed: Whether the function is known to compute sizes.
     """
 
@@ -56,7 +63,42 @@ class PresumedSizes:
         self.of_call = frozenset(sizes)
         self.known = dict(sizes)
         self.presumed = presumed
+        self.guessed: dict[str, int] = {}
         self.are_computed = False
+
+    def guess_equal(self, failure: Exception, sizing: Noticing | Sizing) -> bool:
+        """Presume other values of computed sizes, by which two shapes in an error are equal.
+
+        Args:
+            failure: The error of a failed trace.
+            sizing: The computed sizes of the trace.
+
+        Returns:
+            Whether there are such values, so that the trace is to be tried again.
+        """
+        settled = {*self.presumed, *self.guessed}
+        free = sizing.computed.keys() - settled if isinstance(sizing, Sizing) else set()
+        shapes = shapes_in(str(failure)) if free else []
+        for one, other in itertools.permutations(shapes, 2):
+            for left, right in zip(one, other, strict=False):
+                found = self._solved(left, right, free)
+                if found:
+                    self.guessed |= found
+                    return True
+        return False
+
+    def _solved(self, left: str, right: str, free: Set[str]) -> dict[str, int]:
+        """The smaller value of a computed size by which ``left`` is ``right``; ``{}`` if none."""
+        try:
+            value = evaluate_text(right, self.known)
+            for variable in sorted(free & set(variables_of(left)) - set(variables_of(right))):
+                others = {k: v for k, v in self.known.items() if k != variable}
+                found = solve(left, value, others)
+                if 1 <= found.get(variable, 0) < self.known[variable]:
+                    return found
+        except (SyntaxError, KeyError, ValueError, TypeError):
+            pass  # not expressions of sizes
+        return {}
 
     def pinned(self, guard: Guard | None) -> Guard | None:
         """The guard, or one that nothing is selected, if that is what it is about.
@@ -67,6 +109,49 @@ class PresumedSizes:
         if len(names) == 1 and not names & self.of_call and self.known[min(names)] == 1:
             return Guard(min(names), "==", "1")
         return guard
+
+
+_MISMATCH = re.compile(r"shape|size|broadcast|dimension|type=", re.IGNORECASE)
+
+
+def meeting_of_sizes(
+    error: Exception, sizing: Noticing | Sizing | None, presumed: Mapping[str, int]
+) -> TraceRefused | None:
+    """The refusal of arrays of different computed sizes that meet, in an addition, say.
+
+    Args:
+        error: What JAX raised for their shapes.
+        sizing: The computed sizes of the trace.
+        presumed: The values of those that a run has returned.
+
+    Returns:
+        The refusal, with the line of each selection; None if the error is about something else.
+    """
+    text = str(error)
+    if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
+        return None
+    met = [v for v in sizing.computed if re.search(rf"\b{v}\b", text)]
+    if not met or not _MISMATCH.search(text):
+        return None
+    sides = [_told(v, sizing, presumed) for v in met]
+    if len(sides) == 1:
+        what = f"an array of a computed size meets one of another size: {sides[0]}"
+    else:
+        what = f"arrays of different computed sizes meet: {', and '.join(sides)}"
+    code, line = raising_code(error), raising_line(error)
+    return TraceRefused(
+        f"{f'{code}: ' if code else ''}{what}; select both by one mask"
+        f"{f' [{line}]' if line else ''}",
+        "or compute on whole arrays, by jnp.where(mask, x, 0)",
+        error,
+    )
+
+
+def _told(variable: str, sizing: Sizing, presumed: Mapping[str, int]) -> str:
+    made = sizing.computed[variable]
+    n = presumed.get(variable, 0) - 1
+    rows = "some rows" if n < 0 else f"{n} row{'' if n == 1 else 's'}"
+    return f"{rows} of {made.bound}{f', computed at {made.line}' if made.line else ''}"
 
 
 @dataclass
@@ -148,7 +233,9 @@ def split_guards(
         TraceRefused: A count is needed that the program cannot return.
     """
     computed = sizing.computed.keys()
-    presumed = tuple(g for g in guards if g.variables & computed)
+    presumed = tuple(
+        g for g in guards if g.variables & computed and not _always_holds(g, sizing.computed)
+    )
     needed = {v for g in presumed for v in g.variables & computed}
     missing = needed - set(counts.variables)
     if missing:
@@ -185,6 +272,26 @@ def split_guards(
         presumed,
         tuple(v for v in counts.variables if v in needed),
     )
+
+
+def _always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
+    """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
+    scope = export.SymbolicScope()
+
+    def size(text: str) -> Any:
+        return export.symbolic_shape(text, scope=scope)[0]
+
+    left, right = size(guard.left), size(guard.right)
+    most_of = {v: size(made.bound) + 1 for v, made in computed.items()}
+    match guard.op:
+        case ">=":
+            return is_at_most(right, left, most_of)
+        case "<=":
+            return is_at_most(left, right, most_of)
+        case "!=":
+            ordered = ((left + 1, right), (right + 1, left))
+            return any(is_at_most(a, b, most_of) for a, b in ordered)
+    return False
 
 
 def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:

@@ -61,6 +61,7 @@ from bucketjit._tracing.computed_sizes import (
     Counts,
     PresumedSizes,
     counts_of,
+    meeting_of_sizes,
     with_counts,
     with_sizes_alive,
 )
@@ -135,7 +136,8 @@ class _Tracing:
         self.out_tree: Any = None
         self.sizing: Noticing | Sizing = Noticing()
         if sizes.are_computed:
-            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, sizes.presumed)
+            presumed = {**sizes.guessed, **sizes.presumed}
+            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, presumed)
         self.counts = Counts()
 
     @property
@@ -187,6 +189,13 @@ class _Tracing:
         )
         with watched, lenient_jax(), forgetful_jax(), selecting_jax(), self.sizing.active():
             return jax.make_jaxpr(flat)(*arrays)
+
+    def outcome(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
+        """Trace the function. Returns a closed jaxpr, or what the function raises."""
+        try:
+            return self.run(fn, in_tree), None
+        except Exception as error:
+            return None, error
 
 
 def trace(
@@ -246,12 +255,7 @@ def _traced(
                 f" {error}{decided_at}",
                 "decide by other sizes, or by fewer, or leave the axis static",
             ) from error
-        failure: Exception | None = None
-        closed = None
-        try:
-            closed = attempt.run(fn, in_tree)
-        except Exception as error:
-            failure = error
+        closed, failure = attempt.outcome(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
@@ -276,9 +280,10 @@ def _traced(
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
             _raise_of_machine(failure, attempt.texts)
         guard = all_sizes.pinned(_guard_after(failure, sizes, guards))
-        if guard is None or guard in guards:
-            raise _refusal(failure) from failure
-        guards.append(guard)
+        if guard is not None and guard not in guards:
+            guards.append(guard)
+        elif not all_sizes.guess_equal(failure, attempt.sizing):
+            raise _refusal(failure, all_sizes.presumed, attempt.sizing) from failure
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
@@ -375,8 +380,18 @@ def _whole_number(value: object) -> int | None:
     return whole if whole == value else None
 
 
-def _refusal(error: Exception) -> TraceRefused:
-    """A refusal in words, with the line and the remedy that suit an error of tracing."""
+def _refusal(
+    error: Exception, presumed: Mapping[str, int] | None = None, sizing: Any = None
+) -> TraceRefused:
+    """A refusal in words, with the line and the remedy that suit an error of tracing.
+
+    Args:
+        error: The error.
+        presumed: Values of computed sizes that a run has returned.
+        sizing: The computed sizes of the trace, or what notices them.
+    """
+    if met := meeting_of_sizes(error, sizing, presumed or {}):
+        return met
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
     code = raising_code(error)
     remedy = COMPUTE

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
+from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._jax.patches.patch import Patch
 
-PATCHES = [*lenient_jax.found(), *forgetful_jax.found()]
+PATCHES = [*lenient_jax.found(), *forgetful_jax.found(), *selecting_jax.found()]
 
 
 def held(patch: Patch) -> Any:
@@ -28,10 +28,10 @@ def test_a_patch_says_why_and_until_when(patch: Patch) -> None:
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: str(patch.name))
 def test_a_patch_replaces_something(patch: Patch) -> None:
     # The builtin `len` is found in no module; the name of a module goes before it.
-    assert callable(held(patch)) or patch.name in ("len", "operator")
+    assert callable(held(patch)) or patch.name in ("len", "operator", "core")
 
 
-@pytest.mark.parametrize("replacing", [lenient_jax, forgetful_jax])
+@pytest.mark.parametrize("replacing", [lenient_jax, forgetful_jax, selecting_jax])
 def test_everything_is_put_back(replacing: Any) -> None:
     patches = replacing.found()
     before = [held(patch) for patch in patches]

@@ -15,6 +15,8 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 def sized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:
     """The rows from the computed size on become padding, and later equations mask them."""
     params = ctx.symbolic_params
+    if not params["defines"]:
+        return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
     rows = jnp.clip(n, 0, ctx.logical(params["bound"])) if params["is_checked"] else n
     ctx.define(params["variable"], rows + 1)
     return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]

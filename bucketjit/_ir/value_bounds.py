@@ -1,0 +1,370 @@
+"""Bounds of the integers of a program while it is traced, so that a size can be made of them.
+
+    b:bool[n] = gt a 0.0          0 to 1
+    c:i32[n] = convert b          0 to 1
+    d:i32[] = reduce_sum c        0 to n      jnp.arange(d) is cut from n positions
+    e:i32[] = add d 1             1 to n + 1
+
+A bound is an int or a symbolic size; None if there is none. Bounds of floats are whole numbers
+around them. Every rule is sound for sizes that are at least 1, of integers that do not overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal
+
+from bucketjit._ir import dataflow
+from bucketjit._ir.ranges import (
+    Range,
+    fitted,
+    is_at_most,
+    is_natural,
+    joined,
+    largest,
+    negated,
+    product,
+    quotient,
+    range_of_array,
+    range_of_type,
+    smallest,
+    sum_of,
+    tighter,
+    times,
+)
+from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._jax.jaxprs import dtype_of, shape_of
+from bucketjit._jax.primitives import name_of
+from bucketjit._jax.tracers import Made, constant_of, equation_of, literal_of
+from bucketjit._sizes.expressions import Dim
+
+
+class _Equation(NamedTuple):
+    """An equation of a trace that is not finished, in the form of one of a jaxpr."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+
+
+class Bounds(dataflow.Analysis[Range]):
+    """The analysis. `of` asks for the bounds of a value of the trace that runs."""
+
+    def __init__(self) -> None:
+        self.table = _TABLE
+        self._known: dict[int, tuple[Any, Range]] = {}  # by `id`; the value is kept alive
+
+    def of(self, value: Any) -> Range:
+        """The bounds of a value.
+
+        Args:
+            value: A tracer, an array or a number.
+        """
+        stack = [value]  # no recursion: programs are deeper than Python's stack
+        while stack:
+            one = stack[-1]
+            if id(one) in self._known:
+                stack.pop()
+                continue
+            made = equation_of(one)
+            missing = [x for x in (made.operands if made else ()) if id(x) not in self._known]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            self._known[id(one)] = one, self._computed(one, made)
+        return self._known[id(value)][1]
+
+    def _computed(self, value: Any, made: Made | None) -> Range:
+        if made is not None:
+            eqn: Any = _Equation(
+                made.primitive,
+                made.params,
+                [_Atom(jax.typeof(x)) for x in made.operands],
+                made.results,
+            )
+            ins = [self._known[id(x)][1] for x in made.operands]
+            transfer = self.table.get(name_of(eqn))
+            call = dataflow.through if transfer is None else None
+            outs = call(self, eqn, ins) if call else transfer(eqn, ins)  # type: ignore[misc]
+            return outs[made.position]
+        literal = literal_of(value)
+        held = value if literal is None else literal.val
+        if isinstance(held, jax.core.Tracer):
+            held = constant_of(held)
+            if held is None or isinstance(held, jax.core.Tracer):
+                return range_of_type(jax.typeof(value))
+        return range_of_array(held)
+
+    def unknown(self, atom: Any) -> Range:
+        """Only the type is known."""
+        return range_of_type(atom.aval)
+
+    def literal(self, atom: Literal) -> Range:
+        """A number."""
+        return range_of_array(atom.val)
+
+    def join(self, one: Range, other: Range) -> Range:
+        """The range around both."""
+        return joined(one, other)
+
+    def row(self, value: Range, var: Any) -> Range:
+        """A row has values of its array."""
+        return value
+
+    def stacked(self, value: Range, var: Any) -> Range:
+        """An array has values of its rows."""
+        return value
+
+    def default(self, eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
+        """Primitives of bucketjit, and unknown ones."""
+        if eqn.primitive is sized_p:
+            return list(ins[1:])
+        if eqn.primitive is unsized_p:
+            return [joined(x, Range(0, 0)) for x in ins[1:]]
+        return [self.unknown(var) for var in eqn.outvars]
+
+
+class _Atom(NamedTuple):
+    aval: Any
+
+
+def _count(eqn: JaxprEqn, axes: Sequence[int]) -> Dim:
+    return math.prod(shape_of(eqn.invars[0])[i] for i in axes)
+
+
+def _is_float(eqn: JaxprEqn) -> bool:
+    return bool(jnp.issubdtype(dtype_of(eqn.outvars[0]), np.floating))
+
+
+# --- the rules: from an equation and the bounds of its operands to those of its result -----------
+
+Rule = Callable[[JaxprEqn, Sequence[Range]], Range]
+
+
+def _same(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return ins[0]
+
+
+def _one_of(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return joined(*ins)
+
+
+def _add(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    one, other = ins
+    return Range(sum_of(one.low, other.low), sum_of(one.high, other.high))
+
+
+def _sub(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return _add(eqn, [ins[0], negated(ins[1])])
+
+
+def _neg(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return negated(ins[0])
+
+
+def _mul(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    one, other = ins
+    is_number = isinstance(one.low, int) and one.low == one.high
+    return product(other, one) if is_number else product(one, other)
+
+
+def _power(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    exponent = eqn.params.get("y", 2)
+    if exponent < 0:
+        return Range()
+    if is_natural(ins[0]):
+        return Range(*(None if b is None else b**exponent for b in (ins[0].low, ins[0].high)))
+    found = Range(1, 1)
+    for _ in range(exponent):
+        found = product(found, ins[0])
+    return Range(0, found.high) if exponent % 2 == 0 else found
+
+
+def _max(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    one, other = ins
+    return Range(tighter(largest, one.low, other.low), largest(one.high, other.high))
+
+
+def _min(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    one, other = ins
+    return Range(smallest(one.low, other.low), tighter(smallest, one.high, other.high))
+
+
+def _clamp(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    least, x, most = ins
+    return _min(eqn, [_max(eqn, [x, least]), most])
+
+
+def _div(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return quotient(ins[0], ins[1], _is_float(eqn))
+
+
+def _rest(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    """``%`` of Python: of the sign of the divisor."""
+    one, by = ins
+    if not is_at_most(1, by.low):
+        return Range()
+    most = by.high if _is_float(eqn) else sum_of(by.high, -1)
+    return Range(0, tighter(smallest, most, one.high) if is_natural(one) else most)
+
+
+def _rem(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    found = _rest(eqn, ins)
+    if is_natural(ins[0]):
+        return found
+    return Range(None if found.high is None else -found.high, found.high)
+
+
+def _sign(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return Range(0 if is_natural(ins[0]) else -1, 1)
+
+
+def _abs(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return ins[0] if is_natural(ins[0]) else _max(eqn, [ins[0], negated(ins[0])])
+
+
+def _reduce_sum(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return times(ins[0], _count(eqn, eqn.params["axes"]), also_one=False)
+
+
+def _reduce_max(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return ins[0] if _has_some(eqn) else Range(None, ins[0].high)
+
+
+def _reduce_min(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return ins[0] if _has_some(eqn) else Range(ins[0].low, None)
+
+
+def _has_some(eqn: JaxprEqn) -> bool:
+    """Whether a reduction is never one of nothing, which has an extreme value."""
+    return is_at_most(1, _count(eqn, eqn.params["axes"]))
+
+
+def _cumsum(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return times(ins[0], _count(eqn, [eqn.params["axis"]]), also_one=True)
+
+
+def _position(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return Range(0, _count(eqn, eqn.params["axes"]) - 1)
+
+
+def _iota(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return Range(0, shape_of(eqn.outvars[0])[eqn.params["dimension"]] - 1)
+
+
+def _size(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return Range(eqn.params["dim"], eqn.params["dim"])
+
+
+def _convert(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    (operand,) = eqn.invars
+    if jnp.issubdtype(dtype_of(operand), np.floating) and not _is_float(eqn):
+        return Range(None, ins[0].high)  # that of NaN may be the smallest integer
+    return ins[0]
+
+
+def _gather(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    if eqn.params["mode"] is not jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return ins[0]
+    filled = eqn.params.get("fill_value")
+    return Range() if filled is None else joined(ins[0], range_of_array(filled))
+
+
+def _scatter(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return joined(ins[0], ins[2])
+
+
+def _scatter_add(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    operand, _, updates = ins
+    added = times(updates, math.prod(shape_of(eqn.invars[2])), also_one=True)
+    return _add(eqn, [operand, joined(added, Range(0, 0))])
+
+
+def _bits(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    return Range(0, 64)
+
+
+def _each(eqn: JaxprEqn, ins: Sequence[Range]) -> list[Range]:
+    """Each result has the values of the operand at its place."""
+    return list(ins)
+
+
+def _top_k(eqn: JaxprEqn, ins: Sequence[Range]) -> list[Range]:
+    shape = shape_of(eqn.invars[0])
+    return [ins[0], Range(0, shape[eqn.params.get("axis", -1)] - 1)]
+
+
+def _search(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    shape = shape_of(eqn.invars[0])
+    return Range(0, shape[0]) if len(shape) == 1 else Range()
+
+
+# Functions of ``jax.numpy`` under ``jit``, of which more is known than of their equations.
+_CALLED: Mapping[str, Rule] = {
+    "floor_divide": _div,
+    "remainder": _rest,
+    "searchsorted": _search,
+}
+
+
+def _call(eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
+    rule = _CALLED.get(eqn.params.get("name", ""))
+    integers = all(jnp.issubdtype(dtype_of(x), np.integer) for x in eqn.outvars)
+    if rule is not None and integers and len(eqn.outvars) == 1:
+        return _fit(rule)(eqn, ins)
+    return dataflow.through(Bounds(), eqn, ins)
+
+
+def _fit(rule: Rule) -> dataflow.Transfer[Range]:
+    return lambda eqn, ins: [fitted(rule(eqn, ins), eqn.outvars[0].aval)]
+
+
+_TABLE = dataflow.table(
+    {
+        "broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice rev copy": _fit(
+            _same
+        ),
+        "copy_p stop_gradient reduce_precision floor ceil round optimization_barrier name": _fit(
+            _same
+        ),
+        "cummax cummin device_put": _fit(_same),
+        "reduce_max": _fit(_reduce_max),
+        "reduce_min": _fit(_reduce_min),
+        "convert_element_type": _fit(_convert),
+        "concatenate pad": _fit(_one_of),
+        "select_n": _fit(lambda eqn, ins: joined(*ins[1:])),
+        "dynamic_update_slice": _fit(lambda eqn, ins: joined(*ins[:2])),
+        "add": _fit(_add),
+        "sub": _fit(_sub),
+        "neg": _fit(_neg),
+        "mul": _fit(_mul),
+        "integer_pow square": _fit(_power),
+        "max": _fit(_max),
+        "min": _fit(_min),
+        "clamp": _fit(_clamp),
+        "div": _fit(_div),
+        "rem": _fit(_rem),
+        "sign": _fit(_sign),
+        "abs": _fit(_abs),
+        "reduce_sum": _fit(_reduce_sum),
+        "cumsum": _fit(_cumsum),
+        "argmax argmin": _fit(_position),
+        "iota": _fit(_iota),
+        "dim_as_value": _fit(_size),
+        "gather": _fit(_gather),
+        "scatter": _fit(_scatter),
+        "scatter-add": _fit(_scatter_add),
+        "population_count clz": _fit(_bits),
+        "sort": _each,
+        "top_k": _top_k,
+        "jit pjit": _call,
+    }
+)

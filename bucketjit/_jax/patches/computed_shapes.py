@@ -1,0 +1,227 @@
+"""Arrays whose shape is computed: ``jnp.ones((k,))``, ``jnp.arange(k)``, ``jnp.repeat(x, counts)``.
+
+Their size needs a bound, since an executable has room for the largest one. It is that of another
+array which is cut to as many rows, or it follows from the program: a number of chosen elements is
+at most the number of elements. See `bucketjit._ir.value_bounds`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
+from bucketjit._jax.patches.scan import holders
+from bucketjit._jax.patches.traced_sizes import (
+    Selecting,
+    as_value,
+    at_places,
+    is_traced,
+    is_traced_size,
+)
+
+_core = names.module("core")
+
+_LATER = "JAX has arrays whose size is computed"
+
+
+def open_shapes(selecting: Selecting) -> list[Patch]:
+    """Functions that make arrays of a computed shape.
+
+    Args:
+        selecting: See `Selecting`.
+    """
+    return [
+        *_dimensions(selecting),
+        *_everywhere("arange", jnp.arange, _arange, selecting, "numpy.lax_numpy.arange, 0.1"),
+        *_everywhere("repeat", jnp.repeat, _repeat, selecting, "numpy.lax_numpy.repeat, 0.1"),
+        *_everywhere("bincount", jnp.bincount, _bincount, selecting, "numpy.lax_numpy, 0.2"),
+        *_everywhere("trim_zeros", jnp.trim_zeros, _trim_zeros, selecting, "numpy.lax_numpy, 0.1"),
+    ]
+
+
+def _dimensions(selecting: Selecting) -> list[Patch]:
+    plain, plain_or_error = _core._canonicalize_dimension, _core.concrete_dim_or_error
+
+    @functools.wraps(plain)
+    def dimension(dim: Any) -> Any:
+        open_ = selecting()
+        if open_ is None or not is_traced_size(dim):
+            return plain(dim)
+        return open_.size(dim, "an array of a computed shape")
+
+    @functools.wraps(plain_or_error)
+    def dimension_or_error(val: Any, context: Any = "") -> Any:
+        open_ = selecting()
+        if open_ is None or not is_traced_size(val):
+            return plain_or_error(val, context)
+        return open_.size(val, "an array of a computed shape")
+
+    reasons = {
+        "why": "jnp.ones((k,)), jnp.full, lax.broadcast and random numbers need a static shape, "
+        "as jnp.linspace(a, b, k) does.",
+        "delete_when": _LATER,
+    }
+    return [
+        Patch(
+            _core,
+            "_canonicalize_dimension",
+            dimension,
+            since="core.canonicalize_shape, 0.1",
+            **reasons,
+        ),
+        Patch(_core, "concrete_dim_or_error", dimension_or_error, since="core, 0.4.14", **reasons),
+    ]
+
+
+_Opened = Callable[..., Any]  # of what makes sizes, the original, and the arguments
+
+
+def _everywhere(
+    name: str, original: Any, opened: _Opened, selecting: Selecting, since: str
+) -> list[Patch]:
+    """Patches of a function of ``jax.numpy``, in all modules that hold it."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        open_ = selecting()
+        if open_ is None:
+            return original(*args, **kwargs)
+        return opened(open_, original, *args, **kwargs)
+
+    return [
+        Patch(
+            owner,
+            held,
+            replacement,
+            why=f"jnp.{name} needs concrete arguments to know the size of its result.",
+            since=since,
+            delete_when=_LATER,
+        )
+        for owner, held in holders(name, original)
+    ]
+
+
+def _arange(
+    open_: Any,
+    original: Any,
+    start: Any,
+    stop: Any = None,
+    step: Any = None,
+    dtype: Any = None,
+    **more: Any,
+) -> Any:
+    given = [x for x in (start, stop, step) if x is not None]
+    if not any(is_traced(x) and np.ndim(x) == 0 for x in given):
+        return original(start, stop, step, dtype, **more)
+    # A symbolic size is a Python int to the unpadded run.
+    kind = dtype or jnp.result_type(*(0 if is_symbolic_dim(x) else x for x in given))
+    if stop is None:
+        start, stop = 0, start
+    first, last = _number(start), _number(stop)
+    by = None if step is None else _number(step)
+    size = open_.size(_count(first, last, by), "jnp.arange", is_clamped=True)
+    is_short = jnp.issubdtype(kind, np.floating) and jnp.finfo(kind).bits < 32
+    working = np.float32 if is_short else kind
+    places = lax.broadcasted_iota(working, (size,), 0)
+    if by is not None:
+        places = lax.convert_element_type(by, working) * places
+    if not _is(first, 0):
+        places = lax.convert_element_type(first, working) + places
+    return lax.convert_element_type(places, kind)
+
+
+def _count(first: Any, last: Any, by: Any) -> Any:
+    """How many numbers there are from ``first`` to before ``last``, negative if there are none."""
+    is_down = by is not None and not is_traced(by) and by < 0
+    first, last, by = (last, first, -by) if is_down else (first, last, by)
+    distance = last if _is(first, 0) else last - first
+    if by is None or _is(by, 1):
+        count = distance
+    elif all(jnp.issubdtype(jnp.result_type(x), np.integer) for x in (distance, by)):
+        count = -((-distance) // by) if is_traced(by) else (distance + (by - 1)) // by
+    else:
+        count = distance / by
+    if jnp.issubdtype(jnp.result_type(count), np.integer):
+        return count
+    return jnp.ceil(count).astype(np.int32)
+
+
+def _is(x: Any, number: int) -> bool:
+    return not is_traced(x) and x == number
+
+
+def _number(x: Any) -> Any:
+    return as_value(x) if is_symbolic_dim(x) else x
+
+
+def _repeat(
+    open_: Any,
+    original: Any,
+    a: Any,
+    repeats: Any,
+    axis: Any = None,
+    *,
+    total_repeat_length: Any = None,
+    **more: Any,
+) -> Any:
+    if total_repeat_length is not None or not is_traced(repeats):
+        return original(a, repeats, axis, total_repeat_length=total_repeat_length, **more)
+    array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
+    counts = repeats.astype(np.int32) if repeats.dtype == bool else repeats
+    counts = jnp.broadcast_to(jnp.ravel(counts), array.shape[:1])
+    size = open_.size(jnp.sum(counts), "jnp.repeat", "counts")
+    # A row ends where the next one begins: count the ends up to each position.
+    ends = jnp.cumsum(counts)
+    rows = jnp.cumsum(jnp.zeros((size,), np.int32).at[ends].add(1, mode="drop"))
+    return jnp.moveaxis(at_places(array, rows, 0), 0, 0 if axis is None else axis)
+
+
+def _bincount(
+    open_: Any,
+    original: Any,
+    x: Any,
+    weights: Any = None,
+    minlength: Any = 0,
+    *,
+    length: Any = None,
+    **more: Any,
+) -> Any:
+    if length is not None or not is_traced(x) or np.ndim(x) != 1:
+        return original(x, weights, minlength, length=length, **more)
+    values = x.astype(np.int32) if x.dtype == bool else x
+    if not jnp.issubdtype(values.dtype, np.integer):
+        return original(x, weights, minlength, **more)  # raises
+    found = jnp.maximum(jnp.max(values, initial=0), 0).astype(np.int32) + 1
+    if is_symbolic_dim(x.shape[0]):
+        found = jnp.where(as_value(x.shape[0]) > 0, found, 0)
+    size = open_.size(jnp.maximum(found, _number(minlength)), "jnp.bincount", "x")
+    return original(values, weights, length=size, **more)
+
+
+def _trim_zeros(
+    open_: Any, original: Any, filt: Any, trim: str = "fb", axis: Any = None, **more: Any
+) -> Any:
+    sides = trim.lower()
+    if not is_traced(filt) or more or not ("f" in sides or "b" in sides):
+        return original(filt, trim, *(() if axis is None else (axis,)), **more)
+    axes = range(filt.ndim) if axis is None else np.atleast_1d(axis)
+    chosen = {int(i) % filt.ndim for i in axes}
+    index = []
+    for i in range(filt.ndim):
+        if i not in chosen:
+            index.append(slice(None))
+            continue
+        mask = (filt != 0).any(axis=tuple(j for j in range(filt.ndim) if j != i))
+        found = jnp.any(mask)
+        start = jnp.where(found, jnp.argmax(mask), 0) if "f" in sides else None
+        last = as_value(filt.shape[i]) - (jnp.argmax(mask[::-1]) if "b" in sides else 0)
+        index.append(slice(start, jnp.where(found, last, 0)))
+    return filt[tuple(index)]

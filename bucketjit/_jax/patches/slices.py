@@ -1,0 +1,378 @@
+"""Slices whose ends are known at run time only: ``x[:k]``, ``x.at[a:b].set(v)``, ``dynamic_slice``.
+
+x[a:b]    start = clip(a, 0, n)             positions a, a + 1, ... of x, n of them
+          length = clip(b, 0, n) - start    the first `length` of these: the size is computed
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.export import is_symbolic_dim
+
+from bucketjit._jax import names
+from bucketjit._jax.patches.patch import Patch
+from bucketjit._jax.patches.scan import holders
+from bucketjit._jax.patches.traced_sizes import (
+    Selecting,
+    as_value,
+    at_places,
+    entries_of,
+    is_traced,
+    is_traced_size,
+)
+
+_indexing = names.module("numpy.indexing")
+_scatter = names.module("ops.scatter")
+_slicing = names.module("lax.slicing")
+
+_REASONS = {
+    "why": "A slice must have static ends. The program can compute them, and the size of the "
+    "result.",
+    "delete_when": "JAX has arrays whose size is computed",
+}
+
+
+def open_slices(selecting: Selecting) -> list[Patch]:
+    """Slices of a computed size.
+
+    Args:
+        selecting: See `Selecting`.
+    """
+    return [
+        _slices(selecting),
+        _updates(selecting),
+        *_dynamic_slices(selecting),
+        *_static_slices(selecting),
+    ]
+
+
+class _Part(NamedTuple):
+    """The positions of an axis that a slice takes: ``start + step * i`` for i below ``length``.
+
+    ``start`` is None where it is 0 and the step is 1.
+    """
+
+    start: Any
+    length: Any
+    step: int
+
+
+def _slices(selecting: Selecting) -> Patch:
+    original = _indexing.rewriting_take
+
+    @functools.wraps(original)
+    def take(arr: Any, idx: Any, **options: Any) -> Any:
+        open_ = selecting()
+        if open_ is None or not _has_traced_slice(idx):
+            return original(arr, idx, **options)
+        parts, rest = _split(idx, arr.shape)
+        for axis, index in parts.items():
+            part = _part(open_, index, arr.shape[axis])
+            arr = open_.first(_from(arr, axis, part), part.length, axis)
+        return original(arr, rest, **options)
+
+    return Patch(_indexing, "rewriting_take", take, since="numpy.indexing, 0.8", **_REASONS)
+
+
+def _has_traced_slice(idx: Any) -> bool:
+    indices = idx if isinstance(idx, tuple) else (idx,)
+    return any(isinstance(i, slice) and any(map(is_traced, entries_of(i))) for i in indices)
+
+
+def _split(idx: Any, shape: Sequence[Any]) -> tuple[dict[int, slice], tuple[Any, ...]]:
+    """The traced slices of an index, by axis, and the index with whole axes in their place."""
+    indexer = _indexing.NDIndexer.from_raw_indices(idx, shape)
+    parts: dict[int, slice] = {}
+    rest = []
+    for part in indexer.indices:
+        if _has_traced_slice(part.index):
+            (axis,) = part.consumed_axes
+            parts[axis] = part.index
+            rest.append(slice(None))
+        else:
+            rest.append(part.index)
+    return parts, tuple(rest)
+
+
+def _part(open_: Any, index: slice, size: Any) -> _Part:
+    """The positions that a slice takes of an axis, as Python clamps them."""
+    for end in (index.start, index.stop):
+        if is_traced(end) and not is_traced_size(end):
+            raise TypeError(f"slice indices must be integers, got {jax.typeof(end)}")
+    step = 1 if index.step is None else index.step
+    if is_traced(step) or is_symbolic_dim(step):
+        open_.refuse(
+            "a slice has a step that is computed", "give the step as a number, or index by an array"
+        )
+    step = int(step)
+    if step == 0:
+        raise ValueError("slice step cannot be zero")
+    if step == 1 and _is_start(index.start):
+        return _Part(None, _clamped(open_, index.stop, size, 0, size), 1)
+    whole = (0, size) if step > 0 else (size - 1, -1)
+    least, most = (0, size) if step > 0 else (-1, size - 1)
+    start, stop = (
+        as_value(default) if end is None else _clamped(open_, end, size, least, most)
+        for end, default in zip((index.start, index.stop), whole, strict=True)
+    )
+    distance = stop - start if step > 0 else start - stop
+    length = distance if abs(step) == 1 else (distance + (abs(step) - 1)) // abs(step)
+    return _Part(start, length, step)
+
+
+def _is_start(end: Any) -> bool:
+    """Whether an end of a slice is the first position of the axis."""
+    return end is None or not (is_traced(end) or is_symbolic_dim(end) or int(end) != 0)
+
+
+def _clamped(open_: Any, end: Any, size: Any, least: Any, most: Any) -> Any:
+    """An end of a slice, negative ones counted from the end of the axis."""
+    if is_traced(end):
+        return open_.position(end, size, least, most)
+    end = as_value(end)
+    end = jnp.where(end < 0, end + as_value(size), end)
+    return jnp.clip(end, as_value(least), as_value(most))
+
+
+def _from(array: Any, axis: int, part: _Part) -> Any:
+    """An array whose first positions along an axis are those of a slice."""
+    if part.start is None:
+        return array
+    places = lax.broadcasted_iota(np.int32, (array.shape[axis],), 0)
+    places = part.start + places * np.int32(part.step)
+    return at_places(array, places, axis)
+
+
+def _updates(selecting: Selecting) -> Patch:
+    original = _scatter._scatter_update
+
+    @functools.wraps(original)
+    def update(x: Any, idx: Any, y: Any, *args: Any, **options: Any) -> Any:
+        open_ = selecting()
+        if open_ is None or not _has_traced_slice(idx):
+            return original(x, idx, y, *args, **options)
+        x = jnp.asarray(x)
+        slices, rest = _split(idx, x.shape)
+        parts = {axis: _part(open_, index, x.shape[axis]) for axis, index in slices.items()}
+        if np.ndim(y):
+            y = _spread(open_, jnp.asarray(y), x, rest, parts)
+        updated = original(x, rest, y, *args, **options)
+        inside: Any = True
+        for axis, part in parts.items():
+            inside = inside & _is_taken(x, axis, part)
+        return jnp.where(inside, updated, x)
+
+    return Patch(_scatter, "_scatter_update", update, since="ops.scatter, 0.2", **_REASONS)
+
+
+def _is_taken(x: Any, axis: int, part: _Part) -> Any:
+    """Which positions along an axis a slice takes, as a mask that broadcasts to the array."""
+    order = _order(x.shape[axis], part)
+    taken = (order >= 0) & (order < part.length)
+    if abs(part.step) > 1:
+        places = lax.broadcasted_iota(np.int32, (x.shape[axis],), 0)
+        taken = taken & ((places - part.start) % np.int32(part.step) == 0)
+    return jnp.expand_dims(taken, [i for i in range(x.ndim) if i != axis])
+
+
+def _order(size: Any, part: _Part) -> Any:
+    """For each position of an axis, which position of the slice it is."""
+    places = lax.broadcasted_iota(np.int32, (size,), 0)
+    if part.start is None:
+        return places
+    return (places - part.start) // np.int32(part.step)
+
+
+def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, _Part]) -> Any:
+    """Values for a slice, each at the position of the whole axis that it is for.
+
+    Args:
+        open_: What makes sizes.
+        y: The values. They broadcast to what the index takes.
+        x: The array.
+        rest: The index, with whole axes in the place of traced slices.
+        parts: What these slices take, by axis of `x`.
+
+    Returns:
+        Values that broadcast to what `rest` takes.
+    """
+    places = _places(open_, _indexing.NDIndexer.from_raw_indices(rest, x.shape).expand_ellipses())
+    taken = jax.eval_shape(lambda a: a[rest], x).shape
+    shape = list(taken)
+    for axis, part in parts.items():
+        one = lax.broadcasted_iota(np.int32, (x.shape[axis],), 0)
+        shape[places[axis]] = open_.first(one, part.length, 0).shape[0]
+    missing = len(shape) - y.ndim
+    if missing < 0:
+        raise ValueError(f"values of shape {y.shape} do not fit an index that takes {tuple(shape)}")
+    wanted = [1 if _is_one(n) else n_of for n, n_of in zip(y.shape, shape[missing:], strict=True)]
+    y = jnp.broadcast_to(y, wanted)
+    for axis, part in parts.items():
+        place = places[axis] - missing
+        if place < 0 or _is_one(y.shape[place]):
+            continue
+        y = open_.extend(y, place, part.length, x.shape[axis])
+        if part.start is not None:
+            y = at_places(y, _order(x.shape[axis], part), place)
+    return y
+
+
+def _is_one(size: Any) -> bool:
+    return not is_symbolic_dim(size) and size == 1
+
+
+def _places(open_: Any, indexer: Any) -> dict[int, int]:
+    """The axis of the result for each axis that a basic index takes a slice of."""
+    kinds = _indexing.IndexType
+    places: dict[int, int] = {}
+    axis = 0
+    for part in indexer.indices:
+        if part.typ is kinds.NONE:
+            axis += 1
+        elif part.typ is kinds.SLICE:
+            places[part.consumed_axes[0]] = axis
+            axis += 1
+        elif np.ndim(part.index):
+            open_.refuse(
+                "an update by a slice of a computed size and an index array",
+                "update by arrays of positions on both axes, such as jnp.arange(k)[:, None]",
+            )
+    return places
+
+
+def _dynamic_slices(selecting: Selecting) -> list[Patch]:
+    original, original_in_dim = lax.dynamic_slice, lax.dynamic_slice_in_dim
+
+    @functools.wraps(original)
+    def dynamic_slice(operand: Any, start_indices: Any, slice_sizes: Any, **more: Any) -> Any:
+        open_ = selecting()
+        if open_ is None or not any(map(is_traced_size, slice_sizes)):
+            return original(operand, start_indices, slice_sizes, **more)
+        starts, sizes = list(start_indices), list(slice_sizes)
+        operand = jnp.asarray(operand)
+        for axis, k in enumerate(sizes):
+            if is_traced_size(k):
+                operand = _window(open_, operand, axis, starts[axis], k)
+                starts[axis], sizes[axis] = np.int32(0), operand.shape[axis]
+        if all(a is b for a, b in zip(sizes, operand.shape, strict=True)):
+            return operand
+        return _by_axis(original, operand, starts, sizes, more)
+
+    @functools.wraps(original_in_dim)
+    def in_dim(operand: Any, start_index: Any, slice_size: Any, axis: int = 0, **more: Any) -> Any:
+        open_ = selecting()
+        if open_ is None or not is_traced_size(slice_size):
+            return original_in_dim(operand, start_index, slice_size, axis, **more)
+        return _window(
+            open_, jnp.asarray(operand), int(axis) % operand.ndim, start_index, slice_size
+        )
+
+    return [
+        *_everywhere("dynamic_slice", original, dynamic_slice, "lax.slicing, 0.1"),
+        *_everywhere("dynamic_slice_in_dim", original_in_dim, in_dim, "lax.slicing, 0.1"),
+    ]
+
+
+def _by_axis(
+    original: Any, operand: Any, starts: list[Any], sizes: list[Any], more: dict[str, Any]
+) -> Any:
+    """A ``dynamic_slice`` along those axes of which it does not take all."""
+    for axis, size in enumerate(sizes):
+        if size is operand.shape[axis]:
+            continue
+        operand = lax.dynamic_slice_in_dim(operand, starts[axis], size, axis)
+    return operand
+
+
+def _window(open_: Any, array: Any, axis: int, start: Any, size: Any) -> Any:
+    """``size`` positions of an axis from ``start`` on, which moves back where they do not fit."""
+    whole = as_value(array.shape[axis])
+    if not _is_start(start):
+        start = as_value(start)
+        start = jnp.where(start < 0, start + whole, start)
+        start = jnp.clip(start, 0, jnp.maximum(whole - size.astype(np.int32), 0))
+        array = _from(array, axis, _Part(start, size, 1))
+    return _cut(open_, array, axis, size)
+
+
+def _cut(open_: Any, array: Any, axis: int, size: Any) -> Any:
+    """The first positions of an axis; it is checked that there are so many."""
+    (out,) = open_.cut([jnp.moveaxis(array, axis, 0)], size)
+    return jnp.moveaxis(out, 0, axis)
+
+
+def _static_slices(selecting: Selecting) -> list[Patch]:
+    original, original_in_dim = lax.slice, lax.slice_in_dim
+
+    @functools.wraps(original)
+    def sliced(operand: Any, start_indices: Any, limit_indices: Any, strides: Any = None) -> Any:
+        open_ = selecting()
+        starts, limits = list(start_indices), list(limit_indices)
+        if open_ is None or not any(map(is_traced_size, (*starts, *limits))):
+            return original(operand, start_indices, limit_indices, strides)
+        steps = [1] * len(starts) if strides is None else list(strides)
+        operand = jnp.asarray(operand)
+        for axis, ends in enumerate(zip(starts, limits, steps, strict=True)):
+            operand = _limited(open_, operand, axis, *ends)
+        return operand
+
+    @functools.wraps(original_in_dim)
+    def in_dim(
+        operand: Any, start_index: Any, limit_index: Any, stride: Any = 1, axis: int = 0
+    ) -> Any:
+        open_ = selecting()
+        if open_ is None or not any(map(is_traced_size, (start_index, limit_index))):
+            return original_in_dim(operand, start_index, limit_index, stride, axis)
+        axis = int(axis) % operand.ndim
+        size = operand.shape[axis]
+        start, limit = (
+            _from_end(end, size)
+            for end in (
+                start_index or 0 if start_index is None else start_index,
+                size if limit_index is None else limit_index,
+            )
+        )
+        return _limited(open_, jnp.asarray(operand), axis, start, limit, stride)
+
+    return [
+        *_everywhere("slice", original, sliced, "lax.slicing, 0.1"),
+        *_everywhere("slice_in_dim", original_in_dim, in_dim, "lax.slicing, 0.1"),
+    ]
+
+
+def _from_end(end: Any, size: Any) -> Any:
+    if not is_traced(end):
+        return end if is_symbolic_dim(end) or end >= 0 else end + size
+    return jnp.where(end < 0, end + as_value(size, end.dtype), end)
+
+
+def _limited(open_: Any, array: Any, axis: int, start: Any, limit: Any, stride: Any) -> Any:
+    """``lax.slice`` along one axis: its ends are not clamped, they are checked."""
+    if not (is_traced(start) or is_traced(limit)):
+        return lax.slice_in_dim(array, start, limit, stride, axis)
+    if is_traced(limit):
+        before = _cut(open_, array, axis, limit)
+    else:
+        before = lax.slice_in_dim(array, 0, limit, 1, axis)
+    if not _is_start(start):
+        begin = as_value(start)
+        length = as_value(limit) - begin
+        array = _from(array, axis, _Part(begin, length, 1))
+        before = _cut(open_, array, axis, length)
+    if is_traced(stride):
+        open_.refuse("a slice has a step that is computed", "give the step as a number")
+    return before if stride == 1 else before[(slice(None),) * axis + (slice(None, None, stride),)]
+
+
+def _everywhere(name: str, original: Any, replacement: Any, since: str) -> list[Patch]:
+    return [
+        Patch(owner, held, replacement, since=since, **_REASONS)
+        for owner, held in holders(name, original)
+    ]

@@ -1,0 +1,152 @@
+"""Bounds of integers while they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+from bucketjit._ir.ranges import Range, is_at_most, joined, product, quotient, times
+from bucketjit._ir.value_bounds import Bounds
+from bucketjit._sizes.expressions import evaluate
+
+
+def whole(x: Any) -> Any:
+    return jnp.round(3 * x).astype(jnp.int32)
+
+
+# Functions of an array of size n, each with the bounds of its values.
+FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "number": (lambda x: jnp.int32(7), "7", "7"),
+    "array": (lambda x: jnp.array([3, -2, 5]), "-2", "5"),
+    "mask": (lambda x: x > 0, "0", "1"),
+    "byte": (lambda x: whole(x).astype(jnp.uint8), "0", "255"),
+    "unsigned": (lambda x: whole(x).astype(jnp.uint32), "0", "None"),
+    "unknown": (whole, "None", "None"),
+    "size": (lambda x: jnp.asarray(x.shape[0]), "n", "n"),
+    "sum_of_mask": (lambda x: jnp.sum(x > 0), "0", "n"),
+    "count_nonzero": (jnp.count_nonzero, "0", "n"),
+    "sum_of_matrix": (lambda x: jnp.sum(x[:, None] > x), "0", "n^2"),
+    "last_of_cumsum": (lambda x: jnp.cumsum(x > 0)[-1], "0", "n"),
+    "argmax": (jnp.argmax, "0", "n - 1"),
+    "after_argmax": (lambda x: jnp.argmax(x) + 1, "1", "n"),
+    "rest_after_argmax": (lambda x: x.shape[0] - 1 - jnp.argmax(x), "0", "n - 1"),
+    "argsort": (jnp.argsort, "0", "n - 1"),
+    "iota": (lambda x: jnp.arange(x.shape[0])[::-1], "0", "n - 1"),
+    "least": (lambda x: jnp.minimum(whole(x), 5), "None", "5"),
+    "most": (lambda x: jnp.maximum(whole(x), 5), "5", "None"),
+    "clip": (lambda x: jnp.clip(whole(x), 1, 4), "1", "4"),
+    "clamp": (lambda x: lax.clamp(1, whole(x), 4), "1", "4"),
+    "clip_to_size": (lambda x: jnp.clip(whole(x), 0, x.shape[0]), "0", "n"),
+    "least_of_both": (lambda x: jnp.minimum(jnp.sum(x > 0), 5), "0", "min(n, 5)"),
+    "absolute": (lambda x: jnp.abs(whole(x)), "None", "None"),
+    "absolute_of_clip": (lambda x: jnp.abs(jnp.clip(whole(x), -3, 2)), "-2", "3"),
+    "negative": (lambda x: -jnp.clip(whole(x), -3, 2), "-2", "3"),
+    "product": (lambda x: jnp.clip(whole(x), -3, 2) * 2, "-6", "4"),
+    "negative_product": (lambda x: jnp.sum(x > 0) * -2, "- 2*n", "0"),
+    "corners": (lambda x: jnp.clip(whole(x), -3, 2) * jnp.clip(whole(x), -1, 4), "-12", "8"),
+    "square": (lambda x: jnp.clip(whole(x), -3, 2) ** 2, "0", "9"),
+    "half": (lambda x: jnp.sum(x > 0) // 2, "0", "floordiv(n, 2)"),
+    "half_of_negative": (lambda x: jnp.clip(whole(x), -3, 3) // 2, "-2", "1"),
+    "rest": (lambda x: whole(x) % 4, "0", "3"),
+    "sign": (lambda x: jnp.sign(whole(x)), "-1", "1"),
+    "where": (lambda x: jnp.where(x > 0, 3, jnp.argmin(x)), "0", "max(n - 1, 3)"),
+    "joined": (lambda x: jnp.concatenate([jnp.arange(3), jnp.array([7])]), "0", "7"),
+    "filled": (lambda x: lax.pad(jnp.arange(3), -2, [(1, 1, 0)]), "-2", "2"),
+    "taken": (lambda x: jnp.array([4, 9]).at[whole(x)].get(mode="clip"), "4", "9"),
+    "taken_or_filled": (
+        lambda x: jnp.array([4, 9]).at[whole(x)].get(mode="fill"),
+        str(-(2**31)),
+        "9",
+    ),
+    "set": (lambda x: jnp.zeros(4, int).at[whole(x)].set(3), "0", "3"),
+    "counted": (lambda x: jnp.bincount(whole(x), length=5), "0", "n"),
+    "largest": (lambda x: jnp.max(jnp.clip(whole(x), 1, 4)), "1", "4"),
+    "largest_of_some": (lambda x: jnp.max(jnp.clip(whole(x), 1, 4)[: x.shape[0] - 1]), "None", "4"),
+    "smallest": (lambda x: jnp.min(jnp.clip(whole(x), 1, 4)), "1", "4"),
+    "float": (lambda x: jnp.clip(x, 0.5, 2.5), "0", "3"),
+    "of_float": (lambda x: jnp.clip(x, 0.5, 2.5).astype(int), "None", "3"),
+    "random": (lambda x: jax.random.randint(jax.random.key(0), (), 0, 7), "0", "7"),
+    "branch": (lambda x: lax.cond(x[0] > 0, lambda: 3, lambda: jnp.sum(x > 0)), "0", "max(n, 3)"),
+    "scan": (
+        lambda x: lax.scan(lambda c, a: (jnp.minimum(c + 1, 9), a > 0), 0, x)[0],
+        "0",
+        "9",
+    ),
+    "stacked": (lambda x: lax.scan(lambda c, a: (c, jnp.int32(a > 0)), 0, x)[1], "0", "1"),
+    "searched": (lambda x: jnp.searchsorted(jnp.arange(5.0), x), "0", "5"),
+    "top_k": (lambda x: lax.top_k(jnp.arange(6) % 3, 2)[1], "0", "5"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_bounds_are_found_and_hold(name: str) -> None:
+    fn, low, high = FOUND[name]
+    (n,) = export.symbolic_shape("n", constraints=["n >= 2"])
+    found: list[Range] = []
+
+    def traced(x: Any) -> Any:
+        result = fn(x)
+        found.append(Bounds().of(result))
+        return result
+
+    jax.make_jaxpr(traced)(jax.ShapeDtypeStruct((n,), np.float32))
+    (bounds,) = found
+    assert (str(bounds.low), str(bounds.high)) == (low, high)
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 8):
+        for scale in (0.1, 1, 10):
+            values = np.asarray(fn(jnp.asarray(rng.standard_normal(size) * scale, jnp.float32)))
+            if bounds.low is not None:
+                assert values.min() >= evaluate(bounds.low, {"n": size})
+            if bounds.high is not None:
+                assert values.max() <= evaluate(bounds.high, {"n": size})
+
+
+def test_a_long_program_needs_no_recursion() -> None:
+    def fn(x: Any) -> Any:
+        k = jnp.sum(x > 0)
+        for _ in range(3000):
+            k = jnp.minimum(k, 5)
+        found.append(Bounds().of(k))
+        return k
+
+    found: list[Range] = []
+    jax.make_jaxpr(fn)(np.ones(4, np.float32))
+    assert (found[0].low, found[0].high) == (0, 4)
+
+
+def test_which_bound_is_larger() -> None:
+    n, m = export.symbolic_shape("n, m")
+    assert is_at_most(n - 1, n) and is_at_most(0, n - 1) and is_at_most(n, n + m)
+    assert not is_at_most(n, m) and not is_at_most(n, 5) and not is_at_most(None, n)
+    assert is_at_most(n // 2, n) and not is_at_most((n - 5) // 2, n - 5)
+    least = joined(Range(n, n), Range(m, m))
+    assert is_at_most(least.low, n) and is_at_most(least.low, m) and is_at_most(m, least.high)
+    assert not is_at_most(n, least.low) and not is_at_most(least.high, n)
+
+
+def test_bounds_of_variables_decide_more() -> None:
+    n, size_1, size_2 = export.symbolic_shape("n, size_1, size_2")
+    most_of = {"size_1": n + 1, "size_2": size_1}
+    assert not is_at_most(size_1 - 1, n) and is_at_most(size_1 - 1, n, most_of)
+    assert is_at_most(0, n - size_1 + 1, most_of) and is_at_most(size_2 - 1, n, most_of)
+    assert is_at_most(size_1 + size_2 - 2, 2 * n, most_of)
+    assert not is_at_most(size_1, n, most_of) and not is_at_most(n, size_1, most_of)
+    assert not is_at_most(size_1**2 - 1, n, most_of)
+
+
+def test_arithmetic_of_ranges() -> None:
+    n, m = export.symbolic_shape("n, m")
+    assert product(Range(0, n), Range(2, m)) == Range(0, n * m)
+    assert product(Range(-n, n), Range(3, 3)) == Range(-3 * n, 3 * n)
+    assert product(Range(-n, n), Range(-n, n)) == Range()
+    assert quotient(Range(0, n), Range(2, None), False) == Range(0, n)
+    assert quotient(Range(-5, 5), Range(0, 2), False) == Range()
+    assert times(Range(1, 2), n, also_one=True) == Range(1, 2 * n)
+    assert times(Range(-1, 2), n, also_one=False) == Range(-n, 2 * n)
