@@ -1,11 +1,11 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     the tests: of the masking cases every tenth, and of tests with many
-#                                 sets of parameters every second set (all of them with EVERY=1);
+#   make test                     the tests: of the masking cases every 12th, and of tests with many
+#                                 sets of parameters every third set (all of them with EVERY=1);
 #                                 also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
-#                                 masking cases every 24th, of sets of parameters every sixth (all
+#                                 masking cases every 32nd, of sets of parameters every eighth (all
 #                                 of them with EVERY_312=1)
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
@@ -25,8 +25,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EVERY ?= 10
-EVERY_312 ?= 24
+EVERY ?= 12
+EVERY_312 ?= 32
 ARGS ?=
 PYTEST_ARGS ?=
 JAX ?=
