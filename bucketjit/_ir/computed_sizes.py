@@ -36,6 +36,8 @@ from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
 from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
 
+_DEEPEST = 6  # sums of sizes inside of sums that are looked at
+
 
 class SizeIsComputed(Exception):
     """The function computes a size, and is traced where it cannot."""
@@ -262,7 +264,8 @@ class Sizing:
             MaskingError: It has no known bound.
         """
         known = self._bounds.of(n)
-        if is_at_most(0, known.low) or not is_clamped:
+        is_known = self._variable_of(n) is not None  # then a run checks that it is not negative
+        if is_known or is_at_most(0, known.low):
             size = self._made_of_sizes(n)
             if size is not None:
                 return size
@@ -281,7 +284,10 @@ class Sizing:
         (out,) = self._shared([places], _int32(n), is_checked=is_checked)
         return out.shape[0]
 
-    def _made_of_sizes(self, n: Any) -> Dim | None:
+    def _variable_of(self, n: Any) -> str | None:
+        return self._variables.get(self._key(self._values.of_integer(n)))
+
+    def _made_of_sizes(self, n: Any, depth: int = 0) -> Dim | None:
         """A traced integer as an expression of sizes; None if it is none.
 
         What follows the first ``k`` of ``n`` positions has ``n - k`` of them, so that both parts
@@ -292,7 +298,7 @@ class Sizing:
             return operator.index(n)
         if (literal := literal_of(n)) is not None:
             return operator.index(np.asarray(literal.val)[()])
-        variable = self._variables.get(self._key(self._values.of_integer(n)))
+        variable = self._variable_of(n)
         if variable is not None:
             return self.dims[variable]
         made = equation_of(n)
@@ -301,15 +307,23 @@ class Sizing:
         name = made.primitive.name
         if name == "dim_as_value":
             return made.params["dim"]
-        if name not in ("add", "sub"):
+        if name not in ("add", "sub") or depth == _DEEPEST:
             return None
-        one, other = (self._made_of_sizes(x) for x in made.operands)
+        one, other = (self._made_of_sizes(x, depth + 1) for x in made.operands)
         if name == "add":
+            if one is None and not is_symbolic(other):
+                one = self._new_size(made.operands[0])
             return None if one is None or other is None else one + other
         taken = self._bounds.of(made.operands[1])
         if one is None or not (is_at_most(0, taken.low) and is_at_most(taken.high, one)):
             return None
-        return one - (self.size(made.operands[1], "") if other is None else other)
+        other = self._new_size(made.operands[1]) if other is None else other
+        return None if other is None else one - other
+
+    def _new_size(self, n: Any) -> Dim | None:
+        """A size for an integer that is never negative and has a bound; None for another one."""
+        known = self._bounds.of(n)
+        return self.size(n, "") if is_at_most(0, known.low) and known.high is not None else None
 
     def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
         """A traced end of a slice as a position of an axis.
