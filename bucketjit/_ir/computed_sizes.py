@@ -14,6 +14,7 @@ steps: `Noticing` stops the first trace where a size would be made, and the seco
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Iterator, Mapping, Set
@@ -30,7 +31,7 @@ from bucketjit._errors import MaskingError
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
-from bucketjit._ir.value_numbers import ValueNumbers, unconverted
+from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
 from bucketjit._jax.tracers import Unshared, equation_of, literal_of, unshared_traces
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
@@ -192,7 +193,7 @@ class Sizing:
             .set(positions, mode="drop", unique_indices=False)
         )
         # As users count: `jnp.arange(mask.sum())` has the size of `x[mask]`.
-        (found,) = self._shared([every], _int32(jnp.sum(mask)))
+        (found,) = self._cut([every], jnp.sum(mask))
         found = lax.convert_element_type(found, jax.dtypes.canonicalize_dtype(np.int64))
         outs = []
         for size in reversed(mask.shape[1:]):
@@ -238,15 +239,17 @@ class Sizing:
         if not (is_at_most(0, known.low) and is_at_most(known.high, size)):
             n = lax.max(n, np.zeros((), n.dtype))
             n = _int32(lax.min(n, _value(size, n.dtype)))
-        rows = [jnp.moveaxis(array, axis, 0)]
+        (out,) = self._cut([jnp.moveaxis(array, axis, 0)], n)
+        return jnp.moveaxis(out, 0, axis)
+
+    def _cut(self, arrays: list[Any], n: Any) -> list[Any]:
+        """The first ``n`` rows of arrays that have so many."""
         made = self._made_of_sizes(n)
         if made is None:
-            (out,) = self._shared(rows, _int32(n))
-        else:
-            (out,) = cut_to_size(
-                _int32(n), rows, dim=made, variable="", is_checked=False, defines=False
-            )
-        return jnp.moveaxis(out, 0, axis)
+            return self._shared(arrays, _int32(n))
+        return cut_to_size(
+            _int32(n), arrays, dim=made, variable="", is_checked=False, defines=False
+        )
 
     def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Dim:
         """A traced integer as a size.
@@ -307,11 +310,13 @@ class Sizing:
         name = made.primitive.name
         if name == "dim_as_value":
             return made.params["dim"]
+        if name == "reduce_sum" and (mask := negated_mask(made)) is not None:
+            return math.prod(mask.shape) - self.size(jnp.sum(mask), "")
         if name not in ("add", "sub") or depth == _DEEPEST:
             return None
         one, other = (self._made_of_sizes(x, depth + 1) for x in made.operands)
         if name == "add":
-            if one is None and not is_symbolic(other):
+            if one is None and isinstance(other, int):
                 one = self._new_size(made.operands[0])
             return None if one is None or other is None else one + other
         taken = self._bounds.of(made.operands[1])

@@ -216,6 +216,52 @@ def test_equal_numbers_of_rows_are_one_size() -> None:
     assert len(executor.explain(x).computed) == 1
 
 
+MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
+    "halves": lambda x: jnp.sort(x[x > 0]) + jnp.sort(x[x < 0]) * 2,
+    "parts": lambda x: jnp.concatenate([x[x > 0], x[x <= 0]]) + x,
+    "matrix": lambda x: x[x > 0][:, None] * jnp.ones(2) + jnp.stack([x[x < 0]] * 2, 1),
+    "three": lambda x: (
+        jnp.concatenate([x[: count(x) // 2], x[count(x) // 2 : count(x)], x[count(x) :]]) + x
+    ),
+    "decided": lambda x: x[x > 0] if x[x > 0].shape[0] == x[x < 0].shape[0] else x,
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS_OF_EQUALS)
+def test_different_selections_that_are_equal_share_an_executable(name: str) -> None:
+    fn = MEETINGS_OF_EQUALS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
+    executor = executor.with_pow2(min=16)
+    rng = np.random.default_rng(0)
+    for pairs in (1, 2, 5, 7, 3, 8):
+        positive = (rng.random(pairs) + 0.5).astype(np.float32)
+        x = rng.permutation(np.concatenate([positive, -positive]))
+        checked(executor, fn, x)
+    assert executor.stats().compiles == 1
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "before_and_after": lambda x: jnp.concatenate([x[count(x) :], x[: count(x)]]) + x,
+    "mask_and_rest": lambda x: jnp.concatenate([x[x > 0], x[~(x > 0)]]) + x,
+    "filled": lambda x: jnp.concatenate([x[x > 0], jnp.zeros(x.shape[0] - count(x))]) + x,
+    "rest_of_mask": lambda x: x[~(x > 0)] * jnp.arange(jnp.sum(~(x > 0))),
+    "one_more": lambda x: jnp.arange(count(x) + 1)[1:] * x[: count(x)],
+    "moved": lambda x: x.at[count(x) // 2 :].set(x[: x.shape[0] - count(x) // 2]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_an_axis_make_it_whole(name: str) -> None:
+    fn = PARTS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
+    executor = executor.with_pow2(min=16)
+    for size in EDGES:
+        for x in arrays(size):
+            checked(executor, fn, x)
+    assert executor.stats().compiles == 1
+    assert not any("presumed" in told for told in executor.explain(x).computed)
+
+
 def test_sizes_with_different_bounds_that_are_equal() -> None:
     def fn(x: Any) -> Any:
         twice = jnp.concatenate([x, -jnp.abs(x)])
