@@ -41,6 +41,7 @@ SLICES: dict[str, Callable[..., Any]] = {
     "from_number": lambda x: x[2 : count(x) + 1],
     "to_number": lambda x: x[count(x) // 2 : 5],
     "to_size": lambda x: x[count(x) : x.shape[0] - 1],
+    "to_large_number": lambda x: x[count(x) : 2**40],
     "by_two": lambda x: x[: count(x) : 2],
     "backwards": lambda x: x[count(x) :: -1],
     "backwards_by_two": lambda x: x[: count(x) : -2],
@@ -74,6 +75,9 @@ SLICES: dict[str, Callable[..., Any]] = {
     "dynamic_slice_moved": lambda x: jax.lax.dynamic_slice(x, (x.shape[0] - 1,), (count(x),)),
     "dynamic_slice_rows": lambda x: jax.lax.dynamic_slice(table(x), (1, 1), (count(x), 2)),
     "dynamic_slice_in_dim": lambda x: jax.lax.dynamic_slice_in_dim(table(x), 1, count(x), axis=0),
+    "dynamic_slice_columns": lambda x: jax.lax.dynamic_slice(
+        table(x), jnp.array([1, 2]), (2, jnp.minimum(count(x), 3))
+    ),
     "slice_in_dim": lambda x: jax.lax.slice_in_dim(x, 0, count(x)),
     "slice_in_dim_between": lambda x: jax.lax.slice_in_dim(x, count(x) // 2, count(x), axis=0),
     "slice": lambda x: jax.lax.slice(table(x), (0, 1), (count(x), 3)),
