@@ -104,6 +104,12 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "arange_of_searched": lambda x: jnp.arange(jnp.searchsorted(jnp.sort(x), 0.5)),
     "linspace": lambda x: jnp.linspace(0.0, 1.0, count(x) + 2),
     "broadcast": lambda x: jnp.broadcast_to(x[0], (count(x),)),
+    "tile": lambda x: jnp.tile(x[:2], (count(x), 2)),
+    "top_k": lambda x: jax.lax.top_k(x, count(x)),
+    "keys": lambda x: jax.random.key_data(jax.random.split(jax.random.key(0), count(x) + 1)),
+    "permutation": lambda x: jnp.sort(jax.random.permutation(jax.random.key(0), count(x) + 1)),
+    "eye": lambda x: jnp.eye(count(x)),
+    "segment_sum": lambda x: jax.ops.segment_sum(x, jnp.clip(whole(x), 0, 3)),
     "random": lambda x: jax.random.normal(jax.random.key(0), (count(x),)).shape[0] + x,
     "selected": lambda x: x[x > 0] * jnp.arange(count(x)) + jnp.ones((count(x),)),
     "matrix_selected": lambda x: (
