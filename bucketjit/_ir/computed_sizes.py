@@ -3,9 +3,10 @@
     y = x[x > 0]        k = sum(x > 0), positions of the True entries by cumsum and scatter
                         sized[variable=size_1] k positions, then a gather
 
-`bucketjit._jax.patches.selections` calls `Sizing.nonzero` in the place of JAX's function, which
-asks for a concrete mask. Each selection has a dimension variable of its own. Equal selections share
-one: `ValueNumbers` tells which masks are equal.
+`bucketjit._jax.patches.selections` calls `Sizing` in the place of JAX's functions, which ask for
+concrete masks and sizes. Each size has a dimension variable of its own. Equal numbers of rows share
+one: `ValueNumbers` tells which integers and masks are equal. What is made of sizes, as what follows
+the first ``k`` positions is, has an expression of them. `Bounds` says how large a size can be.
 
 The caches of ``jit`` must not hold a program that makes a size. So a function is traced in two
 steps: `Noticing` stops the first trace where a size would be made, and the second one runs with
