@@ -3,9 +3,10 @@
     y = x[x > 0]        k = sum(x > 0), positions of the True entries by cumsum and scatter
                         sized[variable=size_1] k positions, then a gather
 
-`bucketjit._jax.patches.selections` calls `Sizing.nonzero` in the place of JAX's function, which
-asks for a concrete mask. Each selection has a dimension variable of its own. Equal selections share
-one: `ValueNumbers` tells which masks are equal.
+`bucketjit._jax.patches.selections` calls `Sizing` in the place of JAX's functions, which ask for
+concrete masks and sizes. Each size has a dimension variable of its own. Equal numbers of rows share
+one: `ValueNumbers` tells which integers and masks are equal. What is made of sizes, as what follows
+the first ``k`` positions is, has an expression of them. `Bounds` says how large a size can be.
 
 The caches of ``jit`` must not hold a program that makes a size. So a function is traced in two
 steps: `Noticing` stops the first trace where a size would be made, and the second one runs with
@@ -14,6 +15,7 @@ steps: `Noticing` stops the first trace where a size would be made, and the seco
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Iterator, Mapping, Set
@@ -30,11 +32,13 @@ from bucketjit._errors import MaskingError
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
-from bucketjit._ir.value_numbers import ValueNumbers, unconverted
+from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
 from bucketjit._jax.tracers import Unshared, equation_of, literal_of, unshared_traces
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
 from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
+
+_DEEPEST = 6  # sums of sizes inside of sums that are looked at
 
 
 class SizeIsComputed(Exception):
@@ -190,7 +194,7 @@ class Sizing:
             .set(positions, mode="drop", unique_indices=False)
         )
         # As users count: `jnp.arange(mask.sum())` has the size of `x[mask]`.
-        (found,) = self._shared([every], _int32(jnp.sum(mask)))
+        (found,) = self._cut([every], jnp.sum(mask))
         found = lax.convert_element_type(found, jax.dtypes.canonicalize_dtype(np.int64))
         outs = []
         for size in reversed(mask.shape[1:]):
@@ -236,15 +240,17 @@ class Sizing:
         if not (is_at_most(0, known.low) and is_at_most(known.high, size)):
             n = lax.max(n, np.zeros((), n.dtype))
             n = _int32(lax.min(n, _value(size, n.dtype)))
-        rows = [jnp.moveaxis(array, axis, 0)]
+        (out,) = self._cut([jnp.moveaxis(array, axis, 0)], n)
+        return jnp.moveaxis(out, 0, axis)
+
+    def _cut(self, arrays: list[Any], n: Any) -> list[Any]:
+        """The first ``n`` rows of arrays that have so many."""
         made = self._made_of_sizes(n)
         if made is None:
-            (out,) = self._shared(rows, _int32(n))
-        else:
-            (out,) = cut_to_size(
-                _int32(n), rows, dim=made, variable="", is_checked=False, defines=False
-            )
-        return jnp.moveaxis(out, 0, axis)
+            return self._shared(arrays, _int32(n))
+        return cut_to_size(
+            _int32(n), arrays, dim=made, variable="", is_checked=False, defines=False
+        )
 
     def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Dim:
         """A traced integer as a size.
@@ -262,7 +268,8 @@ class Sizing:
             MaskingError: It has no known bound.
         """
         known = self._bounds.of(n)
-        if is_at_most(0, known.low) or not is_clamped:
+        is_known = self._variable_of(n) is not None  # then a run checks that it is not negative
+        if is_known or is_at_most(0, known.low):
             size = self._made_of_sizes(n)
             if size is not None:
                 return size
@@ -281,7 +288,10 @@ class Sizing:
         (out,) = self._shared([places], _int32(n), is_checked=is_checked)
         return out.shape[0]
 
-    def _made_of_sizes(self, n: Any) -> Dim | None:
+    def _variable_of(self, n: Any) -> str | None:
+        return self._variables.get(self._key(self._values.of_integer(n)))
+
+    def _made_of_sizes(self, n: Any, depth: int = 0) -> Dim | None:
         """A traced integer as an expression of sizes; None if it is none.
 
         What follows the first ``k`` of ``n`` positions has ``n - k`` of them, so that both parts
@@ -292,7 +302,7 @@ class Sizing:
             return operator.index(n)
         if (literal := literal_of(n)) is not None:
             return operator.index(np.asarray(literal.val)[()])
-        variable = self._variables.get(self._key(self._values.of_integer(n)))
+        variable = self._variable_of(n)
         if variable is not None:
             return self.dims[variable]
         made = equation_of(n)
@@ -301,15 +311,25 @@ class Sizing:
         name = made.primitive.name
         if name == "dim_as_value":
             return made.params["dim"]
-        if name not in ("add", "sub"):
+        if name == "reduce_sum" and (mask := negated_mask(made)) is not None:
+            return math.prod(mask.shape) - self.size(jnp.sum(mask), "")
+        if name not in ("add", "sub") or depth == _DEEPEST:
             return None
-        one, other = (self._made_of_sizes(x) for x in made.operands)
+        one, other = (self._made_of_sizes(x, depth + 1) for x in made.operands)
         if name == "add":
+            if one is None and isinstance(other, int):
+                one = self._new_size(made.operands[0])
             return None if one is None or other is None else one + other
         taken = self._bounds.of(made.operands[1])
         if one is None or not (is_at_most(0, taken.low) and is_at_most(taken.high, one)):
             return None
-        return one - (self.size(made.operands[1], "") if other is None else other)
+        other = self._new_size(made.operands[1]) if other is None else other
+        return None if other is None else one - other
+
+    def _new_size(self, n: Any) -> Dim | None:
+        """A size for an integer that is never negative and has a bound; None for another one."""
+        known = self._bounds.of(n)
+        return self.size(n, "") if is_at_most(0, known.low) and known.high is not None else None
 
     def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
         """A traced end of a slice as a position of an axis.

@@ -130,15 +130,38 @@ def _without_quotients(dim: Dim) -> tuple[Dim, dict[str, Dim]]:
     return (dim, {}) if found is None else (found, most_of)
 
 
-def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
-    """The least value of an expression that is linear in a variable from 1 to `most`, if known."""
-    text = str(dim)
-    for node in ast.walk(parsed(text)):
+def solved_for(dim: Dim, variable: str) -> Dim | None:
+    """The value of a variable at which an expression is 0.
+
+    Args:
+        dim: The expression.
+        variable: The variable.
+
+    Returns:
+        An expression of the other variables; None if there is none without a quotient.
+    """
+    if not _is_linear(dim, variable):
+        return None
+    none, one = (_replaced(dim, variable, x) for x in (0, 1))
+    if none is None or one is None:
+        return None
+    return {"1": -none, "-1": none}.get(str(one - none))
+
+
+def _is_linear(dim: Dim, variable: str) -> bool:
+    for node in ast.walk(parsed(str(dim))):
         bends = isinstance(node, ast.Call) or (
             isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
         )
         if bends and variable in variables_of(ast.unparse(node)):
-            return None
+            return False
+    return True
+
+
+def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
+    """The least value of an expression that is linear in a variable from 1 to `most`, if known."""
+    if not _is_linear(dim, variable):
+        return None
     none, one, at_most = (_replaced(dim, variable, x) for x in (0, 1, most))
     if is_at_most(none, one):
         return one

@@ -142,3 +142,23 @@ def _bits(value: Any) -> int:
     """The number of bits of an integer type; 0 for any other type."""
     dtype = jax.typeof(value).dtype
     return 8 * dtype.itemsize if np.issubdtype(dtype, np.integer) else 0
+
+
+def negated_mask(made: Made) -> Any | None:
+    """The mask ``m`` of ``jnp.sum(~m)``, which is the size of `m` less ``jnp.sum(m)``.
+
+    Args:
+        made: The equation of a sum.
+
+    Returns:
+        The mask; None if the equation is another sum.
+    """
+    found: Made | None = made
+    for name in ("convert_element_type", "not"):
+        found = None if found is None else equation_of(found.operands[0])
+        if found is None or found.primitive.name != name:
+            return None
+    assert found is not None
+    (mask,) = found.operands
+    is_whole = len(made.params["axes"]) == mask.ndim
+    return mask if is_whole and mask.dtype == bool else None

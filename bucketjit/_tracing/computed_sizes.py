@@ -23,7 +23,7 @@ from jax.extend.core import Jaxpr
 
 from bucketjit._errors import MaskingError
 from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
-from bucketjit._ir.ranges import is_at_most
+from bucketjit._ir.ranges import is_at_most, solved_for
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -105,10 +105,26 @@ class PresumedSizes:
 
         JAX traces more programs for an array that is known to be empty.
         """
-        names = guard.variables if guard is not None else frozenset()
+        if guard is None:
+            return None
+        names = guard.variables
         if len(names) == 1 and not names & self.of_call and self.known[min(names)] == 1:
             return Guard(min(names), "==", "1")
-        return guard
+        return self._solved_for_a_variable(guard) if guard.op == "==" else guard
+
+    def _solved_for_a_variable(self, guard: Guard) -> Guard:
+        """An equality in the form ``variable == expression``, which ``jax.export`` can assume.
+
+        The variable is the last one that the program computes: the sizes in the expression are
+        known when it is.
+        """
+        computed = [v for v in self.known if v in guard.variables and v not in self.of_call]
+        if not computed or guard.left == computed[-1]:
+            return guard
+        scope = export.SymbolicScope()
+        left, right = (export.symbolic_shape(x, scope=scope)[0] for x in (guard.left, guard.right))
+        value = solved_for(left - right, computed[-1])
+        return guard if value is None else Guard(computed[-1], "==", str(value))
 
 
 _MISMATCH = re.compile(r"shape|size|broadcast|dimension|type=", re.IGNORECASE)

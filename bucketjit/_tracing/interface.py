@@ -179,13 +179,17 @@ class Interface:
             return bucket
         lower = {**dict.fromkeys(bucket, 1), **self.lower}
         padded = dict(bucket)
+        # In the program, an expression stands for a variable that is presumed to be equal to it.
+        presumed = [
+            g for g in self.presumed if g.op != "==" or g.pins or g.left not in self.computed
+        ]
         for variable, made in self.computed.items():
             most = upper_bound_text(made.bound, {**dict.fromkeys(padded, 1), **lower}, padded) + 1
             padded[variable] = most
-            for guard in self.presumed:
+            for guard in presumed:
                 if guard.variables <= padded.keys() and variable in guard.variables:
                     padded[variable] = min(padded[variable], guard.largest(variable, padded))
-        for guard in self.presumed:
+        for guard in presumed:
             if guard.op != "!=" and not guard.holds(padded):
                 raise MaskingError(
                     f"the function is traced for computed sizes with {guard}, which does not hold "

@@ -270,7 +270,7 @@ def _traced(
             Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
         ]
         if equal := [*equal, *attempt.keys.values()]:
-            guards.append(equal[0])
+            guards.append(all_sizes.pinned(equal[0]) or equal[0])
             if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue

@@ -40,6 +40,15 @@ CASES = [
     _case("number_alone", lambda x: jnp.sum(x > 1) / jnp.float32(1 + jnp.size(x[x > 0])), "s"),
     _case("unique", lambda x: jnp.unique(jnp.round(x)).sum(), "s"),
     _case("set", lambda x: x.at[x > 0].set(-x[x > 0]).at[x > 1].add(1), "s"),
+    _case("slice", lambda x: x[: jnp.sum(x > 0)].sum(), "s", grad=True),
+    _case("slice_between", lambda x: x[jnp.sum(x > 1) : jnp.sum(x > 0)].sum(), "s", grad=True),
+    _case("slice_of_columns", lambda x: (x[:, jnp.sum(x[0] > 0) :] ** 2).sum(), "b, s", grad=True),
+    _case(
+        "set_slice_to_values", lambda x: x.at[: jnp.sum(x > 0)].set(x[x > 0] ** 2), "s", grad=True
+    ),
+    _case("repeated", lambda x: (x.repeat(jnp.where(x > 1, 2, 1)) ** 2).sum(), "s", grad=True),
+    _case("counted", lambda x: jnp.arange(jnp.sum(x > 0)).sum() + x, "s"),
+    _case("parts", lambda x: jnp.concatenate([x[x > 0], x[~(x > 0)]]) * x, "s", grad=True),
     _case("second_gradient", _second_gradient, "s"),
     _case(
         "in_a_branch",

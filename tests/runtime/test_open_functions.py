@@ -41,6 +41,7 @@ SLICES: dict[str, Callable[..., Any]] = {
     "from_number": lambda x: x[2 : count(x) + 1],
     "to_number": lambda x: x[count(x) // 2 : 5],
     "to_size": lambda x: x[count(x) : x.shape[0] - 1],
+    "to_large_number": lambda x: x[count(x) : 2**40],
     "by_two": lambda x: x[: count(x) : 2],
     "backwards": lambda x: x[count(x) :: -1],
     "backwards_by_two": lambda x: x[: count(x) : -2],
@@ -74,6 +75,9 @@ SLICES: dict[str, Callable[..., Any]] = {
     "dynamic_slice_moved": lambda x: jax.lax.dynamic_slice(x, (x.shape[0] - 1,), (count(x),)),
     "dynamic_slice_rows": lambda x: jax.lax.dynamic_slice(table(x), (1, 1), (count(x), 2)),
     "dynamic_slice_in_dim": lambda x: jax.lax.dynamic_slice_in_dim(table(x), 1, count(x), axis=0),
+    "dynamic_slice_columns": lambda x: jax.lax.dynamic_slice(
+        table(x), jnp.array([1, 2]), (2, jnp.minimum(count(x), 3))
+    ),
     "slice_in_dim": lambda x: jax.lax.slice_in_dim(x, 0, count(x)),
     "slice_in_dim_between": lambda x: jax.lax.slice_in_dim(x, count(x) // 2, count(x), axis=0),
     "slice": lambda x: jax.lax.slice(table(x), (0, 1), (count(x), 3)),
@@ -100,6 +104,12 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "arange_of_searched": lambda x: jnp.arange(jnp.searchsorted(jnp.sort(x), 0.5)),
     "linspace": lambda x: jnp.linspace(0.0, 1.0, count(x) + 2),
     "broadcast": lambda x: jnp.broadcast_to(x[0], (count(x),)),
+    "tile": lambda x: jnp.tile(x[:2], (count(x), 2)),
+    "top_k": lambda x: jax.lax.top_k(x, count(x)),
+    "keys": lambda x: jax.random.key_data(jax.random.split(jax.random.key(0), count(x) + 1)),
+    "permutation": lambda x: jnp.sort(jax.random.permutation(jax.random.key(0), count(x) + 1)),
+    "eye": lambda x: jnp.eye(count(x)),
+    "segment_sum": lambda x: jax.ops.segment_sum(x, jnp.clip(whole(x), 0, 3)),
     "random": lambda x: jax.random.normal(jax.random.key(0), (count(x),)).shape[0] + x,
     "selected": lambda x: x[x > 0] * jnp.arange(count(x)) + jnp.ones((count(x),)),
     "matrix_selected": lambda x: (
@@ -214,6 +224,52 @@ def test_equal_numbers_of_rows_are_one_size() -> None:
         checked(executor, fn, x)
     assert executor.stats().compiles == 1
     assert len(executor.explain(x).computed) == 1
+
+
+MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
+    "halves": lambda x: jnp.sort(x[x > 0]) + jnp.sort(x[x < 0]) * 2,
+    "parts": lambda x: jnp.concatenate([x[x > 0], x[x <= 0]]) + x,
+    "matrix": lambda x: x[x > 0][:, None] * jnp.ones(2) + jnp.stack([x[x < 0]] * 2, 1),
+    "three": lambda x: (
+        jnp.concatenate([x[: count(x) // 2], x[count(x) // 2 : count(x)], x[count(x) :]]) + x
+    ),
+    "decided": lambda x: x[x > 0] if x[x > 0].shape[0] == x[x < 0].shape[0] else x,
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS_OF_EQUALS)
+def test_different_selections_that_are_equal_share_an_executable(name: str) -> None:
+    fn = MEETINGS_OF_EQUALS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
+    executor = executor.with_pow2(min=16)
+    rng = np.random.default_rng(0)
+    for pairs in (1, 2, 5, 7, 3, 8):
+        positive = (rng.random(pairs) + 0.5).astype(np.float32)
+        x = rng.permutation(np.concatenate([positive, -positive]))
+        checked(executor, fn, x)
+    assert executor.stats().compiles == 1
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "before_and_after": lambda x: jnp.concatenate([x[count(x) :], x[: count(x)]]) + x,
+    "mask_and_rest": lambda x: jnp.concatenate([x[x > 0], x[~(x > 0)]]) + x,
+    "filled": lambda x: jnp.concatenate([x[x > 0], jnp.zeros(x.shape[0] - count(x))]) + x,
+    "rest_of_mask": lambda x: x[~(x > 0)] * jnp.arange(jnp.sum(~(x > 0))),
+    "one_more": lambda x: jnp.arange(count(x) + 1)[1:] * x[: count(x)],
+    "moved": lambda x: x.at[count(x) // 2 :].set(x[: x.shape[0] - count(x) // 2]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_an_axis_make_it_whole(name: str) -> None:
+    fn = PARTS[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
+    executor = executor.with_pow2(min=16)
+    for size in EDGES:
+        for x in arrays(size):
+            checked(executor, fn, x)
+    assert executor.stats().compiles == 1
+    assert not any("presumed" in told for told in executor.explain(x).computed)
 
 
 def test_sizes_with_different_bounds_that_are_equal() -> None:

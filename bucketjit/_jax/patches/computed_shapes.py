@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -40,11 +41,51 @@ def open_shapes(selecting: Selecting) -> list[Patch]:
     """
     return [
         *_dimensions(selecting),
+        *(
+            patch
+            for owner, name, position, keyword in _TAKE_A_SIZE
+            for patch in _everywhere(
+                name,
+                getattr(owner, name),  # that of now, which another patch may have replaced
+                _with_sizes(position, keyword),
+                selecting,
+                f"{name}, 0.1",
+            )
+        ),
         *_everywhere("arange", jnp.arange, _arange, selecting, "numpy.lax_numpy.arange, 0.1"),
         *_everywhere("repeat", jnp.repeat, _repeat, selecting, "numpy.lax_numpy.repeat, 0.1"),
         *_everywhere("bincount", jnp.bincount, _bincount, selecting, "numpy.lax_numpy, 0.2"),
         *_everywhere("trim_zeros", jnp.trim_zeros, _trim_zeros, selecting, "numpy.lax_numpy, 0.1"),
     ]
+
+
+# Functions of whose arguments one is a size, or a tuple of sizes, with its position and its name.
+_TAKE_A_SIZE = (
+    (jnp, "tile", 1, "reps"),
+    (lax, "top_k", 1, "k"),
+    (jax.random, "split", 1, "num"),
+    (jax.random, "permutation", 1, "x"),
+)
+
+
+def _with_sizes(position: int, keyword: str) -> Callable[..., Any]:
+    """What runs a function with a size in the place of a traced integer."""
+
+    def opened(open_: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if keyword in kwargs:
+            kwargs[keyword] = _sizes(open_, kwargs[keyword], original.__name__)
+        elif len(given) > position:
+            given[position] = _sizes(open_, given[position], original.__name__)
+        return original(*given, **kwargs)
+
+    return opened
+
+
+def _sizes(open_: Any, value: Any, of: str) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_sizes(open_, x, of) for x in value)
+    return open_.size(value, of) if is_traced_size(value) else value
 
 
 def _dimensions(selecting: Selecting) -> list[Patch]:
@@ -101,7 +142,7 @@ def _everywhere(
             owner,
             held,
             replacement,
-            why=f"jnp.{name} needs concrete arguments to know the size of its result.",
+            why=f"{name} needs concrete arguments to know the size of its result.",
             since=since,
             delete_when=_LATER,
         )

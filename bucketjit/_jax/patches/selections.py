@@ -15,8 +15,9 @@ and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
   in Python; ``x.at[:k].set`` and others; ``lax.dynamic_slice``, ``dynamic_slice_in_dim``,
   ``lax.slice`` and ``slice_in_dim`` with sizes and ends that are computed.
 - Shapes (`.computed_shapes`), where the size has a bound: ``jnp.ones``, ``zeros``, ``full``,
-  ``empty``, ``broadcast_to``, ``eye``, ``linspace``, random numbers, ``arange``; ``repeat`` by
-  counts; ``bincount``; ``trim_zeros``.
+  ``empty``, ``broadcast_to``, ``eye``, ``linspace``, ``tile``, ``lax.top_k``, random numbers,
+  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``;
+  ``trim_zeros``.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ _indexing = names.module("numpy.indexing")
 _scatter = names.module("ops.scatter")
 _slicing = names.module("lax.slicing")
 
+_MOST = 2**31 - 1  # the largest int32
+
 _REASONS = {
     "why": "A slice must have static ends. The program can compute them, and the size of the "
     "result.",
@@ -136,6 +138,8 @@ def _clamped(open_: Any, end: Any, size: Any, least: Any, most: Any) -> Any:
     """An end of a slice, negative ones counted from the end of the axis."""
     if is_traced(end):
         return open_.position(end, size, least, most)
+    if not is_symbolic_dim(end):
+        end = min(max(int(end), -_MOST), _MOST)
     end = as_value(end)
     end = jnp.where(end < 0, end + as_value(size), end)
     return jnp.clip(end, as_value(least), as_value(most))
@@ -257,13 +261,14 @@ def _dynamic_slices(selecting: Selecting) -> list[Patch]:
             return original(operand, start_indices, slice_sizes, **more)
         starts, sizes = list(start_indices), list(slice_sizes)
         operand = jnp.asarray(operand)
-        for axis, k in enumerate(sizes):
-            if is_traced_size(k):
-                operand = _window(open_, operand, axis, starts[axis], k)
-                starts[axis], sizes[axis] = np.int32(0), operand.shape[axis]
-        if all(a is b for a, b in zip(sizes, operand.shape, strict=True)):
-            return operand
-        return _by_axis(original, operand, starts, sizes, more)
+        if not len(starts) == len(sizes) == operand.ndim:
+            return original(operand, starts, sizes, **more)  # raises
+        for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            if is_traced_size(size):
+                operand = _window(open_, operand, axis, start, size)
+            else:
+                operand = original_in_dim(operand, start, size, axis)
+        return operand
 
     @functools.wraps(original_in_dim)
     def in_dim(operand: Any, start_index: Any, slice_size: Any, axis: int = 0, **more: Any) -> Any:
@@ -278,17 +283,6 @@ def _dynamic_slices(selecting: Selecting) -> list[Patch]:
         *_everywhere("dynamic_slice", original, dynamic_slice, "lax.slicing, 0.1"),
         *_everywhere("dynamic_slice_in_dim", original_in_dim, in_dim, "lax.slicing, 0.1"),
     ]
-
-
-def _by_axis(
-    original: Any, operand: Any, starts: list[Any], sizes: list[Any], more: dict[str, Any]
-) -> Any:
-    """A ``dynamic_slice`` along those axes of which it does not take all."""
-    for axis, size in enumerate(sizes):
-        if size is operand.shape[axis]:
-            continue
-        operand = lax.dynamic_slice_in_dim(operand, starts[axis], size, axis)
-    return operand
 
 
 def _window(open_: Any, array: Any, axis: int, start: Any, size: Any) -> Any:
