@@ -83,7 +83,7 @@ USES = (
     Use("core", "eval_trace top_axis_env trace_ctx trace_state_strong_ref"),
     Use(
         "core",
-        "_canonicalize_dimension concrete_dim_or_error concrete_or_error is_concrete",
+        "_canonicalize_dimension concrete_dim_or_error concrete_or_error",
         Without.SELECTIONS,
     ),
     Use("core", "divide_shape_sizes", Without.RESHAPES),

@@ -30,7 +30,6 @@ from bucketjit._jax.patches.traced_sizes import (
 
 _indexing = names.module("numpy.indexing")
 _scatter = names.module("ops.scatter")
-_slicing = names.module("lax.slicing")
 
 _MOST = 2**31 - 1  # the largest int32
 

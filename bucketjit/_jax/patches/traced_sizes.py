@@ -21,7 +21,7 @@ Selecting = Callable[[], Any]
 
 def is_traced(value: object) -> bool:
     """Whether the numbers of a value are known at run time only."""
-    return isinstance(value, jax.core.Tracer) and not _core.is_concrete(value)
+    return isinstance(value, jax.core.Tracer) and value.to_concrete_value() is None
 
 
 def is_open(value: Any) -> bool:
