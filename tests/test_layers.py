@@ -41,6 +41,7 @@ PACKAGES = (
     "_export",
     "_stages",
     "_inspect",
+    "_ragged",
     "_precompile",
     "_artifact",
     "_unpack",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Self
 
+from bucketjit._api.batching import Batching
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
@@ -39,7 +40,7 @@ from bucketjit._sizes.guards import parse_constraint
 
 
 class BucketedExec(
-    CallPath, BucketBuilders, CacheControl, Exporting, Saving, Staging, Warming, Views
+    CallPath, Batching, BucketBuilders, CacheControl, Exporting, Saving, Staging, Warming, Views
 ):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 

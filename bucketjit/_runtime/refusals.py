@@ -40,6 +40,8 @@ class Refusals:
         # By the padded sizes of a bucket; None stands for all buckets.
         self._found: weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]
         self._found = weakref.WeakKeyDictionary()
+        self._batches: weakref.WeakKeyDictionary[Interface, MaskingError]
+        self._batches = weakref.WeakKeyDictionary()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
         """Remember that a program cannot be masked.
@@ -62,6 +64,20 @@ class Refusals:
         found = self._found.get(program, {})
         return found.get(None) or found.get(bucket)
 
+    def note_batches(self, program: Interface, refusal: MaskingError) -> None:
+        """Remember that a program takes one example at a time, see `bucketjit._ragged`.
+
+        Args:
+            program: The program.
+            refusal: Why it does not take several.
+        """
+        self._batches[program] = refusal.without_frames()
+
+    def of_batches(self, program: Interface) -> MaskingError | None:
+        """Why a program takes one example at a time; None if it may take several."""
+        return self._batches.get(program)
+
     def clear(self) -> None:
         """Forget all refusals."""
         self._found.clear()
+        self._batches.clear()

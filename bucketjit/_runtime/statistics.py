@@ -119,6 +119,9 @@ class Stats:
         since: When the counters started, in seconds since 1970.
         loads: Executables read from files, see `BucketedExec.with_persistence`.
         load_seconds: Seconds spent on reading them.
+        rows: Examples that `BucketedExec.map` has run in batches; a batch is one of ``calls``, and
+            ``size_counts`` has the sizes of each example.
+        rows_alone: Number of examples that `map` has run one by one, by reason.
     """
 
     calls: int
@@ -139,6 +142,8 @@ class Stats:
     size_counts: Mapping[str, Mapping[int, int]] = FrozenDict[str, Mapping[int, int]]()
     history: tuple[Moment, ...] = ()
     since: float = 0.0
+    rows: int = 0
+    rows_alone: Mapping[str, int] = FrozenDict[str, int]()
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.

@@ -438,6 +438,7 @@ class StoredMasked(Stored):
             sorted(made.donated),
             made.pads,
             made.device is not None,
+            None if made.rows is None else (made.rows.count, sorted(made.rows.mapped)),
         )
 
     def _digests(self) -> Mapping[str, str]:
@@ -445,8 +446,9 @@ class StoredMasked(Stored):
 
     def _entry(self, header: Header, xla: object, began: float) -> Executable:
         program, made = self._program, self._made
+        front = () if made.rows is None else (made.rows.count,)
         outs = [
-            shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
+            shaped(jax.ShapeDtypeStruct((*front, *made.at.padded_shape(shape)), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
         function, compiled = loaded_function(

@@ -1,0 +1,59 @@
+"""The whole of a call of `map`: the results of all examples, in the form that the user chose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from bucketjit._config import Out
+from bucketjit._errors import SpecError
+from bucketjit._ragged.examples import Examples
+from bucketjit._ragged.options import Options
+from bucketjit._ragged.run import MapCall
+from bucketjit._ragged.stacked import Ragged, stacked
+from bucketjit._runtime.engine import Engine
+
+
+def map_examples(
+    engine: Engine,
+    examples: Examples,
+    options: Options,
+    inside: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None,
+) -> Any:
+    """Run a call of `map`.
+
+    Args:
+        engine: Serves it.
+        examples: Its arguments.
+        options: What the user chose.
+        inside: Runs the function for one example where a transformation of JAX is under way; None
+            outside of transformations.
+
+    Returns:
+        What `BucketedExec.map` returns.
+    """
+    if inside is not None:
+        return _inside(examples, options, inside)
+    if not options.is_stacked:
+        return list(MapCall(engine, examples, options).results())
+    call = MapCall(engine, examples, dataclasses.replace(options, out=Out.NUMPY))
+    results = list(call.results())
+    if not results:
+        return Ragged((), ())
+    return stacked(results, call.open_axes, options.out is Out.JAX)
+
+
+def _inside(
+    examples: Examples,
+    options: Options,
+    inside: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+) -> Any:
+    """Inside a transformation of JAX the function itself runs, once for each example.
+
+    Raises:
+        SpecError: The results are to be stacked: their sizes are not known before they are traced.
+    """
+    if options.is_stacked:
+        raise SpecError("map: out='stacked' is not for calls inside of jit, grad and the like")
+    return [inside(*examples.call(values)) for values in examples]
