@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from bucketjit._config import Out
 from bucketjit._errors import SpecError
 from bucketjit._ragged.examples import Examples
 from bucketjit._ragged.options import Options
+from bucketjit._ragged.reduction import no_examples, reduced
 from bucketjit._ragged.run import MapCall
 from bucketjit._ragged.stacked import Ragged, stacked
 from bucketjit._runtime.engine import Engine
@@ -35,6 +38,9 @@ def map_examples(
     """
     if inside is not None:
         return _inside(examples, options, inside)
+    if options.reduce is not None:
+        call = MapCall(engine, examples, options)
+        return reduced(call, engine, options.reduce == "mean", options.out)
     if not options.is_stacked:
         return list(MapCall(engine, examples, options).results())
     call = MapCall(engine, examples, dataclasses.replace(options, out=Out.NUMPY))
@@ -56,4 +62,12 @@ def _inside(
     """
     if options.is_stacked:
         raise SpecError("map: out='stacked' is not for calls inside of jit, grad and the like")
-    return [inside(*examples.call(values)) for values in examples]
+    results = [inside(*examples.call(values)) for values in examples]
+    if options.reduce is None:
+        return results
+    if not results:
+        raise no_examples()
+    total = jax.tree_util.tree_map(lambda *parts: sum(parts[1:], start=parts[0]), *results)
+    if options.reduce == "sum":
+        return total
+    return jax.tree_util.tree_map(lambda x: x / len(results), total)

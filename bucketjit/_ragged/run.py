@@ -37,7 +37,7 @@ _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator a
 _WINDOW_ROWS = 1 << 16  # and the most examples
 _UNDER_WAY = 2  # batches that run while later ones are filled
 
-_PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
+PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class MapCall:
             finish()
         for i, row in enumerate(window):
             if isinstance(row.kind.way, Alone):
-                results[i] = self._run_alone([row], row.kind.way.why)[0]
+                results[i] = self.run_alone([row], row.kind.way.why)[0]
         return results
 
     def _start(
@@ -197,12 +197,12 @@ class MapCall:
         # Another batch of the program may have been refused.
         refused = engine.refusals.of_batches(way.program)
         if refused is not None:
-            return lambda: self._run_alone(rows, refused)
+            return lambda: self.run_alone(rows, refused)
         try:
             entry, is_compiled = self.executable(way, Rows(count, frozenset(self.mapped)), rows[0])
         except MaskingError as error:
-            why = self._note_refusal(way, error)
-            return lambda: self._run_alone(rows, why)
+            why = self.note_refusal(way, error)
+            return lambda: self.run_alone(rows, why)
         checked = engine.config.check is not Check.OFF
         try:
             if checked:
@@ -210,9 +210,9 @@ class MapCall:
             else:
                 launched = launch(entry, rows, self.mapped, shared)
         except SignatureChanged:
-            return lambda: self._run_alone(rows, _PLACED)
+            return lambda: self.run_alone(rows, PLACED)
         engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
-        self._tell_observer(rows)
+        self.tell_observer(rows)
         return (lambda: found) if checked else (lambda: results_of(launched, self._options.out))
 
     def executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool]:
@@ -239,8 +239,12 @@ class MapCall:
         """The mapped leaves."""
         return self.kinds.mapped
 
-    def _note_refusal(self, way: Batched, error: MaskingError) -> MaskingError | None:
+    def note_refusal(self, way: Batched, error: MaskingError) -> MaskingError | None:
         """Remember that a program does not build for batches.
+
+        Args:
+            way: The program and the bucket.
+            error: What building it raised.
 
         Returns:
             Why the examples run one by one; None if the call of each example says it.
@@ -253,8 +257,16 @@ class MapCall:
         engine.refusals.note_batches(way.program, why)
         return why
 
-    def _run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:
-        """Run examples one by one, each as a call of its own, and say why."""
+    def run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:
+        """Run examples one by one, each as a call of its own, and say why.
+
+        Args:
+            rows: The examples.
+            why: Why they are not batched; None if the call itself says why it is not masked.
+
+        Returns:
+            Their results.
+        """
         engine = self._engine
         if why is not None:
             note_alone(engine, why, len(rows))
@@ -263,7 +275,12 @@ class MapCall:
             for row in rows
         ]
 
-    def _tell_observer(self, rows: Sequence[Row]) -> None:
+    def tell_observer(self, rows: Sequence[Row]) -> None:
+        """Tell an adaptive strategy the sizes of examples that were run.
+
+        Args:
+            rows: The examples.
+        """
         observer = self._engine.observer
         if observer is not None:
             for row in rows:
