@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,11 +43,15 @@ class Batched:
         bucket: The padded size of each variable.
         tokens: The padded tokens of one example: the positions along the open axes of the mapped
             argument that has most.
+        nbytes: Bytes of the padded mapped arguments of one example.
+        shared_bytes: Bytes of the arguments that all examples share.
     """
 
     program: Interface
     bucket: dict[str, int]
     tokens: int
+    nbytes: int
+    shared_bytes: int
 
 
 @dataclass(frozen=True)
@@ -268,14 +273,20 @@ class Kinds:
     def _batched(
         self, signed: SignedCall, call: ResolvedCall, program: Interface, bucket: Any
     ) -> Batched:
-        padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)  # raises if too large
+        # It raises if a padded argument would be too large.
+        padded = dict(padded_leaf_shapes(call, signed.signature, bucket, signed.shapes))
         lower = dict(bucket)
         tokens = [
             int(np.prod([evaluate_text(t, lower) for t in row if is_open(t)], dtype=np.int64))
             for i, row in enumerate(call.tokens)
             if i in self.mapped
         ]
-        return Batched(program, dict(bucket), max([1, *tokens]))
+        own = shared = 0
+        for i, kind in enumerate(signed.signature.types):
+            if kind.dtype is not None:
+                size = math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
+                own, shared = (own + size, shared) if i in self.mapped else (own, shared + size)
+        return Batched(program, lower, max([1, *tokens]), own, shared)
 
     def _real(self, tokens: Tokens, signed: SignedCall) -> int:
         return sum(

@@ -37,11 +37,13 @@ class Group:
         count: How many rows there are.
         tokens: Padded tokens of one row.
         known: The row counts that have an executable.
+        most: The most rows of a batch, whatever the budget; None for no limit.
     """
 
     count: int
     tokens: int
     known: frozenset[int] = frozenset()
+    most: int | None = None
 
 
 class _Cover(NamedTuple):
@@ -138,10 +140,10 @@ def _first(by_new: dict[int, _Cover]) -> _Cover:
 
 def _covers(group: Group, budget: int) -> Iterator[_Cover]:
     """The covers of a group by full batches of one row count, and smaller ones of another."""
-    most = min(
-        _power_of_two_below(max(1, budget // max(1, group.tokens))),
-        1 << (group.count - 1).bit_length(),
-    )
+    allowed = max(1, budget // max(1, group.tokens))
+    if group.most is not None:
+        allowed = min(allowed, group.most)
+    most = min(_power_of_two_below(allowed), 1 << (group.count - 1).bit_length())
     sizes = [most >> i for i in range(most.bit_length())]
     for i, large in enumerate(sizes):
         full, rest = divmod(group.count, large)

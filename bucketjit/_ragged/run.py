@@ -35,6 +35,7 @@ from bucketjit._tracing.interface import Interface
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
 _WINDOW_ROWS = 1 << 16  # and the most examples
+_LEAST_SUMMED = 1 << 16  # bytes of a batch that is summed, if the shared arguments have fewer
 _UNDER_WAY = 2  # batches that run while later ones are filled
 
 PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
@@ -137,7 +138,14 @@ class MapCall:
             return []
         known = self._known_counts(summed)
         groups = [
-            Group(len(members[key]), way.tokens, frozenset(known[key])) for key, way in ways.items()
+            Group(
+                len(members[key]),
+                way.tokens,
+                frozenset(known[key]),
+                # A scan over the rows of a batch copies them.
+                max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1 if summed else None,
+            )
+            for key, way in ways.items()
         ]
         budget = self._options.token_budget or default_budget(groups)
         return [
