@@ -69,7 +69,8 @@ class BatchSizes(NamedTuple):
 
 
 def batch_sizes(
-    calls: Sequence[ResolvedCall],
+    sizes: Sequence[Sequence[int]],
+    constants: Sequence[Sequence[Any]],
     count: int,
     size_constant_shapes: Sequence[tuple[int, ...]],
     poison: int | None = None,
@@ -77,19 +78,23 @@ def batch_sizes(
     """The first argument of the executable of a batch.
 
     Args:
-        calls: The examples, resolved; at least one.
-        count: How many rows the executable takes.
-        size_constant_shapes: Padded shape of each constant that depends on the logical sizes.
+        sizes: The logical sizes of each example (`ResolvedCall.ordered`); at least one.
+        constants: The values of its constants that depend on them.
+        count: How many rows the executable takes; the last example is repeated to the end.
+        size_constant_shapes: Padded shape of each of these constants.
         poison: In a call checked by poison, the index of the poison.
     """
-    every = [*calls, *[calls[-1]] * (count - len(calls))]
+    vectors = np.empty((count, len(sizes[0])), np.int32)
+    vectors[: len(sizes)] = sizes
+    vectors[len(sizes) :] = sizes[-1]
+    every = [*constants, *[constants[-1]] * (count - len(sizes))] if constants else []
     return BatchSizes(
-        np.array([call.ordered for call in every], np.int32).reshape(count, -1),
+        vectors,
         tuple(
-            np.stack([pad(call.size_constants.values[i], shape) for call in every])
+            np.stack([pad(values[i], shape) for values in every])
             for i, shape in enumerate(size_constant_shapes)
         ),
-        np.int32(len(calls)),
+        np.int32(len(sizes)),
         () if poison is None else np.int32(poison),
     )
 
@@ -147,7 +152,13 @@ def rows_function(
     batch.__name__ = getattr(signed.signature.fn, "__name__", "batch")
     static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
     shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
-    sizes = batch_sizes([call], rows.count, shapes, 0 if check is Check.POISON else None)
+    sizes = batch_sizes(
+        [call.ordered],
+        [call.size_constants.values],
+        rows.count,
+        shapes,
+        0 if check is Check.POISON else None,
+    )
     stacked = _with_structs(signed, rows)
     args, kwargs = signed.tree.unflatten(abstract(stacked, dict(pads)))
     return Masked(

@@ -21,7 +21,7 @@ from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._jax.arrays import host_placer, key_impl, key_shape
 from bucketjit._masking.checks import poison_value
-from bucketjit._ragged.kinds import Kind, Row, is_open
+from bucketjit._ragged.kinds import Kind, Kinds, Row, is_open
 from bucketjit._runtime.counters import CountedBatch
 
 
@@ -43,11 +43,12 @@ class SharedArguments:
     """The arguments that all examples share, padded for each bucket once.
 
     Args:
-        mapped: The mapped leaves, which are left out.
+        kinds: Has the examples.
     """
 
-    def __init__(self, mapped: Sequence[int]) -> None:
-        self._mapped = frozenset(mapped)
+    def __init__(self, kinds: Kinds) -> None:
+        self._kinds = kinds
+        self._mapped = frozenset(kinds.mapped)
         self._known: dict[Any, Any] = {}
 
     def leaves(self, kind: Kind, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
@@ -59,7 +60,7 @@ class SharedArguments:
         """
         return {
             i: self._leaf(i, leaf, pads.get(i))
-            for i, leaf in enumerate(kind.signed.leaves)
+            for i, leaf in enumerate(self._kinds.like(kind).leaves)
             if i not in self._mapped
         }
 
@@ -106,8 +107,13 @@ def launch(
             leaves[i] = _stacked(own, pads[i], dtype, None if poison is None else poison[1])
     args, kwargs = kind.signed.tree.unflatten([leaves[i] for i in range(len(leaves))])
     index = None if poison is None else poison[0]
+    shapes = entry.size_constant_shapes
     sizes = batch_sizes(
-        [row.kind.call for row in rows], entry.rows, entry.size_constant_shapes, index
+        [row.kind.ordered for row in rows],
+        [row.kind.call.size_constants.values for row in rows] if shapes else [],
+        entry.rows,
+        shapes,
+        index,
     )
     return Launched(entry, rows, jax.tree_util.tree_leaves(entry.run(sizes, args, kwargs)))
 
@@ -174,9 +180,9 @@ def results_of(launched: Launched, out: Out) -> list[Any]:
     shapes: dict[Kind, list[tuple[int, ...] | None]] = {}
     for row in rows:
         if row.kind not in shapes:
-            call = row.kind.call
             shapes[row.kind] = [
-                opened[i](*call.ordered) if i in opened else None for i in range(len(launched.outs))
+                opened[i](*row.kind.ordered) if i in opened else None
+                for i in range(len(launched.outs))
             ]
     columns = [
         _column(leaf, [shapes[row.kind][i] for row in rows], out)
@@ -193,7 +199,7 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
 
     Args:
         leaf: The array.
-        shapes: The logical shape for each example; None where the result has no open axes.
+        shapes: The logical shape for each example; None for each if the result has no open axes.
         out: The form of results.
     """
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -213,20 +219,20 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
             for r, shape in enumerate(shapes)
         ]
     weak = bool(leaf.weak_type)
+    if None in shapes:  # no axis is open, so all rows have one shape
+        place = host_placer(host.shape[1:], host.dtype, weak, leaf)
+        return [place(host[r, ...]) for r in range(len(shapes))]
     placers: dict[tuple[int, ...], Callable[[np.ndarray], Any]] = {}
 
     def placed(row: np.ndarray) -> Any:
         if row.shape not in placers:
             placers[row.shape] = host_placer(row.shape, row.dtype, weak, leaf)
-        # `ascontiguousarray` would give a scalar an axis.
-        return placers[row.shape](row if row.flags.c_contiguous else np.ascontiguousarray(row))
+        return placers[row.shape](np.ascontiguousarray(row))
 
     if out is Out.PADDED:
         return [
-            placed(host[r, ...]) if shape is None else Padded.of_result(placed(host[r]), shape)
+            Padded.of_result(placed(host[r]), shape)
             for r, shape in enumerate(shapes)
+            if shape is not None
         ]
-    return [
-        placed(host[r, ...] if shape is None else cut(host[r, ...], shape))
-        for r, shape in enumerate(shapes)
-    ]
+    return [placed(cut(host[r], shape)) for r, shape in enumerate(shapes) if shape is not None]

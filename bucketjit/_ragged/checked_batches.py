@@ -13,7 +13,7 @@ from bucketjit._compile.executable import Executable
 from bucketjit._config import Check, Out
 from bucketjit._masking.checks import POISONS, compare, failed
 from bucketjit._ragged.batches import SharedArguments, launch, results_of
-from bucketjit._ragged.kinds import Row
+from bucketjit._ragged.kinds import Kinds, Row
 from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._runtime.engine import Engine
 
@@ -22,7 +22,7 @@ def checked_results(
     engine: Engine,
     entry: Executable,
     rows: Sequence[Row],
-    mapped: Sequence[int],
+    kinds: Kinds,
     shared: SharedArguments,
     out: Out,
 ) -> list[Any]:
@@ -32,7 +32,7 @@ def checked_results(
         engine: Serves the calls.
         entry: The executable.
         rows: The examples.
-        mapped: The mapped leaves.
+        kinds: Has the examples.
         shared: The other leaves.
         out: The form of results.
 
@@ -46,19 +46,19 @@ def checked_results(
     check = engine.config.check
     if check is Check.POISON:
         runs = [
-            results_of(launch(entry, rows, mapped, shared, poison), out)
+            results_of(launch(entry, rows, kinds.mapped, shared, poison), out)
             for poison in enumerate(POISONS)
         ]
         for row, one, other in zip(rows, *runs, strict=True):
             if problem := compare(one, other, "the same example with other padding", True):
-                engine.serve(row.kind.call_of(mapped, row), None, out)  # blames an equation
+                engine.serve(kinds.call_of(row), None, out)  # blames an equation
                 raise failed(f"{engine.name}.map", problem, "")
         return runs[0]
-    results = results_of(launch(entry, rows, mapped, shared), out)
+    results = results_of(launch(entry, rows, kinds.mapped, shared), out)
     if check is Check.EXACT and entry.checked:
         return results
     for row, result in zip(rows, results, strict=True):
-        signed = row.kind.call_of(mapped, row)
+        signed = kinds.call_of(row)
         problem = compare(result, engine.run_unpadded(signed, row.kind.call), "it alone", False)
         if problem and not is_of_jit(engine.name, problem, signed, result):
             raise failed(f"{engine.name}.map", problem, "")

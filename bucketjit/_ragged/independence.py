@@ -38,25 +38,21 @@ def why_not_batched(
     """
     if not isinstance(program, Program):
         return MaskingError("a function from a file has modules for one example at a time")
-    known = engine.refusals.of_batches(program)
-    if known is not None:
-        return known
-    if (why := _why_not(program, signed, mapped)) is not None:
-        refusal = MaskingError(why, "leave that out of the function, or call it for one example")
-        engine.refusals.note_batches(program, refusal)
-        return refusal
-    return None
+    kinds = [signed.signature.types[i].dtype for i in mapped]
+    if any(kind == jax.dtypes.float0 for kind in kinds if kind is not None):
+        return MaskingError("an argument is of dtype float0")
+    if not engine.refusals.is_known_for_batches(program):
+        why, remedy = _why_not(program), "leave that out of the function, or call it alone"
+        engine.refusals.note_batches(program, None if why is None else MaskingError(why, remedy))
+    return engine.refusals.of_batches(program)
 
 
-def _why_not(program: Program, signed: SignedCall, mapped: Collection[int]) -> str | None:
+def _why_not(program: Program) -> str | None:
     if program.computed:
         return "the program computes sizes, each example its own"
     if program.jaxpr.effects:
         kinds = sorted(type(effect).__name__ for effect in program.jaxpr.effects)
         return f"the program has effects ({', '.join(dict.fromkeys(kinds))})"
-    kinds = [signed.signature.types[i].dtype for i in mapped]
-    if any(kind == jax.dtypes.float0 for kind in kinds if kind is not None):
-        return "an argument is of dtype float0"
     for eqn in all_equations(program.jaxpr):
         if name_of(eqn) in ("rng_bit_generator", "rng_uniform"):
             return f"{name_of(eqn)} draws other numbers in a batch"

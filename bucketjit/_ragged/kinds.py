@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padding import fresh
-from bucketjit._compile.argument_types import padded_leaf_shapes
+from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
 from bucketjit._errors import ArgumentError, BucketJitError, MaskingError
 from bucketjit._ragged.examples import Examples, Values
 from bucketjit._ragged.independence import why_not_batched
@@ -30,6 +30,8 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._tracing.interface import Interface
+
+_REMEMBERED = 4096  # kinds that a signature remembers
 
 NO_SIZES = MaskingError("no axis of the lists of examples is open", "name it in dynamic_axes")
 
@@ -67,31 +69,26 @@ class Alone:
 
 @dataclass(eq=False)
 class Kind:
-    """Examples of equal shapes.
+    """Examples of equal shapes. It holds none of their arrays, as it is kept for later calls.
 
     Attributes:
-        signed: The first of them, as a call.
+        signed: One of them, with types in the place of its arrays.
         call: The same call, resolved.
         way: How they run.
+        version: `Refusals.version` when that was decided.
         real: Elements of the mapped arguments with open axes, per example.
+        ordered: The logical size of each variable.
     """
 
     signed: SignedCall
     call: ResolvedCall
     way: Batched | Alone
+    version: int
     real: int = 0
 
-    def call_of(self, mapped: Sequence[int], row: Row) -> SignedCall:
-        """The call of one of the examples.
-
-        Args:
-            mapped: The mapped leaves.
-            row: The example.
-        """
-        leaves = list(self.signed.leaves)
-        for i, leaf in zip(mapped, row.leaves, strict=True):
-            leaves[i] = leaf
-        return _owning(self.signed.with_leaves(leaves))
+    def __post_init__(self) -> None:
+        """Compute what each example would compute anew."""
+        self.ordered = self.call.ordered
 
 
 class Row(NamedTuple):
@@ -123,7 +120,11 @@ class Kinds:
         self._first: SignedCall | None = None
         self._trees: list[Any] = []
         self._known: dict[Any, Kind] = {}
+        # An example of each signature: weak types may differ.
         self._variants: dict[tuple[LeafType, ...], SignedCall] = {}
+        self._like: dict[int, SignedCall] = {}
+        self._plain_dtypes: list[Any] = []
+        self._by_shapes: dict[Any, Kind] = {}
         self.mapped: tuple[int, ...] = ()
 
     def row(self, index: int, values: Values) -> Row:
@@ -137,6 +138,15 @@ class Kinds:
             ArgumentError: It is not like the others, or its sizes contradict each other.
             BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
         """
+        is_plain = True
+        for value, dtype in zip(values, self._plain_dtypes, strict=False):
+            if type(value) is not np.ndarray or value.dtype is not dtype:
+                is_plain = False
+                break
+        if is_plain:
+            known = self._by_shapes.get(tuple([value.shape for value in values]))
+            if known is not None:
+                return Row(values, known)
         try:
             if self._first is None:
                 self._begin(values)
@@ -146,6 +156,8 @@ class Kinds:
             kind = self._known.get(key)
             if kind is None:
                 kind = self._known[key] = self._kind(values, leaves, types, shapes)
+            if is_plain and self._plain_dtypes:
+                self._by_shapes[shapes] = kind
             return Row(leaves, kind)
         except BucketJitError as error:
             told = str(error)
@@ -157,6 +169,22 @@ class Kinds:
         except Exception as error:  # of the user's function, which was traced
             error.add_note(f"bucketjit: this is example {index} of map")
             raise
+
+    def like(self, kind: Kind) -> SignedCall:
+        """An example of the same signature, with its arrays."""
+        return self._like[id(kind.signed.signature)]
+
+    def call_of(self, row: Row) -> SignedCall:
+        """The call of an example.
+
+        Args:
+            row: The example.
+        """
+        like = self.like(row.kind)
+        leaves = list(like.leaves)
+        for i, leaf in zip(self.mapped, row.leaves, strict=True):
+            leaves[i] = leaf
+        return _owning(dataclasses.replace(like, leaves=leaves, shapes=row.kind.signed.shapes))
 
     @property
     def first(self) -> SignedCall:
@@ -176,7 +204,10 @@ class Kinds:
         self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
         self._first = signed
         types = tuple(signed.signature.types[i] for i in self.mapped)
-        self._variants[types] = signed
+        self._variants[types] = self._like[id(signed.signature)] = signed
+        # Most examples are NumPy arrays of the type of the first one: see `row`.
+        if all(tree == _LEAF for tree in self._trees) and not any(t.weak_type for t in types):
+            self._plain_dtypes = [t.dtype for t in types]
 
     def _leaves(self, index: int, values: Values) -> list[Any]:
         """The leaves of the mapped arguments.
@@ -251,24 +282,53 @@ class Kinds:
         if like is None:
             args, kwargs = self._examples.call(values)
             like = self._variants[types] = engine.signer.sign(args, kwargs)
+            self._like[id(like.signature)] = like
         every, own = list(like.leaves), list(like.shapes)
         for i, leaf, shape in zip(self.mapped, leaves, shapes, strict=True):
             every[i], own[i] = leaf, shape
         signed = dataclasses.replace(like, leaves=every, shapes=own)
+        memory, key = like.signature.remembered, (self.mapped, *own)
+        known: Kind | None = memory.get(key)
+        if known is not None and self._holds(known):
+            return known
+        kind = self._new_kind(signed)
+        if len(memory) >= _REMEMBERED:
+            memory.clear()
+        memory[key] = kind
+        return kind
+
+    def _holds(self, known: Kind) -> bool:
+        """Whether what was decided in an earlier call still holds."""
+        engine, program = self._engine, known.call.program
+        return (
+            known.version == engine.refusals.version
+            and known.call.tokens is known.signed.signature.tokens
+            and engine.observer is None  # an adaptive strategy changes its buckets
+            and (program is None or not program.unfitted)  # buckets grow with unfitted sizes
+        )
+
+    def _new_kind(self, signed: SignedCall) -> Kind:
+        """Resolve and decide the calls of examples of these shapes."""
+        engine = self._engine
         call = engine.resolve(signed)
+        way = self._way(signed, call)
+        real = self._real(call.tokens, signed)
+        return Kind(without_values(signed), call, way, engine.refusals.version, real)
+
+    def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
+        engine = self._engine
         match engine.decide(signed, call):
             case Masked(program, bucket, None):
                 why = why_not_batched(engine, program, signed, self.mapped)
                 if why is not None:
-                    return Kind(signed, call, Alone(why))
-                batched = self._batched(signed, call, program, bucket)
-                return Kind(signed, call, batched, self._real(call.tokens, signed))
+                    return Alone(why)
+                return self._batched(signed, call, program, bucket)
             case Refused(error):
                 raise error
             case Exact(Because.NO_OPEN_AXIS):
-                return Kind(signed, call, Alone(NO_SIZES))
+                return Alone(NO_SIZES)
             case _:
-                return Kind(signed, call, Alone(None))
+                return Alone(None)
 
     def _batched(
         self, signed: SignedCall, call: ResolvedCall, program: Interface, bucket: Any

@@ -170,7 +170,7 @@ class MapCall:
     def _run(self, window: Sequence[Row]) -> list[Any]:
         """The results of the examples of a window."""
         results: list[Any] = [None] * len(window)
-        shared = SharedArguments(self.kinds.mapped)
+        shared = SharedArguments(self.kinds)
         under_way: deque[tuple[Sequence[int], Callable[[], list[Any]]]] = deque()
 
         def finish() -> None:
@@ -214,7 +214,7 @@ class MapCall:
         checked = engine.config.check is not Check.OFF
         try:
             if checked:
-                found = checked_results(engine, entry, rows, self.mapped, shared, self._options.out)
+                found = checked_results(engine, entry, rows, self.kinds, shared, self._options.out)
             else:
                 launched = launch(entry, rows, self.mapped, shared)
         except SignatureChanged:
@@ -238,7 +238,7 @@ class MapCall:
         engine, kind = self._engine, like.kind
         entry, source, _ = engine.provider.get(
             rows_key(way.program, way.bucket, rows),
-            lambda: engine.requests.rows(kind.signed, kind.call, way.bucket, rows),
+            lambda: engine.requests.rows(self.kinds.call_of(like), kind.call, way.bucket, rows),
         )
         return entry, source == "compile"
 
@@ -278,10 +278,7 @@ class MapCall:
         engine = self._engine
         if why is not None:
             note_alone(engine, why, len(rows))
-        return [
-            engine.serve(row.kind.call_of(self.mapped, row), None, self._options.out)
-            for row in rows
-        ]
+        return [engine.serve(self.kinds.call_of(row), None, self._options.out) for row in rows]
 
     def tell_observer(self, rows: Sequence[Row]) -> None:
         """Tell an adaptive strategy the sizes of examples that were run.
@@ -292,7 +289,7 @@ class MapCall:
         observer = self._engine.observer
         if observer is not None:
             for row in rows:
-                observer.learn(row.kind.signed, row.kind.call)
+                observer.learn(self.kinds.call_of(row), row.kind.call)
                 observer.note(row.kind.call.sizes)
 
 
