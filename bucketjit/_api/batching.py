@@ -7,13 +7,14 @@ from typing import Any
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
+from bucketjit._ragged.explained import MapExplanation, explain_map
 from bucketjit._ragged.map import map_examples
 from bucketjit._ragged.options import options_of
 from bucketjit._runtime.engine import Engine
 
 
 class Batching:
-    """The method `map` of `BucketedExec`."""
+    """The methods of `BucketedExec` for many examples."""
 
     _engine: Engine
     _inside: Any  # a method of `BucketedExec`
@@ -83,3 +84,43 @@ class Batching:
         examples = examples_of(engine.signer, args, kwargs, in_axes)
         inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled()
         return map_examples(engine, examples, options, self._inside if inside else None)
+
+    def explain_map(
+        self,
+        *args: Any,
+        in_axes: Any = None,
+        reduce: str | None = None,
+        token_budget: int | None = None,
+        out: str | None = None,
+        **kwargs: Any,
+    ) -> MapExplanation:
+        """Explain what `map` would do with these arguments, without compiling or running it.
+
+        Args:
+            *args: The positional arguments of the call of `map`. An iterator is used up.
+            in_axes: See `map`.
+            reduce: See `map`.
+            token_budget: See `map`.
+            out: See `map`.
+            **kwargs: The keyword arguments.
+
+        Returns:
+            Which arguments are lists, the batches with their buckets and padding, and which
+            examples would run one by one, and why. ``print`` it.
+
+        Raises:
+            ArgumentError, SpecError, BucketOverflowError: What `map` would raise.
+
+        Examples:
+            >>> import jax.numpy as jnp, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2(min=8)
+            >>> print(total.explain_map([np.ones(n, np.float32) for n in (3, 7, 12, 5)]))
+            4 examples; lists: a; shared: none
+              n=8: 3 examples in 1 x 4 rows, 53% padding, to compile: 4 rows
+              n=16: 1 examples in 1 x 1 rows, 25% padding, to compile: 1 rows
+              padding: 44% of what is computed
+        """
+        engine = self._engine
+        options = options_of(engine.config.out, reduce, token_budget, out)
+        return explain_map(engine, examples_of(engine.signer, args, kwargs, in_axes), options)

@@ -16,6 +16,7 @@ from typing import Any
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.build_exact import result_types
 from bucketjit._compile.requests import Source
+from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
 from bucketjit._errors import MaskingError, SpecError, is_of_machine
 from bucketjit._precompile.compile_all import compile_all, volume
@@ -77,6 +78,7 @@ def warm_up(
     progress: bool,
     first_run: bool,
     epoch: object,
+    rows: Sequence[Rows] = (),
 ) -> Warmed:
     """Warm up the calls of one signature; see `BucketedExec.warmup`.
 
@@ -89,6 +91,7 @@ def warm_up(
         progress: Whether to show on standard error how far the warm-up is.
         first_run: Whether to run each executable once.
         epoch: The epoch of the provider; after a `ExecutableProvider.clear` nothing is begun.
+        rows: The batches of `map` to compile in place of single examples; empty for those.
 
     Returns:
         The report, and the requests whose executables were compiled or found.
@@ -109,6 +112,7 @@ def warm_up(
         first_run,
         None if time_budget is None else began + time_budget,
         epoch,
+        rows,
     )
     parts: list[Asked] = []
     waiting: Sequence[Mapping[str, int]] = wanted
@@ -122,6 +126,10 @@ def warm_up(
         (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
     ]
     compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
+    for o in (*compiled, *present):  # `map` takes these row counts from now on
+        slot = engine.cache.slot(o.key)
+        if slot is not None and slot.entry is not None:
+            slot.entry.asked = True
     report = WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
@@ -153,6 +161,7 @@ class _WarmUp:
         tokens, own: See `requests_for`.
         deadline: The time (``time.monotonic``) after which nothing is begun, or None.
         epoch: See `compile_all`.
+        rows: See `requests_for`.
         tried: The outcome of each request so far, by key.
     """
 
@@ -165,6 +174,7 @@ class _WarmUp:
     first_run: bool
     deadline: float | None
     epoch: object
+    rows: Sequence[Rows] = ()
     tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
 
     @property
@@ -203,7 +213,8 @@ class _WarmUp:
         return asked._replace(left=left)
 
     def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
-        return requests_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
+        given = self.engine, self.signed, self.tokens, self.own, wanted, until
+        return requests_for(*given, self.rows)
 
     def _compile(self, asked: Asked) -> bool:
         """Compile what is missing. Returns whether a program turned out not to be maskable."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._errors import ArgumentError, SpecError
-from bucketjit._signature.signer import Signer
+from bucketjit._signature.signer import SignedCall, Signer
 
 Name = int | str  # of an argument: its position, or its keyword
 Values = tuple[Any, ...]  # the mapped arguments of one example, in the order of `Examples.mapped`
@@ -139,6 +139,36 @@ def examples_of(
     )
     _ = examples.count  # raises if lists are not equally long
     return examples
+
+
+def mapped_leaves(
+    signer: Signer, signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
+) -> frozenset[int]:
+    """The leaves of a call of one example that examples have their own of.
+
+    Args:
+        signer: Knows the parameters of the function and its ``dynamic_axes``.
+        signed: The call.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        in_axes: As in `examples_of`. Without ``dynamic_axes``, all arrays are mapped by default.
+
+    Returns:
+        Positions among the leaves of the call.
+
+    Raises:
+        SpecError: ``in_axes`` is malformed.
+    """
+    if in_axes is not None:
+        mapped = _mapped_by_user(signer, args, kwargs, in_axes)
+    elif signer.arguments_with_open_axes(len(args), list(kwargs)) is not None:
+        mapped = _mapped_by_default(signer, args, kwargs)
+    else:
+        every: list[tuple[Name, Any]] = [*enumerate(args), *kwargs.items()]
+        mapped = {name for name, value in every if getattr(value, "ndim", 0)}
+    given, named = signed.tree.unflatten(range(len(signed.leaves)))
+    places: dict[Name, Any] = {old: given[new] for new, old in enumerate(signed.dynamic)} | named
+    return frozenset(leaf for name in mapped for leaf in jax.tree_util.tree_leaves(places[name]))
 
 
 def _mapped_by_default(signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[Name]:

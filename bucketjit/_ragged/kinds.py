@@ -45,6 +45,7 @@ class Batched:
         bucket: The padded size of each variable.
         tokens: The padded tokens of one example: the positions along the open axes of the mapped
             argument that has most.
+        elements: Elements of the padded mapped arguments with open axes, per example.
         nbytes: Bytes of the padded mapped arguments of one example.
         shared_bytes: Bytes of the arguments that all examples share.
     """
@@ -52,6 +53,7 @@ class Batched:
     program: Interface
     bucket: dict[str, int]
     tokens: int
+    elements: int
     nbytes: int
     shared_bytes: int
 
@@ -138,7 +140,7 @@ class Kinds:
             ArgumentError: It is not like the others, or its sizes contradict each other.
             BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
         """
-        is_plain = True
+        is_plain = bool(self._plain_dtypes)
         for value, dtype in zip(values, self._plain_dtypes, strict=False):
             if type(value) is not np.ndarray or value.dtype is not dtype:
                 is_plain = False
@@ -156,7 +158,7 @@ class Kinds:
             kind = self._known.get(key)
             if kind is None:
                 kind = self._known[key] = self._kind(values, leaves, types, shapes)
-            if is_plain and self._plain_dtypes:
+            if is_plain:
                 self._by_shapes[shapes] = kind
             return Row(leaves, kind)
         except BucketJitError as error:
@@ -346,7 +348,8 @@ class Kinds:
             if kind.dtype is not None:
                 size = math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
                 own, shared = (own + size, shared) if i in self.mapped else (own, shared + size)
-        return Batched(program, lower, max([1, *tokens]), own, shared)
+        elements = sum(math.prod(shape) for i, shape in padded.items() if i in self.mapped)
+        return Batched(program, lower, max([1, *tokens]), elements, own, shared)
 
     def _real(self, tokens: Tokens, signed: SignedCall) -> int:
         return sum(

@@ -38,12 +38,15 @@ class Group:
         tokens: Padded tokens of one row.
         known: The row counts that have an executable.
         most: The most rows of a batch, whatever the budget; None for no limit.
+        fixed: Whether only the known row counts may be taken, whatever the budget: the user has
+            chosen them, or nothing may be compiled.
     """
 
     count: int
     tokens: int
     known: frozenset[int] = frozenset()
     most: int | None = None
+    fixed: bool = False
 
 
 class _Cover(NamedTuple):
@@ -108,7 +111,9 @@ def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
         key=lambda gain: (-gain[0], gain[1]),
     )
     worth = max(_LEAST_WORTH, sum(cover.cost for cover in chosen) // _WORTH)
-    spare = max(1, len(groups) // _GROUPS_PER_SECOND)
+    # Earlier calls have had theirs: a call like the one before compiles nothing.
+    had = sum(max(0, len(group.known) - 1) for group in groups)
+    spare = max(1, len(groups) // _GROUPS_PER_SECOND) - had
     improved: set[int] = set()
     for gain, i, better in gains:
         more = len(better.new) - len(chosen[i].new)
@@ -140,11 +145,11 @@ def _first(by_new: dict[int, _Cover]) -> _Cover:
 
 def _covers(group: Group, budget: int) -> Iterator[_Cover]:
     """The covers of a group by full batches of one row count, and smaller ones of another."""
-    allowed = max(1, budget // max(1, group.tokens))
-    if group.most is not None:
-        allowed = min(allowed, group.most)
-    most = min(_power_of_two_below(allowed), 1 << (group.count - 1).bit_length())
-    sizes = [most >> i for i in range(most.bit_length())]
+    sizes = (
+        sorted(group.known, reverse=True)
+        if group.fixed and group.known
+        else _row_counts(group, budget)
+    )
     for i, large in enumerate(sizes):
         full, rest = divmod(group.count, large)
         for small in sizes[i:]:
@@ -152,6 +157,15 @@ def _covers(group: Group, budget: int) -> Iterator[_Cover]:
             rows = (large,) * full + (small,) * few
             cost = sum(rows) * group.tokens + _PER_RUN * len(rows)
             yield _Cover(cost, rows, frozenset(rows) - group.known)
+
+
+def _row_counts(group: Group, budget: int) -> list[int]:
+    """The row counts of a group within the budget, largest first: powers of two."""
+    allowed = max(1, budget // max(1, group.tokens))
+    if group.most is not None:
+        allowed = min(allowed, group.most)
+    most = min(_power_of_two_below(allowed), 1 << (group.count - 1).bit_length())
+    return [most >> i for i in range(most.bit_length())]
 
 
 def _power_of_two_below(n: int) -> int:

@@ -36,7 +36,7 @@ from bucketjit._tracing.interface import Interface
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
 _WINDOW_ROWS = 1 << 16  # and the most examples
 _LEAST_SUMMED = 1 << 16  # bytes of a batch that is summed, if the shared arguments have fewer
-_UNDER_WAY = 2  # batches that run while later ones are filled
+_UNDER_WAY = 8  # batches that run while later ones are filled
 
 PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
 
@@ -136,7 +136,9 @@ class MapCall:
                 members[key].append(i)
         if not members:
             return []
-        known = self._known_counts(summed)
+        known, asked = self._known_counts(summed)
+        if not self._engine.provider.allowance.affordable():
+            asked = set(known)
         groups = [
             Group(
                 len(members[key]),
@@ -144,6 +146,7 @@ class MapCall:
                 frozenset(known[key]),
                 # A scan over the rows of a batch copies them.
                 max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1 if summed else None,
+                key in asked,
             )
             for key, way in ways.items()
         ]
@@ -154,16 +157,23 @@ class MapCall:
             for key, counts in zip(ways, batches(groups, budget), strict=True)
         ]
 
-    def _known_counts(self, summed: bool) -> defaultdict[Any, set[int]]:
-        """The row counts that have an executable, by program and bucket."""
+    def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
+        """The row counts that have an executable, by program and bucket.
+
+        Returns:
+            The row counts, and the programs and buckets that a warm-up has chosen row counts for.
+        """
         found: defaultdict[Any, set[int]] = defaultdict(set)
+        asked: set[Any] = set()
         mapped = frozenset(self.kinds.mapped)
         for (owner, *rest), entry in self._engine.cache.items():
             if entry.rows is not None:
                 rows, *bucket = rest[0]
                 if rows == Rows(entry.rows, mapped, summed):
                     found[owner, tuple(bucket)].add(entry.rows)
-        return found
+                    if entry.asked:
+                        asked.add((owner, tuple(bucket)))
+        return found, asked
 
     # --- running ---
 

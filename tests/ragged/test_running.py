@@ -19,6 +19,7 @@ from bucketjit import (
     Fallback,
     FallbackError,
     FallbackWarning,
+    SpecError,
     strategies,
 )
 
@@ -363,3 +364,64 @@ def test_copies_of_inputs() -> None:
     for x in examples:
         x[...] = 0
     assert [x.tolist() for x in got] == [[2.0] * 4] * 2
+
+
+# --- warm-up and explanations ---
+
+
+def test_nothing_is_compiled_after_a_warmup() -> None:
+    executor = BucketedExec(lambda w, x: (w * x).sum(), dynamic_axes=(None, "n")).with_pow2(min=4)
+    like = jax.ShapeDtypeStruct((4,), F32)
+    report = executor.warmup(
+        F32(1), like, sizes={"n": range(1, 17)}, rows=[1, 3, 16], progress=False
+    )
+    assert len(report.compiled) == 9 and {b["rows"] for b in report.compiled} == {1, 4, 16}
+    random = np.random.default_rng(0)
+    with executor.forbid_compiles():
+        for _ in range(20):
+            examples = ones(*random.integers(1, 17, random.integers(1, 60)))
+            got = executor.map(F32(2), examples)
+            assert [float(x) for x in got] == [2.0 * len(x) for x in examples]
+    assert executor.stats().compiles == 9
+    again = executor.warmup(F32(1), like, sizes={"n": 3}, rows=4, progress=False)
+    assert [dict(b) for b in again.present] == [{"rows": 4, "n": 4}]
+
+
+def test_other_row_counts_are_compiled_where_none_was_asked_for() -> None:
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2(min=4)
+    executor.warmup(jax.ShapeDtypeStruct((4,), F32), rows=2, progress=False)
+    executor.map(ones(*[4] * 9, 7))
+    sizes = [(b.sizes["rows"], b.sizes["n"]) for b in executor.stats().buckets]
+    assert sizes == [(2, 4), (1, 8)]
+
+
+def test_nothing_can_be_compiled_any_more() -> None:
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n", compile_budget=1).with_pow2(min=4)
+    executor.map(ones(3, 4))
+    assert [float(x) for x in executor.map(ones(*[3] * 7))] == [3] * 7
+
+
+@pytest.mark.parametrize("rows", [0, -1, "4", [], [2, 0], 2.5, True])
+def test_wrong_rows(rows: Any) -> None:
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2()
+    with pytest.raises(SpecError, match="warmup: rows"):
+        executor.warmup(np.ones(3, F32), rows=rows)
+
+
+def test_explanations() -> None:
+    executor = BucketedExec(lambda w, x: (w * x).sum(), dynamic_axes=(None, "n")).with_pow2(min=8)
+    examples = ones(3, 5, 8, 12, 0)
+    told = executor.explain_map(F32(1), examples)
+    assert executor.stats().calls == 0 and executor.stats().compiles == 0
+    assert told.mapped == ("x",) and told.shared == ("w",) and told.examples == 5
+    assert [(dict(g.bucket), g.examples, g.batches) for g in told.groups] == [
+        ({"n": 8}, 3, (4,)),
+        ({"n": 16}, 1, (1,)),
+    ]
+    assert [g.missing for g in told.groups] == [(4,), (1,)]
+    assert dict(told.alone) == {"an axis of size 0 has no bucket": 1}
+    executor.map(F32(1), examples[:4])
+    assert executor.stats().padding_waste == pytest.approx(told.padding_waste)
+    again = executor.explain_map(F32(1), examples[:4])
+    assert [g.missing for g in again.groups] == [(), ()]
+    assert "n=8: 3 examples in 1 x 4 rows" in str(again)
