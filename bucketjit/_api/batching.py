@@ -80,6 +80,7 @@ class Batching:
             (4, 2)
         """
         engine = self._engine
+        args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)
         inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled()
@@ -122,5 +123,12 @@ class Batching:
               padding: 44% of what is computed
         """
         engine = self._engine
+        args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         return explain_map(engine, examples_of(engine.signer, args, kwargs, in_axes), options)
+
+    def _in_places(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, those by name that have a position in the places where they are known."""
+        return args, kwargs

@@ -124,21 +124,22 @@ def rows_function(
     Returns:
         The function and the types to lower it for.
     """
-    program, types = call.program, signed.signature.types
+    program = call.program
     assert isinstance(program, Program)
+    is_poisoned = check is Check.POISON
     pads = rows_pads(signed, call, bucket, rows)
     expected = Expected({i for i, _ in pads})
-    arrays_of = [i for i, kind in enumerate(types) if kind.dtype is not None]
+    arrays_of = [i for i, kind in enumerate(signed.signature.types) if kind.dtype is not None]
     axes = [0 if i in rows.mapped else None for i in arrays_of]
 
     def batch(sizes: BatchSizes, *args: object, **kwargs: object) -> Any:
         leaves = expected.check(args, kwargs)
-        poison = poison_equations(sizes.poison) if check is Check.POISON else None
+        poison = poison_equations(sizes.poison) if is_poisoned else None
 
         def one(vector: Any, constants: Any, *arrays: Any) -> list[Any]:
             values = {v: vector[i] for i, v in enumerate(call.variables)}
             at = BucketSizes(program.padded_sizes(bucket), program.lower, values, constants)
-            hook, padding = hooks(poison, after()), None if poison is not None else 0
+            hook, padding = hooks(poison, after()), None if is_poisoned else 0
             return evaluated(program, program.consts, arrays, at, rules(), hook, padding)
 
         mapped = jax.vmap(one, in_axes=(0, 0, *axes))
@@ -152,18 +153,13 @@ def rows_function(
     batch.__name__ = getattr(signed.signature.fn, "__name__", "batch")
     static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
     shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
-    sizes = batch_sizes(
-        [call.ordered],
-        [call.size_constants.values],
-        rows.count,
-        shapes,
-        0 if check is Check.POISON else None,
-    )
-    stacked = _with_structs(signed, rows)
-    args, kwargs = signed.tree.unflatten(abstract(stacked, dict(pads)))
+    constants = [call.size_constants.values]
+    poison = 0 if is_poisoned else None
+    leaves = abstract(_with_structs(signed, rows), dict(pads))
+    args, kwargs = signed.tree.unflatten(leaves)
     return Masked(
         function=jax.jit(batch, compiler_options=dict(options)),
-        sizes=sizes,
+        sizes=batch_sizes([call.ordered], constants, rows.count, shapes, poison),
         args=args,
         kwargs=kwargs,
         expected=expected,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.build_exact import result_types
-from bucketjit._compile.requests import Source
+from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
 from bucketjit._errors import MaskingError, SpecError, is_of_machine
@@ -102,18 +102,9 @@ def warm_up(
     """
     began = time.monotonic()
     tokens, own, wanted = asked(engine, signed, sizes)
-    under_way = _WarmUp(
-        engine,
-        signed,
-        tokens,
-        own,
-        workers,
-        progress,
-        first_run,
-        None if time_budget is None else began + time_budget,
-        epoch,
-        rows,
-    )
+    deadline = None if time_budget is None else began + time_budget
+    how = workers, progress, first_run, deadline, epoch, rows
+    under_way = _WarmUp(engine, signed, tokens, own, *how)
     parts: list[Asked] = []
     waiting: Sequence[Mapping[str, int]] = wanted
     while waiting and not (parts and under_way.is_late):
@@ -126,10 +117,8 @@ def warm_up(
         (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
     ]
     compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
-    for o in (*compiled, *present):  # `map` takes these row counts from now on
-        slot = engine.cache.slot(o.key)
-        if slot is not None and slot.entry is not None:
-            slot.entry.asked = True
+    if rows:
+        _note_asked(engine, (*compiled, *present))
     report = WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
@@ -150,6 +139,14 @@ def warm_up(
         loaded=sum(outcome == "file" for _, outcome in outcomes),
     )
     return Warmed(report, (*compiled, *present))
+
+
+def _note_asked(engine: Engine, requests: Iterable[CompileRequest]) -> None:
+    """Make `map` take the row counts of these executables, and no others, from now on."""
+    for request in requests:
+        slot = engine.cache.slot(request.key)
+        if slot is not None and slot.entry is not None:
+            slot.entry.asked = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,8 @@ from bucketjit._tracing.program import Program
 # one key under `vmap`.
 _PER_KEY = "threefry2x32"
 
+OF_FILE = MaskingError("a function from a file has modules for one example at a time")
+
 
 def why_not_batched(
     engine: Engine, program: Interface, signed: SignedCall, mapped: Collection[int]
@@ -37,7 +39,7 @@ def why_not_batched(
         mapped: The mapped leaves.
     """
     if not isinstance(program, Program):
-        return MaskingError("a function from a file has modules for one example at a time")
+        return OF_FILE
     kinds = [signed.signature.types[i].dtype for i in mapped]
     if any(kind == jax.dtypes.float0 for kind in kinds if kind is not None):
         return MaskingError("an argument is of dtype float0")

@@ -26,6 +26,7 @@ from bucketjit._ragged.batches import (
 )
 from bucketjit._ragged.checked_batches import checked_results
 from bucketjit._ragged.examples import Examples
+from bucketjit._ragged.independence import OF_FILE
 from bucketjit._ragged.kinds import NO_SIZES, Alone, Batched, Kinds, Row
 from bucketjit._ragged.options import Options
 from bucketjit._ragged.plan import Group, batches, default_budget
@@ -314,7 +315,7 @@ def note_alone(engine: Engine, why: MaskingError, examples: int) -> None:
     Raises:
         FallbackError: The policy is to raise.
     """
-    if engine.config.fallback is Fallback.ERROR and why is not NO_SIZES:
+    if engine.config.fallback is Fallback.ERROR and why not in (NO_SIZES, OF_FILE):
         raise FallbackError(why.reason, why.remedy) from why
     if engine.counters.alone(why.reason, examples):
         engine.emit(Event("fallback", engine.name, detail=f"map, one example at a time: {why}"))

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import (
     BucketedExec,
+    BucketOverflowError,
     Check,
     CompileBudgetError,
     Fallback,
@@ -425,3 +427,18 @@ def test_explanations() -> None:
     again = executor.explain_map(F32(1), examples[:4])
     assert [g.missing for g in again.groups] == [(), ()]
     assert "n=8: 3 examples in 1 x 4 rows" in str(again)
+
+
+def test_a_function_from_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    executor = BucketedExec(lambda w, x: (w * x).sum(), dynamic_axes=(None, "n")).with_pow2(min=4)
+    path = tmp_path / "f.bucketjit"
+    executor.save(path, F32(1), np.ones(3, F32), sizes={"n": [4, 8]})
+    loaded = bucketjit.load(path)
+    with pytest.warns(FallbackWarning, match="a function from a file"):
+        assert [float(x) for x in loaded.map(F32(2), ones(3, 5))] == [6, 10]
+    assert [float(x) for x in loaded.map(w=F32(2), x=ones(3, 5))] == [6, 10]
+    assert float(loaded.map(F32(1), ones(3, 5), reduce="mean")) == 4
+    assert loaded.stats().fallback_calls == 0 and sum(loaded.stats().rows_alone.values()) == 6
+    with pytest.raises(BucketOverflowError, match="example 1: "):
+        loaded.map(F32(2), ones(3, 9))
