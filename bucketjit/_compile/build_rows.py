@@ -155,7 +155,7 @@ def rows_function(
     shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     constants = [call.size_constants.values]
     poison = 0 if is_poisoned else None
-    leaves = abstract(_with_structs(signed, rows), dict(pads))
+    leaves = abstract(_with_structs(signed, rows, dict(pads)), dict(pads))
     args, kwargs = signed.tree.unflatten(leaves)
     return Masked(
         function=jax.jit(batch, compiler_options=dict(options)),
@@ -176,16 +176,18 @@ def rows_function(
     )
 
 
-def _with_structs(signed: SignedCall, rows: Rows) -> SignedCall:
-    """A call whose mapped leaves are types without a device: a batch is filled on the host."""
-    leaves = [
-        jax.ShapeDtypeStruct(shape, kind.dtype)
-        if i in rows.mapped and kind.dtype is not None
-        else leaf
-        for i, (leaf, shape, kind) in enumerate(
-            zip(signed.leaves, signed.shapes, signed.signature.types, strict=True)
-        )
-    ]
+def _with_structs(
+    signed: SignedCall, rows: Rows, pads: Mapping[int, tuple[int, ...]]
+) -> SignedCall:
+    """A call with the types of a batch in the place of its mapped leaves.
+
+    They have no device, as a batch is filled on the host, unless the rows are sharded.
+    """
+    leaves = list(signed.leaves)
+    for i in rows.mapped:
+        dtype = signed.signature.types[i].dtype
+        if dtype is not None:
+            leaves[i] = jax.ShapeDtypeStruct(pads[i], dtype, sharding=rows.placement)
     return signed.with_leaves(leaves)
 
 

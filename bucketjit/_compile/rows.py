@@ -19,11 +19,13 @@ class Rows:
         count: The number of examples.
         mapped: Positions of the leaves that each example has its own of. The others are shared.
         summed: Whether the executable returns the sum over the examples in place of each result.
+        placement: How the rows are sharded over several devices; None if they are not.
     """
 
     count: int
     mapped: frozenset[int]
     summed: bool = False
+    placement: Any = None
 
 
 def rows_key(program: Interface, bucket: Mapping[str, int], rows: Rows) -> tuple[Interface, Any]:

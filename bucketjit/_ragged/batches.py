@@ -22,6 +22,7 @@ from bucketjit._config import Out
 from bucketjit._jax.arrays import host_placer, key_impl, key_shape
 from bucketjit._masking.checks import poison_value
 from bucketjit._ragged.kinds import Kind, Kinds, Row, is_open
+from bucketjit._ragged.placement import placement_of, replicated_like
 from bucketjit._runtime.counters import CountedBatch
 
 
@@ -77,7 +78,7 @@ class SharedArguments:
 def launch(
     entry: Executable,
     rows: Sequence[Row],
-    mapped: Sequence[int],
+    kinds: Kinds,
     shared: SharedArguments,
     poison: tuple[int, str] | None = None,
 ) -> Launched:
@@ -88,8 +89,8 @@ def launch(
     Args:
         entry: The executable; it takes at least so many rows.
         rows: The examples, of one program.
-        mapped: The mapped leaves.
-        shared: The other leaves.
+        kinds: Has the examples.
+        shared: The leaves that are not mapped.
         poison: In a call checked by poison, its index and its kind.
 
     Raises:
@@ -97,14 +98,16 @@ def launch(
     """
     assert entry.rows is not None
     kind, pads = rows[0].kind, dict(entry.pads)
+    placement = placement_of(kinds.sharding, entry.rows)
     leaves = shared.leaves(kind, pads)
-    for place, i in enumerate(mapped):
+    for place, i in enumerate(kinds.mapped):
         dtype = kind.signed.signature.types[i].dtype
         if dtype is None:  # a size: the executable reads it from the sizes of the rows
             leaves[i] = rows[0].leaves[place]
         else:
             own = [row.leaves[place] for row in rows]
-            leaves[i] = _stacked(own, pads[i], dtype, None if poison is None else poison[1])
+            stacked = _stacked(own, pads[i], dtype, None if poison is None else poison[1])
+            leaves[i] = stacked if placement is None else jax.device_put(stacked, placement)
     args, kwargs = kind.signed.tree.unflatten([leaves[i] for i in range(len(leaves))])
     index = None if poison is None else poison[0]
     shapes = entry.size_constant_shapes
@@ -219,14 +222,16 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
             for r, shape in enumerate(shapes)
         ]
     weak = bool(leaf.weak_type)
+    whole = replicated_like(leaf)
+    like = leaf if whole is None else jax.device_put(np.zeros((), host.dtype), whole)
     if None in shapes:  # no axis is open, so all rows have one shape
-        place = host_placer(host.shape[1:], host.dtype, weak, leaf)
+        place = host_placer(host.shape[1:], host.dtype, weak, like)
         return [place(host[r, ...]) for r in range(len(shapes))]
     placers: dict[tuple[int, ...], Callable[[np.ndarray], Any]] = {}
 
     def placed(row: np.ndarray) -> Any:
         if row.shape not in placers:
-            placers[row.shape] = host_placer(row.shape, row.dtype, weak, leaf)
+            placers[row.shape] = host_placer(row.shape, row.dtype, weak, like)
         return placers[row.shape](np.ascontiguousarray(row))
 
     if out is Out.PADDED:

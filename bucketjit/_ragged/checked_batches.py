@@ -46,7 +46,7 @@ def checked_results(
     check = engine.config.check
     if check is Check.POISON:
         runs = [
-            results_of(launch(entry, rows, kinds.mapped, shared, poison), out)
+            results_of(launch(entry, rows, kinds, shared, poison), out)
             for poison in enumerate(POISONS)
         ]
         for row, one, other in zip(rows, *runs, strict=True):
@@ -54,7 +54,7 @@ def checked_results(
                 engine.serve(kinds.call_of(row), None, out)  # blames an equation
                 raise failed(f"{engine.name}.map", problem, "")
         return runs[0]
-    results = results_of(launch(entry, rows, kinds.mapped, shared), out)
+    results = results_of(launch(entry, rows, kinds, shared), out)
     if check is Check.EXACT and entry.checked:
         return results
     for row, result in zip(rows, results, strict=True):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bucketjit._compile.rows import Rows, rows_key
+from bucketjit._compile.rows import rows_key
 from bucketjit._events import shown
 from bucketjit._ragged.examples import Examples
 from bucketjit._ragged.kinds import Alone, Row
@@ -101,8 +101,7 @@ def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExpl
             way = planned.way
             kinds = [window[i].kind for i in planned.members]
             rows = [
-                Rows(n, frozenset(call.mapped), options.reduce is not None)
-                for n in dict.fromkeys(planned.rows)
+                call.kinds.rows(n, options.reduce is not None) for n in dict.fromkeys(planned.rows)
             ]
             groups.append(
                 ExplainedGroup(

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
+from bucketjit._compile.rows import Rows
 from bucketjit._errors import ArgumentError, BucketJitError, MaskingError
 from bucketjit._ragged.examples import Examples, Values
 from bucketjit._ragged.independence import why_not_batched
+from bucketjit._ragged.placement import placement_of, rows_sharding
 from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.leaf_types import LeafType, leaf_type
@@ -114,6 +117,7 @@ class Kinds:
 
     Attributes:
         mapped: The mapped leaves: their positions among the leaves of a call.
+        sharding: How the rows of batches are sharded; None if they are not.
     """
 
     def __init__(self, engine: Engine, examples: Examples) -> None:
@@ -128,6 +132,7 @@ class Kinds:
         self._plain_dtypes: list[Any] = []
         self._by_shapes: dict[Any, Kind] = {}
         self.mapped: tuple[int, ...] = ()
+        self.sharding: NamedSharding | None = None
 
     def row(self, index: int, values: Values) -> Row:
         """Sign an example, and find its kind.
@@ -188,6 +193,16 @@ class Kinds:
             leaves[i] = leaf
         return _owning(dataclasses.replace(like, leaves=leaves, shapes=row.kind.signed.shapes))
 
+    def rows(self, count: int, summed: bool = False) -> Rows:
+        """The rows of a batch.
+
+        Args:
+            count: How many there are.
+            summed: Whether their results are summed.
+        """
+        placement = placement_of(self.sharding, count)
+        return Rows(count, frozenset(self.mapped), summed, placement)
+
     @property
     def first(self) -> SignedCall:
         """The first example."""
@@ -205,6 +220,9 @@ class Kinds:
         self._trees = [jax.tree_util.tree_structure(part) for part in own]
         self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
         self._first = signed
+        self.sharding = rows_sharding(
+            leaf for i, leaf in enumerate(signed.leaves) if i not in self.mapped
+        )
         types = tuple(signed.signature.types[i] for i in self.mapped)
         self._variants[types] = self._like[id(signed.signature)] = signed
         # Most examples are NumPy arrays of the type of the first one: see `row`.

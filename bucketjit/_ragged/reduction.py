@@ -17,7 +17,6 @@ import numpy as np
 
 from bucketjit._compile.build_rows import sum_dtype
 from bucketjit._compile.executable import SignatureChanged
-from bucketjit._compile.rows import Rows
 from bucketjit._config import Check, Out
 from bucketjit._errors import ArgumentError, MaskingError
 from bucketjit._masking.checks import POISONS, compare, failed
@@ -145,12 +144,12 @@ class _Window:
         refused = engine.refusals.of_batches(way.program)
         if refused is not None:
             return self._alone(rows, refused, total)
-        wanted = Rows(count, frozenset(call.mapped), summed=True)
+        wanted = call.kinds.rows(count, summed=True)
         try:
             entry, is_compiled = call.executable(way, wanted, rows[0])
         except MaskingError as error:
             return self._alone(rows, call.note_refusal(way, error), total)
-        given = entry, rows, call.mapped, self._shared
+        given = entry, rows, call.kinds, self._shared
         try:
             if engine.config.check is Check.POISON:
                 sums, other = (launch(*given, poison).outs for poison in enumerate(POISONS))

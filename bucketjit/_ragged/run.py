@@ -166,11 +166,10 @@ class MapCall:
         """
         found: defaultdict[Any, set[int]] = defaultdict(set)
         asked: set[Any] = set()
-        mapped = frozenset(self.kinds.mapped)
         for (owner, *rest), entry in self._engine.cache.items():
             if entry.rows is not None:
                 rows, *bucket = rest[0]
-                if rows == Rows(entry.rows, mapped, summed):
+                if rows == self.kinds.rows(entry.rows, summed):
                     found[owner, tuple(bucket)].add(entry.rows)
                     if entry.asked:
                         asked.add((owner, tuple(bucket)))
@@ -218,7 +217,7 @@ class MapCall:
         if refused is not None:
             return lambda: self.run_alone(rows, refused)
         try:
-            entry, is_compiled = self.executable(way, Rows(count, frozenset(self.mapped)), rows[0])
+            entry, is_compiled = self.executable(way, self.kinds.rows(count), rows[0])
         except MaskingError as error:
             why = self.note_refusal(way, error)
             return lambda: self.run_alone(rows, why)
@@ -227,7 +226,7 @@ class MapCall:
             if checked:
                 found = checked_results(engine, entry, rows, self.kinds, shared, self._options.out)
             else:
-                launched = launch(entry, rows, self.mapped, shared)
+                launched = launch(entry, rows, self.kinds, shared)
         except SignatureChanged:
             return lambda: self.run_alone(rows, PLACED)
         engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
