@@ -21,9 +21,10 @@ from jax.sharding import NamedSharding
 from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
 from bucketjit._compile.rows import Rows
-from bucketjit._errors import ArgumentError, BucketJitError, MaskingError
+from bucketjit._config import Fallback
+from bucketjit._errors import ArgumentError, BucketJitError, FallbackError, MaskingError
 from bucketjit._ragged.examples import Examples, Values
-from bucketjit._ragged.independence import why_not_batched
+from bucketjit._ragged.independence import OF_FILE, why_not_batched
 from bucketjit._ragged.placement import placement_of, rows_sharding
 from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
@@ -35,6 +36,7 @@ from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._tracing.interface import Interface
 
 _REMEMBERED = 4096  # kinds that a signature remembers
+_MOST_BYTES = 1 << 16  # of the constants of a kind that is remembered
 
 NO_SIZES = MaskingError("no axis of the lists of examples is open", "name it in dynamic_axes")
 
@@ -312,9 +314,10 @@ class Kinds:
         if known is not None and self._holds(known):
             return known
         kind = self._new_kind(signed)
-        if len(memory) >= _REMEMBERED:
-            memory.clear()
-        memory[key] = kind
+        if isinstance(kind.way, Batched) and kind.call.size_constants.nbytes <= _MOST_BYTES:
+            if len(memory) >= _REMEMBERED:
+                memory.clear()
+            memory[key] = kind
         return kind
 
     def _holds(self, known: Kind) -> bool:
@@ -341,10 +344,14 @@ class Kinds:
             case Masked(program, bucket, None):
                 why = why_not_batched(engine, program, signed, self.mapped)
                 if why is not None:
+                    if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
+                        raise FallbackError(why.reason, why.remedy)
                     return Alone(why)
                 return self._batched(signed, call, program, bucket)
             case Refused(error):
                 raise error
+            case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+                raise FallbackError(why.reason, why.remedy)
             case Exact(Because.NO_OPEN_AXIS):
                 return Alone(NO_SIZES)
             case _:

@@ -194,8 +194,18 @@ def test_errors_in_place_of_fallbacks() -> None:
     executor = BucketedExec(
         lambda x: x[x > 1].sum(), dynamic_axes="n", fallback=Fallback.ERROR
     ).with_pow2()
-    with pytest.raises(FallbackError, match="computes sizes"):
+    with pytest.raises(FallbackError, match="^example 0: .*computes sizes"):
         executor.map(ones(3))
+
+    def short_is_refused(x: Any) -> Any:
+        return x * 2 if x.shape[0] > 3 else jax.export.export(jax.jit(jnp.sort))(x).call(x)
+
+    executor = BucketedExec(short_is_refused, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(
+        min=8
+    )
+    with pytest.raises(FallbackError, match="call_exported"):
+        executor.map(ones(5, 6, 2))
+    assert executor.stats().calls == 0
 
 
 def test_empty_examples_and_examples_without_sizes() -> None:
