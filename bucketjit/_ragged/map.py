@@ -30,8 +30,8 @@ def map_examples(
         engine: Serves it.
         examples: Its arguments.
         options: What the user chose.
-        inside: Runs the function for one example where a transformation of JAX is under way; None
-            outside of transformations.
+        inside: Runs the function for one example, where it has to be run for one at a time: inside
+            of a transformation of JAX, say. None to run batches.
 
     Returns:
         What `BucketedExec.map` returns.
@@ -55,7 +55,7 @@ def _inside(
     options: Options,
     inside: Callable[[tuple[Any, ...], dict[str, Any]], Any],
 ) -> Any:
-    """Inside a transformation of JAX the function itself runs, once for each example.
+    """Run the function once for each example.
 
     Raises:
         SpecError: The results are to be stacked: their sizes are not known before they are traced.

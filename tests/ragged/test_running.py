@@ -14,6 +14,7 @@ import pytest
 
 import bucketjit
 from bucketjit import (
+    ArgumentError,
     BucketedExec,
     BucketOverflowError,
     Check,
@@ -452,3 +453,48 @@ def test_a_function_from_a_file(tmp_path: Path) -> None:
     assert loaded.stats().fallback_calls == 0 and sum(loaded.stats().rows_alone.values()) == 6
     with pytest.raises(BucketOverflowError, match="example 1: "):
         loaded.map(F32(2), ones(3, 9))
+
+
+# --- plans ---
+
+
+def test_joint_plans() -> None:
+    plan = strategies.Joint([{"n": 4, "m": 16}, {"n": 16, "m": 4}, {"n": 16, "m": 16}])
+    executor = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("n", "m")).with_plan(plan)
+    xs, ys = ones(3, 9, 5, 4), ones(9, 2, 12, 16)
+    assert [float(x) for x in executor.map(xs, ys)] == [12, 11, 17, 20]
+    assert {(b.sizes["n"], b.sizes["m"]) for b in executor.stats().buckets} == {
+        (4, 16),
+        (16, 4),
+        (16, 16),
+    }
+
+
+def test_adaptive_strategies_learn_from_examples() -> None:
+    adaptive = strategies.Adaptive(strategies.Pow2(), k=2, patience=32)
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_strategy(adaptive)
+    lengths = [5, 6, 30, 31] * 16
+    for _ in range(4):
+        assert [float(x) for x in executor.map(ones(*lengths))] == lengths
+        executor.wait_for_compiles(60)
+    assert executor.stats().rows == 4 * 64
+
+
+def test_events_name_the_rows() -> None:
+    seen: list[Any] = []
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_on_event(seen.append)
+    executor.with_pow2(min=8).map(ones(3, 5, 8))
+    compiled = [event for event in seen if event.kind == "compile"]
+    assert [dict(event.sizes) for event in compiled] == [{"rows": 4, "n": 8}]
+
+
+def test_compiled_stages() -> None:
+    executor = BucketedExec(
+        lambda k, w, x: (w * x).sum() + k, dynamic_axes=(None, None, "n"), static_argnums=0
+    ).with_pow2(min=8)
+    compiled = executor.lower(3, F32(1), np.ones(5, F32)).compile()
+    assert [float(x) for x in compiled.map(F32(2), ones(2, 8))] == [7, 19]
+    got = compiled.map([F32(1), F32(2)], ones(2, 8), in_axes=(0, 0), reduce="mean")
+    assert float(got) == (5 + 19) / 2
+    with pytest.raises(ArgumentError, match="n at most 8"):
+        compiled.map(F32(2), ones(2, 9))
