@@ -204,9 +204,8 @@ def test_errors_in_place_of_fallbacks() -> None:
     executor = BucketedExec(short_is_refused, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(
         min=8
     )
-    with pytest.raises(FallbackError, match="call_exported"):
+    with pytest.raises(FallbackError, match="call_exported"):  # found when it is built
         executor.map(ones(5, 6, 2))
-    assert executor.stats().calls == 0
 
 
 def test_empty_examples_and_examples_without_sizes() -> None:
