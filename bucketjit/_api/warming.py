@@ -7,14 +7,12 @@ import time
 from typing import Any
 
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._compile.rows import Rows
 from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._events import Event
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
 from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
-from bucketjit._ragged.examples import mapped_leaves
-from bucketjit._ragged.options import row_counts
+from bucketjit._ragged.warm import rows_to_compile
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.structs import sign_like
 
@@ -116,8 +114,8 @@ class Warming:
                 ) from None
             raise
         if rows is not None:
-            mapped = mapped_leaves(engine.signer, signed, args, kwargs, in_axes)
-            how["rows"] = [Rows(count, mapped) for count in row_counts(rows)]
+            given = signed, args, kwargs, rows, in_axes
+            how["rows"] = rows_to_compile(engine.signer, *given)
         warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
         return report_of([warmed], engine, epoch)
 

@@ -12,7 +12,7 @@ from bucketjit._compile.requests import CompileRequest
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._errors import FallbackError, in_one_line
-from bucketjit._ragged.independence import why_not_batched
+from bucketjit._ragged.batchable import why_not_batched
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict

@@ -23,8 +23,8 @@ from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._errors import ArgumentError, BucketJitError, FallbackError, MaskingError
+from bucketjit._ragged.batchable import OF_FILE, why_not_batched
 from bucketjit._ragged.examples import Examples, Values
-from bucketjit._ragged.independence import OF_FILE, why_not_batched
 from bucketjit._ragged.placement import placement_of, rows_sharding
 from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bucketjit._config import Out, is_positive_int
@@ -60,24 +59,3 @@ def options_of(configured: Out, reduce: object, token_budget: object, out: objec
         form = Out.NUMPY if configured is Out.NUMPY else Out.JAX
         return Options(form, True, budget)
     return Options(configured if out is None else Out(out), False, budget, reduce)
-
-
-def row_counts(rows: object) -> list[int]:
-    """The numbers of rows that a warm-up asks for, each rounded up to a power of two.
-
-    Args:
-        rows: A number of at least 1, or several.
-
-    Raises:
-        SpecError: It is something else.
-    """
-    every = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
-    found: dict[int, None] = {}
-    for count in every:
-        if not is_positive_int(count):
-            raise SpecError(f"warmup: rows must be ints of at least 1, got {count!r}")
-        assert isinstance(count, int)
-        found[1 << (count - 1).bit_length()] = None
-    if not found:
-        raise SpecError("warmup: rows names no number of rows; give at least one")
-    return list(found)

@@ -18,6 +18,7 @@ from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._config import Check, Fallback
 from bucketjit._errors import FallbackError, FallbackWarning, MaskingError, frames_inside
 from bucketjit._events import LONGEST, Event, printable
+from bucketjit._ragged.batchable import OF_FILE
 from bucketjit._ragged.batches import (
     SharedArguments,
     counted_batch,
@@ -26,7 +27,6 @@ from bucketjit._ragged.batches import (
 )
 from bucketjit._ragged.checked_batches import checked_results
 from bucketjit._ragged.examples import Examples
-from bucketjit._ragged.independence import OF_FILE
 from bucketjit._ragged.kinds import NO_SIZES, Alone, Batched, Kinds, Row
 from bucketjit._ragged.options import Options
 from bucketjit._ragged.plan import Group, batches, default_budget
