@@ -187,7 +187,12 @@ def _is_list_or_iterator(value: object) -> bool:
         return value.dtype == object
     if isinstance(value, str | bytes | bytearray | Mapping | Padded | jax.Array | np.generic):
         return False
-    return isinstance(value, Sequence | Iterator)
+    return isinstance(value, Sequence | Iterator) and not _is_record(value)
+
+
+def _is_record(value: object) -> bool:
+    """Whether a value is a named tuple: one example, or parameters, but no list."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def _mapped_by_user(
@@ -248,8 +253,7 @@ def _rows_of(values: Any, name: str) -> Any:
         is_key = jax.dtypes.issubdtype(values.dtype, jax.dtypes.extended)
         return list(values) if is_key or not values.is_fully_addressable else np.asarray(values)
     is_text = isinstance(values, str | bytes | bytearray)
-    is_record = isinstance(values, tuple) and hasattr(values, "_fields")
-    if is_text or is_record or isinstance(values, Mapping | Set | Padded):
+    if is_text or _is_record(values) or isinstance(values, Mapping | Set | Padded):
         remedy = "a dict of lists is no list of dicts" if isinstance(values, Mapping) else ""
         raise ArgumentError(
             f"{name}: expected a list of examples, got {type(values).__name__}"

@@ -99,6 +99,16 @@ def test_without_dynamic_axes_lists_are_mapped() -> None:
     ]
 
 
+def test_named_tuples_are_no_lists() -> None:
+    executor = BucketedExec(lambda p, x: (x * p.a + p.b).sum()).with_pow2()
+    params = Pair(np.float32(2), np.float32(1))
+    got = executor.map(params, [np.ones(n, np.float32) for n in (3, 5)])
+    assert [float(x) for x in got] == [9, 15]
+    pairs = BucketedExec(lambda p: (p.a * p.b).sum(), dynamic_axes=(Pair("n", None),)).with_pow2()
+    got = pairs.map([Pair(np.ones(n, np.float32), np.float32(n)) for n in (3, 5)])
+    assert [float(x) for x in got] == [9, 25]
+
+
 def test_trees_keywords_and_static_arguments() -> None:
     def fn(batch: Any, scale: Any, *, power: int, offset: Any) -> Any:
         return {"out": (batch["x"] ** power).sum() * scale + offset, "y": batch["y"] + 1}
