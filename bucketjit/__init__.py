@@ -50,6 +50,8 @@ from bucketjit._inspect.report import Report as Report
 from bucketjit._masking.rule_context import RuleContext as RuleContext
 from bucketjit._precompile.manifest import Manifest as Manifest
 from bucketjit._precompile.report import WarmupReport as WarmupReport
+from bucketjit._ragged.explained import MapExplanation as MapExplanation
+from bucketjit._ragged.stacked import Ragged as Ragged
 from bucketjit._runtime.statistics import BucketStats as BucketStats
 from bucketjit._runtime.statistics import ProgramStats as ProgramStats
 from bucketjit._runtime.statistics import Stats as Stats

@@ -367,6 +367,46 @@ def what_exact_refuses(mesh: Any) -> None:
         raise AssertionError(f"did not raise {expected!r}")
 
 
+@case
+def batches_of_ragged_rows(mesh: Any) -> None:
+    def encode(w: Any, x: Any) -> Any:
+        return {"y": jnp.tanh(x @ w), "top": jnp.max(x @ w, 0)}
+
+    executor = BucketedExec(encode, dynamic_axes=(None, "s, _")).with_pow2(min=8)
+    w, random = weights(mesh), np.random.default_rng(0)
+    examples = [random.normal(size=(n, 6)).astype(np.float32) for n in (3, 5, 8, 2, 7, 12, 4, 9)]
+    for x, got in zip(examples, executor.map(w, examples), strict=True):
+        exact = jax.jit(encode)(w, x)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
+    assert executor.stats().rows == 8 and not executor.stats().rows_alone
+    if AxisType.Explicit in mesh.axis_types:
+        return
+    sharded = [
+        entry
+        for _, entry in executor._engine.cache.items()
+        if entry.rows % 4 == 0 and "data" in str(entry.compiled.input_shardings)
+    ]
+    assert sharded  # each device has a fourth of the rows
+
+
+@case
+def sums_over_ragged_rows(mesh: Any) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    step = jax.value_and_grad(loss)
+    executor = BucketedExec(step, dynamic_axes=(None, "s, _")).with_pow2(min=8)
+    w, random = weights(mesh), np.random.default_rng(1)
+    examples = [random.normal(size=(n, 6)).astype(np.float32) for n in (3, 5, 8, 2, 7, 12, 4, 9)]
+    total, gradient = executor.map(w, examples, reduce="sum")
+    wanted = [jax.jit(step)(w, x) for x in examples]
+    np.testing.assert_allclose(total, sum(float(one) for one, _ in wanted), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(gradient), sum(np.asarray(g) for _, g in wanted), rtol=1e-4, atol=1e-5
+    )
+
+
 def main() -> None:
     """Run every case, and print what became of it as JSON."""
     kind = AxisType[sys.argv[1].capitalize()]

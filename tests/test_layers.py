@@ -37,6 +37,7 @@ PACKAGES = (
     "_cores",
     "_compile",
     "_runtime",
+    "_ragged",
     "_autodiff",
     "_export",
     "_stages",

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import jax
 
+from bucketjit._api.batching import Batching
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
@@ -46,7 +47,7 @@ _INLINED = (
 
 
 class BucketedExec(
-    CallPath, BucketBuilders, CacheControl, Exporting, Saving, Staging, Warming, Views
+    CallPath, Batching, BucketBuilders, CacheControl, Exporting, Saving, Staging, Warming, Views
 ):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 

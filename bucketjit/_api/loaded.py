@@ -9,6 +9,7 @@ from typing import Any, Self
 import jax
 import jax.export  # an attribute of jax only after this import
 
+from bucketjit._api.batching import Batching
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
 from bucketjit._api.resource_builders import ResourceBuilders
@@ -30,13 +31,14 @@ from bucketjit._signature.structs import array_like, sign_like
 from bucketjit._tracing.interface import Interface
 
 
-class Loaded(CallPath, ResourceBuilders, CacheControl, Views):
+class Loaded(CallPath, Batching, ResourceBuilders, CacheControl, Views):
     """A function that was saved by `BucketedExec.save`, served without its source.
 
     It is called like the executor that was saved, without static arguments, and takes every size up
     to its largest buckets. A bucket is compiled when a call first needs it. Inside ``jax.jit`` it
     is padded for the sizes of the traced call; ``jax.grad`` works as often as derivatives were
-    saved; ``jax.vmap`` runs it once for each example. Calling it from several threads is safe.
+    saved; ``jax.vmap`` and `map` run it once for each example. Calling it from several threads is
+    safe.
 
     Its other methods are those of `BucketedExec` about the cache, compiles, statistics and events.
 
@@ -99,6 +101,11 @@ class Loaded(CallPath, ResourceBuilders, CacheControl, Views):
         if kwargs:
             args, kwargs = self._functions[0].by_position(args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def _in_places(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._functions[0].by_position(args, kwargs)
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._transformed.call(args, kwargs)

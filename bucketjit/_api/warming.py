@@ -12,6 +12,7 @@ from bucketjit._events import Event
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
 from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
+from bucketjit._ragged.warm import rows_to_compile
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.structs import sign_like
 
@@ -30,6 +31,8 @@ class Warming:
         time_budget: float | None = None,
         progress: bool = True,
         first_run: bool = False,
+        rows: Any = None,
+        in_axes: Any = None,
         **kwargs: Any,
     ) -> WarmupReport:
         """Compile buckets before calls need them, several at the same time.
@@ -62,6 +65,11 @@ class Warming:
                 45 ms for a 6-layer encoder. Executables that have effects, callbacks or a
                 ``while_loop``, take over 10 GFLOP or 1 GiB, or are for another device than the
                 host, are not run.
+            rows: For `map`: numbers of examples in a batch, each rounded up to a power of two. The
+                executables of these batches are compiled for ``sizes``, in place of those of single
+                examples, and `map` then takes no others for their buckets.
+            in_axes: For ``rows``: which arguments are lists of examples, as in `map`. Here they are
+                given for one example.
             **kwargs: Keyword arguments like those of the calls.
 
         Returns:
@@ -83,11 +91,13 @@ class Warming:
             [64, 32, 16, 8, 4, 2, 1]
             >>> total.warmup(like, sizes=[{"n": 3}, {"n": 5}], progress=False).present
             ({'n': 4}, {'n': 8})
+            >>> total.warmup(like, sizes={"n": [3, 5]}, rows=[1, 16], progress=False).compiled
+            ({'rows': 16, 'n': 8}, {'rows': 16, 'n': 4}, {'rows': 1, 'n': 8}, {'rows': 1, 'n': 4})
         """
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
         if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
-            if len(args) != 1 or sizes is not None or kwargs:
+            if len(args) != 1 or sizes is not None or rows is not None or kwargs:
                 raise SpecError(
                     "warmup: a manifest stands alone; it has its own arguments and sizes"
                 )
@@ -103,6 +113,9 @@ class Warming:
                     f"{error}; of a manifest in a file, warmup(Manifest.load({path!r}))"
                 ) from None
             raise
+        if rows is not None:
+            given = signed, args, kwargs, rows, in_axes
+            how["rows"] = rows_to_compile(engine.signer, *given)
         warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
         return report_of([warmed], engine, epoch)
 

@@ -246,6 +246,24 @@ class _Signer(Signer):
                 self._refuse(args, kwargs)
         return signed
 
+    def arguments_with_open_axes(
+        self, count: int, keywords: Sequence[str]
+    ) -> tuple[set[int], set[str]]:
+        """The arguments that had open axes, or were sizes, when the function was saved."""
+        args, kwargs = self._function.tree.unflatten(self._function.record.leaves)
+
+        def is_open(argument: Any) -> bool:
+            leaves: list[Leaf] = jax.tree_util.tree_leaves(argument)
+            return any(
+                leaf.dtype is None or any(isinstance(axis, str) for axis in leaf.axes)
+                for leaf in leaves
+            )
+
+        return (
+            {i for i, argument in enumerate(args[:count]) if is_open(argument)},
+            {name for name in keywords if name in kwargs and is_open(kwargs[name])},
+        )
+
     def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise an error that names the arguments that do not fit, if there are any."""
         function = self._function

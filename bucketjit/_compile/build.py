@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from bucketjit._compile.argument_types import Expected, abstract, to_donate
 from bucketjit._compile.executable import Executable, OpenOut, Origin, sizes_argument
+from bucketjit._compile.rows import Rows
 from bucketjit._config import Check
 from bucketjit._cores.placement import device_for
 from bucketjit._cores.single_threaded import SingleThreaded, lent_types
@@ -55,6 +56,8 @@ class Masked(NamedTuple):
         donated: Positions of the donated arguments.
         options: Options of XLA.
         device: The device it runs on if that is none of JAX's own; see `bucketjit._cores`.
+        rows: The examples that it takes at once; None if it takes one, not in a batch. See
+            `bucketjit._compile.build_rows`.
     """
 
     function: Any
@@ -72,6 +75,7 @@ class Masked(NamedTuple):
     donated_leaves: frozenset[int]
     options: Mapping[str, Any]
     device: Any = None
+    rows: Rows | None = None
 
 
 def masked_function(
@@ -396,6 +400,7 @@ def masked_executable(
         loaded=loaded,
         origin=made.origin,
         counted=program if program.counts else None,
+        rows=None if made.rows is None else made.rows.count,
     )
 
 

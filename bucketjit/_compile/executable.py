@@ -58,6 +58,10 @@ class Executable:
         open_outs: Positions of the results with open axes, where it runs exact and there is no
             program to say so. None until they are first asked for; see
             `bucketjit._runtime.open_outputs`.
+        rows: How many examples it takes at once, each a row of its arguments and results; None if
+            it takes one, not in a batch. Its ``pads`` are then the shapes of whole batches, and
+            ``outs`` have the logical shapes of one row.
+        asked: Whether a warm-up asked for this number of rows.
         counted: The program, if the executable returns counts of computed sizes after the results;
             see `bucketjit._compile.computed_results`.
         count_signatures: Returns how many argument signatures, placement included, it has now.
@@ -87,6 +91,8 @@ class Executable:
     checked: bool = False
     open_outs: tuple[int, ...] | None = None
     counted: Interface | None = None
+    rows: int | None = None
+    asked: bool = False
 
     def __post_init__(self) -> None:
         """Ask the jitted function what it can do."""

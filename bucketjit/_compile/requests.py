@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -21,10 +23,12 @@ from bucketjit._compile.build import (
     masked_function,
 )
 from bucketjit._compile.build_exact import Exact, build_exact, exact_function, lower_exact
+from bucketjit._compile.build_rows import rows_function
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.files.stored import ExecutableFiles, StoredExact, StoredMasked
+from bucketjit._compile.rows import Rows, rows_key, rows_sizes
 from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
 from bucketjit._errors import SpecError, first_line
@@ -145,6 +149,57 @@ class RequestFactory:
         known = without_values(signed)
         made = self._masked_maker(known, call, bucket, options)
 
+        def stand_in() -> Any:
+            return self._smallest_stored(program, call)
+
+        kept = None if options else self._place(known, bucket, made)
+        key = self.masked_key(program, bucket)
+        build = self._builder(program, made, lowering, options)
+        return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
+
+    def rows(
+        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int], rows: Rows
+    ) -> CompileRequest:
+        """The request for the executable of a batch; see `bucketjit._compile.build_rows`.
+
+        Args:
+            signed: One example of the batch.
+            call: The same call, resolved.
+            bucket: Padded size of each variable.
+            rows: The number of examples, and what differs between them.
+
+        Raises:
+            StrategyContractError: A padded argument would be larger than any array can be.
+        """
+        program = call.program
+        assert program is not None
+        known = without_values(signed)
+
+        def made() -> Masked:
+            needed, check = self.needed(program), self._config.check
+            of_xla = self._options(needed.options(False), NO_OPTIONS)
+            given = (known, call, bucket, rows, self.rules, check, of_xla)
+            return rows_function(*given, needed.after)
+
+        sizes = rows_sizes(bucket, rows.count)
+        kept = None if rows.summed else self._place(known, sizes, made)
+        key = rows_key(program, bucket, rows)
+        build = self._builder(program, made)
+
+        def stand_in() -> Any:
+            return self._smallest_rows(program, bucket, rows)
+
+        return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
+
+    def _builder(
+        self,
+        program: Interface,
+        made: Callable[[], Masked],
+        lowering: Lowering[Masked] | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[Compile], Executable]:
+        """What compiles the executable of a bucket, or of a batch."""
+
         def build_once(compile: Compile) -> Executable:
             def once() -> Executable:
                 ready = _current(lowering, made())
@@ -162,12 +217,7 @@ class RequestFactory:
             again.compile_seconds += built.compile_seconds
             return again
 
-        def stand_in() -> Any:
-            return self._smallest_stored(program, call)
-
-        kept = None if options else self._place(known, bucket, made)
-        key = self.masked_key(program, bucket)
-        return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
+        return build
 
     def _place(
         self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
@@ -273,9 +323,26 @@ class RequestFactory:
     def _smallest_stored(self, program: Interface, call: ResolvedCall) -> Any:
         """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
         wanted = dict(zip(call.variables, call.ordered, strict=True))
-        stored = (entry.sizes for key, entry in self._cache.items() if key[0] is program)
+        stored = (
+            entry.sizes
+            for key, entry in self._cache.items()
+            if key[0] is program and entry.rows is None
+        )
         bucket = smallest_holding(stored, wanted)
         return None if bucket is None else self.masked_key(program, bucket)
+
+    def _smallest_rows(self, program: Interface, bucket: Mapping[str, int], rows: Rows) -> Any:
+        """The key of the smallest compiled batch of a program that holds the rows of another."""
+        found = [
+            (math.prod(entry.sizes.values()), key)
+            for key, entry in self._cache.items()
+            if key[0] is program
+            and entry.rows is not None
+            and entry.rows >= rows.count
+            and key[1][0] == dataclasses.replace(rows, count=entry.rows)
+            and all(n >= m for n, m in zip(key[1][1:], bucket.values(), strict=True))
+        ]
+        return min(found, key=lambda one: one[0])[1] if found else None
 
     def needed(self, program: Interface) -> Workarounds:
         """The workarounds that a program needs for XLA to compute it correctly.

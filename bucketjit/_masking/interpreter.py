@@ -39,6 +39,7 @@ from bucketjit._masking.filled_values import FilledValues
 from bucketjit._masking.loops import has_loop_to_stop, is_inside
 from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._masking.rule_context import RuleContext, RuleTable
+from bucketjit._masking.softmax_padding import SoftmaxPadding
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
@@ -112,6 +113,7 @@ class _Walk:
         self._after = after
         self._known = known
         self._filled = filled
+        self._softmax = SoftmaxPadding()
         self._sizes = sizes
         self._rules = rules
         # Whether a jaxpr mentions sizes, by its `id` and `is_inside()`, which changes the answer.
@@ -180,7 +182,7 @@ class _Walk:
         try:
             ctx = RuleContext(
                 *(eqn, self._sizes, self.run, operands, ever_read),
-                *(self._known, self._filled, self._hidden),
+                *(self._known, self._filled, self._hidden, self._softmax),
             )
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]
@@ -213,6 +215,7 @@ class _Walk:
         # that changed an operand or a parameter.
         if ctx.stands(out):
             self._known.follow(eqn, operands, outs)
+        self._softmax.follow(eqn, operands, outs)
         return outs
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:

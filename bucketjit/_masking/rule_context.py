@@ -29,6 +29,7 @@ from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
 from bucketjit._masking.filled_values import FilledValues
 from bucketjit._masking.padding_constants import KnownPadding
+from bucketjit._masking.softmax_padding import SoftmaxPadding
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import Dim, Shape, is_symbolic, symbolic_axes
 
@@ -82,6 +83,7 @@ class RuleContext:
         known: KnownPadding,
         filled: FilledValues,
         hidden_signs: Callable[[], Mapping[int, Any]] = dict,
+        softmax: SoftmaxPadding | None = None,
     ) -> None:
         self.eqn = eqn
         self.primitive = eqn.primitive
@@ -99,6 +101,7 @@ class RuleContext:
         self._known = known
         self._filled = filled
         self._hidden_signs = hidden_signs
+        self._softmax = SoftmaxPadding() if softmax is None else softmax
         self._as_it_stands: Any = None
 
     def signs_are_hidden(self) -> bool:
@@ -238,6 +241,8 @@ class RuleContext:
         if self._known.holds(operand, shape, value):
             return operand
         is_zero = not isinstance(value, jax.Array) and not np.any(value)
+        if is_zero and self._softmax.spares(self.eqn, operand, shape, axes):
+            return operand
         if operand.dtype.name == "float8_e8m0fnu" and is_zero:
             self.refuse("padding of 0 in float8_e8m0fnu, which has no 0", "use another dtype")
 
@@ -259,6 +264,7 @@ class RuleContext:
         # later equations may use the constant, and nothing is known of the padding of the latter.
         if is_operand and not self._known.knows(operand, shape):
             self._filled.note(operand, shape, result)
+            self._softmax.note_fill(self.eqn, result, shape, axes, value)
         return result
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:

@@ -316,7 +316,7 @@ def _counts(engine: Engine) -> dict[Interface, list[tuple[Mapping[str, int], int
     found: dict[Interface, list[tuple[Mapping[str, int], int]]] = {}
     for (program, *_), slot in engine.cache.slots():
         entry = slot.entry
-        if entry is not None and not entry.exact:
+        if entry is not None and not entry.exact and entry.rows is None:
             # The call that compiled it is no hit, so one is added.
             found.setdefault(program, []).append((entry.sizes, 1 + slot.uses.read()))
     return found

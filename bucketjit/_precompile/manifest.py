@@ -210,6 +210,9 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
     left_out: list[str] = []
     for key, entry in engine.cache.items():
         origin = entry.origin
+        if entry.rows is not None:
+            left_out.append(f"{dict(entry.sizes)}: a batch of map; warmup(rows=...) compiles it")
+            continue
         if origin is None or id(origin.signed.signature) not in owners:
             left_out.append(f"{dict(entry.sizes)}: where it comes from is not known")
             continue

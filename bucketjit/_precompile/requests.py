@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.requests import CompileRequest
+from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._errors import FallbackError, in_one_line
+from bucketjit._ragged.batchable import why_not_batched
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
@@ -63,6 +65,7 @@ def requests_for(
     own: Mapping[str, int],
     wanted: Iterable[Mapping[str, int]],
     until: float | None = None,
+    rows: Sequence[Rows] = (),
 ) -> Asked:
     """The compile requests for calls of some sizes.
 
@@ -74,6 +77,7 @@ def requests_for(
         wanted: Logical sizes of the calls. A variable that is left out has its size in ``own``.
         until: The time (``time.monotonic``) to stop at, or None. The first sizes are always looked
             at.
+        rows: The batches of `map` to compile in place of single examples; empty for those.
 
     Returns:
         The requests. An error of the function at some sizes is in ``failed``.
@@ -95,7 +99,7 @@ def requests_for(
                     engine.requests.exact(at, all_sizes)
                 ]
             else:
-                requests = _requests_of(engine, at, call, (at, call))
+                requests = _requests_of(engine, at, call, (at, call), rows)
             for one in requests:
                 if isinstance(one, CompileRequest):
                     found.setdefault(one.key, one)
@@ -108,7 +112,11 @@ def requests_for(
 
 
 def _requests_of(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, whole: tuple[SignedCall, ResolvedCall]
+    engine: Engine,
+    signed: SignedCall,
+    call: ResolvedCall,
+    whole: tuple[SignedCall, ResolvedCall],
+    rows: Sequence[Rows] = (),
 ) -> Iterator[CompileRequest | Unmasked]:
     """The compile requests for a call: one for its bucket, or one for each size of its chunks.
 
@@ -117,10 +125,16 @@ def _requests_of(
         signed: The call.
         call: The same call, resolved.
         whole: The call that it is a chunk of, or the call itself; signed and resolved.
+        rows: See `requests_for`.
     """
     # If such a chunk has to run exact, the engine runs the whole call instead; see `_PartRefused`.
     own = whole if call.whole is not None else (signed, call)
     match engine.decide(signed, call):
+        case Masked(program, bucket, None) if rows and not why_not_batched(
+            engine, program, signed, rows[0].mapped
+        ):
+            for each in rows:
+                yield engine.requests.rows(signed, call, bucket, each)
         case Masked(bucket=bucket):
             yield engine.requests.masked(signed, call, bucket)
         case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:

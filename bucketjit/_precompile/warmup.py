@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.build_exact import result_types
-from bucketjit._compile.requests import Source
+from bucketjit._compile.requests import CompileRequest, Source
+from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
 from bucketjit._errors import MaskingError, SpecError, is_of_machine
 from bucketjit._precompile.compile_all import compile_all, volume
@@ -77,6 +78,7 @@ def warm_up(
     progress: bool,
     first_run: bool,
     epoch: object,
+    rows: Sequence[Rows] = (),
 ) -> Warmed:
     """Warm up the calls of one signature; see `BucketedExec.warmup`.
 
@@ -89,6 +91,7 @@ def warm_up(
         progress: Whether to show on standard error how far the warm-up is.
         first_run: Whether to run each executable once.
         epoch: The epoch of the provider; after a `ExecutableProvider.clear` nothing is begun.
+        rows: The batches of `map` to compile in place of single examples; empty for those.
 
     Returns:
         The report, and the requests whose executables were compiled or found.
@@ -99,17 +102,9 @@ def warm_up(
     """
     began = time.monotonic()
     tokens, own, wanted = asked(engine, signed, sizes)
-    under_way = _WarmUp(
-        engine,
-        signed,
-        tokens,
-        own,
-        workers,
-        progress,
-        first_run,
-        None if time_budget is None else began + time_budget,
-        epoch,
-    )
+    deadline = None if time_budget is None else began + time_budget
+    how = workers, progress, first_run, deadline, epoch, rows
+    under_way = _WarmUp(engine, signed, tokens, own, *how)
     parts: list[Asked] = []
     waiting: Sequence[Mapping[str, int]] = wanted
     while waiting and not (parts and under_way.is_late):
@@ -122,6 +117,8 @@ def warm_up(
         (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
     ]
     compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
+    if rows:
+        _note_asked(engine, (*compiled, *present))
     report = WarmupReport(
         compiled=tuple(FrozenDict(o.sizes) for o in compiled),
         present=tuple(FrozenDict(o.sizes) for o in present),
@@ -144,6 +141,14 @@ def warm_up(
     return Warmed(report, (*compiled, *present))
 
 
+def _note_asked(engine: Engine, requests: Iterable[CompileRequest]) -> None:
+    """Make `map` take the row counts of these executables, and no others, from now on."""
+    for request in requests:
+        slot = engine.cache.slot(request.key)
+        if slot is not None and slot.entry is not None:
+            slot.entry.asked = True
+
+
 @dataclasses.dataclass(frozen=True)
 class _WarmUp:
     """A running warm-up.
@@ -153,6 +158,7 @@ class _WarmUp:
         tokens, own: See `requests_for`.
         deadline: The time (``time.monotonic``) after which nothing is begun, or None.
         epoch: See `compile_all`.
+        rows: See `requests_for`.
         tried: The outcome of each request so far, by key.
     """
 
@@ -165,6 +171,7 @@ class _WarmUp:
     first_run: bool
     deadline: float | None
     epoch: object
+    rows: Sequence[Rows] = ()
     tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
 
     @property
@@ -203,7 +210,8 @@ class _WarmUp:
         return asked._replace(left=left)
 
     def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
-        return requests_for(self.engine, self.signed, self.tokens, self.own, wanted, until)
+        given = self.engine, self.signed, self.tokens, self.own, wanted, until
+        return requests_for(*given, self.rows)
 
     def _compile(self, asked: Asked) -> bool:
         """Compile what is missing. Returns whether a program turned out not to be maskable."""

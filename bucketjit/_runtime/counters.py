@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,29 @@ class CallCounter:
         self._before = self.calls.read()
 
 
+@dataclass(frozen=True)
+class CountedBatch:
+    """A batch of examples that was run, see `bucketjit._ragged`.
+
+    Attributes:
+        rows: How many examples it had.
+        logical: Their logical sizes, each with the number of examples that had them.
+        padded: Padded size of each dimension variable.
+        padded_rows: How many examples the executable takes.
+        real: Elements of the padded arguments that are not padding.
+        total: Elements of the padded arguments.
+        flops: Floating point operations of the batch; NaN if not known.
+    """
+
+    rows: int
+    logical: Sequence[tuple[Mapping[str, int], int]]
+    padded: Mapping[str, int]
+    padded_rows: int
+    real: int
+    total: int
+    flops: float
+
+
 @dataclass
 class _Sizes:
     """Calls by logical size of one variable, in at most `_SIZES_KEPT` entries.
@@ -127,6 +150,8 @@ class _Sums:
     logical: dict[str, int] = field(default_factory=dict)
     padded: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, _Sizes] = field(default_factory=dict)
+    rows: int = 0
+    alone: dict[str, int] = field(default_factory=dict)
 
     def add(self, line: CallCounter, calls: int) -> None:
         if not calls:
@@ -145,6 +170,22 @@ class _Sums:
             self.logical[variable] = self.logical.get(variable, 0) + calls * size
             self.padded[variable] = self.padded.get(variable, 0) + calls * padded
 
+    def add_batch(self, batch: CountedBatch) -> None:
+        self.calls += 1
+        self.rows += batch.rows
+        self.real += batch.real
+        self.total += batch.total
+        if batch.total and batch.flops >= 0:
+            self.flops += batch.flops
+            self.wasted_flops += batch.flops * (batch.total - batch.real) / batch.total
+        for sizes, rows in batch.logical:
+            for variable, size in sizes.items():
+                self.sizes.setdefault(variable, _Sizes()).add(size, rows)
+                self.logical[variable] = self.logical.get(variable, 0) + rows * size
+        for variable, size in batch.padded.items():
+            known = self.padded.get(variable, 0)
+            self.padded[variable] = known + batch.padded_rows * size
+
     def add_reason(self, reason: str, calls: int) -> None:
         name, _ = self.seen.see(reason)
         self.reasons[name] = self.reasons.get(name, 0) + calls
@@ -157,6 +198,7 @@ class _Sums:
             logical=dict(self.logical),
             padded=dict(self.padded),
             sizes=sizes,
+            alone=dict(self.alone),
         )
 
 
@@ -212,6 +254,7 @@ class Counters:
             self._lines.clear()
             self._retired.clear()
             self._warned = Reasons()
+            self._alone = Reasons()
         self.reset()
 
     def reset(self) -> None:
@@ -245,6 +288,35 @@ class Counters:
         now = time.monotonic()
         if now >= self._clock.due:
             self._clock.tick(now)
+
+    def batch(self, batch: CountedBatch, compiled: bool) -> None:
+        """Count a batch of examples; it is one call.
+
+        Args:
+            batch: The batch.
+            compiled: Whether it compiled its executable.
+        """
+        with self._lock:
+            self._sums.add_batch(batch)
+            self._missed += compiled
+        now = time.monotonic()
+        if now >= self._clock.due:
+            self._clock.tick(now)
+
+    def alone(self, reason: str, examples: int) -> bool:
+        """Count examples that ran one by one.
+
+        Args:
+            reason: Why they are not batched.
+            examples: How many there were.
+
+        Returns:
+            Whether the reason is new.
+        """
+        with self._lock:
+            name, is_new = self._alone.see(reason)
+            self._sums.alone[name] = self._sums.alone.get(name, 0) + examples
+            return is_new
 
     def open(self, line: CallCounter) -> None:
         """Add a call counter of the fast path, and give it the clock."""
@@ -407,4 +479,6 @@ class Counters:
             ),
             history=self._clock.moments(time.monotonic(), reading),
             since=self._since,
+            rows=sums.rows,
+            rows_alone=FrozenDict(sums.alone),
         )

@@ -304,7 +304,16 @@ class Engine:
                 return run()
         return CheckedCall(
             self.name, self.config.check, self.requests.rules, entry, signed, call, out
-        ).result(counting, run, lambda: self._run_exact(signed, call.sizes, Out.JAX, is_call=False))
+        ).result(counting, run, lambda: self.run_unpadded(signed, call))
+
+    def run_unpadded(self, signed: SignedCall, call: ResolvedCall) -> Any:
+        """Run a call at its exact shape, for a comparison; it is not counted.
+
+        Args:
+            signed: The call.
+            call: The same call, resolved.
+        """
+        return self._run_exact(signed, call.sizes, Out.JAX, is_call=False)
 
     def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
         """Log that sizes beyond the largest bucket stay exact, once for each reason."""
@@ -468,10 +477,7 @@ class Engine:
             opened = signed.signature.open_leaves(call.tokens)
             self.memory.add_chunked(signed, given, opened, handler)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
-            other = self._run_exact(
-                signed, call.sizes, Out.JAX, program=call.program, is_call=False
-            )
-            check_joined(self.name, signed, result, other)
+            check_joined(self.name, signed, result, self.run_unpadded(signed, call))
         # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.
         args, _ = signed.tree.unflatten(signed.leaves)
         give_away([args[i] for i in signed.donate])

@@ -33,13 +33,18 @@ class Refusals:
 
     Attributes:
         eager: The signatures whose function runs without ``jit`` where it runs exact.
+        version: Grows whenever a program is refused: decisions from before may not hold any more.
     """
 
     def __init__(self) -> None:
+        self.version = 0
         self.eager = EagerSignatures()
         # By the padded sizes of a bucket; None stands for all buckets.
         self._found: weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]
         self._found = weakref.WeakKeyDictionary()
+        # Of programs that were looked at; None for one that takes several examples.
+        self._batches: weakref.WeakKeyDictionary[Interface, MaskingError | None]
+        self._batches = weakref.WeakKeyDictionary()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
         """Remember that a program cannot be masked.
@@ -51,6 +56,7 @@ class Refusals:
         program, bucket = key
         at = bucket if refusal.in_bucket else None
         self._found.setdefault(program, {})[at] = refusal.without_frames()
+        self.version += 1
 
     def of_program(self, program: Interface) -> MaskingError | None:
         """Why a program cannot be masked in any bucket; None if it may be possible."""
@@ -62,6 +68,26 @@ class Refusals:
         found = self._found.get(program, {})
         return found.get(None) or found.get(bucket)
 
+    def note_batches(self, program: Interface, refusal: MaskingError | None) -> None:
+        """Remember whether a program takes several examples at a time, see `bucketjit._ragged`.
+
+        Args:
+            program: The program.
+            refusal: Why it does not; None if it does.
+        """
+        self._batches[program] = None if refusal is None else refusal.without_frames()
+        self.version += refusal is not None
+
+    def is_known_for_batches(self, program: Interface) -> bool:
+        """Whether `note_batches` was called for a program."""
+        return program in self._batches
+
+    def of_batches(self, program: Interface) -> MaskingError | None:
+        """Why a program takes one example at a time; None if it may take several."""
+        return self._batches.get(program)
+
     def clear(self) -> None:
         """Forget all refusals."""
         self._found.clear()
+        self._batches.clear()
+        self.version += 1

@@ -147,6 +147,9 @@ class Stats:
         load_seconds: Seconds spent on reading them.
         dropped_runs: Runs whose results were dropped, as a decision of the function depends on a
             computed size that was another one. The call then ran again by another program.
+        rows: Examples that `BucketedExec.map` has run in batches; a batch is one of ``calls``, and
+            ``size_counts`` has the sizes of each example.
+        rows_alone: Number of examples that `map` has run one by one, by reason.
     """
 
     calls: int
@@ -168,6 +171,8 @@ class Stats:
     history: tuple[Moment, ...] = ()
     since: float = 0.0
     dropped_runs: int = 0
+    rows: int = 0
+    rows_alone: Mapping[str, int] = FrozenDict[str, int]()
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.

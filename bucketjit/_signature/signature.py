@@ -80,6 +80,8 @@ class Signature:
         self._closed: dict[Place, Refused] = {}  # axes that could not be opened, and at which sizes
         self._refusal: TraceRefused | None = None  # why calls without open axes have no program
         self._open_leaves: tuple[Tokens, list[int]] = ((), [])  # of the last tokens asked for
+        # What `bucketjit._ragged` has decided for calls of this signature.
+        self.remembered: dict[Any, Any] = {}
 
     @contextmanager
     def restoring_axes(self) -> Iterator[None]:
@@ -185,6 +187,7 @@ class Signature:
             program: The program. It need not be one of this signature.
         """
         self._traced.release(program)
+        self.remembered.clear()  # it holds programs
 
     def take_news(self) -> list[str]:
         """The programs traced since the last call of this method, and why, one line each."""

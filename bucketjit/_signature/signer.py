@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,14 @@ class SignedCall:
     statics: Statics
     dynamic: list[int]
     donate: list[int]
+
+    def with_leaves(self, leaves: list[Any]) -> SignedCall:
+        """The same call with other leaves of the same shapes.
+
+        Args:
+            leaves: The leaves.
+        """
+        return dataclasses.replace(self, leaves=leaves)
 
 
 class Signer:
@@ -129,6 +138,36 @@ class Signer:
     def name(self, position: int) -> str:
         """How errors name a positional argument."""
         return self._parameters.name(position)
+
+    def is_static(self, name: int | str) -> bool:
+        """Whether an argument is static, given by its position or its name."""
+        given = self._parameters
+        return name in (given.static_nums if isinstance(name, int) else given.static_names)
+
+    def arguments_with_open_axes(
+        self, count: int, keywords: Sequence[str]
+    ) -> tuple[set[int], set[str]] | None:
+        """The arguments whose entry in ``dynamic_axes`` opens an axis, or names a size.
+
+        Args:
+            count: How many positional arguments there are.
+            keywords: The names of the keyword arguments.
+
+        Returns:
+            Their positions and names; None without ``dynamic_axes``.
+
+        Raises:
+            SpecError: ``dynamic_axes`` does not fit these arguments.
+        """
+        spec = self._config.dynamic_axes
+        if spec is None:
+            return None
+        positions = self._parameters.dynamic_positions(count)
+        named = [k for k in keywords if k not in self._parameters.static_names]
+        every, by_name = self._entries(spec, positions, named)
+        return {i for i in positions if opens(every[i])}, {
+            k for k in named if opens(by_name.get(k))
+        }
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call in the order of `sign`, without any check of their types.
@@ -237,11 +276,7 @@ class Signer:
             entries = [_default_entry(a) for a in args]
             by_name = {k: _default_entry(v) for k, v in kwargs.items()}
         else:
-            count = positions[-1] + 1 if positions else 0
-            every, by_name = entries_of_arguments(
-                *(spec, count, self._parameters.names(count), list(kwargs)),
-                self._parameters.keyword_only,
-            )
+            every, by_name = self._entries(spec, positions, list(kwargs))
             self._refuse_entries_of_statics(spec, every)
             entries = [every[i] for i in positions]
         pairs = []
@@ -250,6 +285,16 @@ class Signer:
         for name in sorted(kwargs):
             pairs += leaf_entries(by_name.get(name), kwargs[name], name)
         return [s for s, _ in pairs]
+
+    def _entries(
+        self, spec: object, positions: Sequence[int], keywords: Sequence[str]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The entry of each positional argument, and of each keyword argument by its name."""
+        count = positions[-1] + 1 if positions else 0
+        return entries_of_arguments(
+            *(spec, count, self._parameters.names(count), keywords),
+            self._parameters.keyword_only,
+        )
 
     def _refuse_entries_of_statics(self, spec: object, every: Sequence[Any]) -> None:
         names = self._parameters.name

@@ -19,6 +19,9 @@ from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.compiler import as_stage
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
+from bucketjit._ragged.examples import examples_of
+from bucketjit._ragged.map import map_examples
+from bucketjit._ragged.options import options_of
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
@@ -120,6 +123,45 @@ class Compiled(Stage):
                     raise
             table = table.next
         return self._serve(args, kwargs)
+
+    def map(self, *args: Any, in_axes: Any = None, reduce: str | None = None, **kwargs: Any) -> Any:
+        """Call it for many examples, one after the other: it is compiled for one at a time.
+
+        Args:
+            *args: The positional arguments, without static ones; those that differ between examples
+                are lists of them, as in `BucketedExec.map`.
+            in_axes: Which arguments are lists: 0, or None for a shared one, for each of ``args``.
+            reduce: ``"sum"`` or ``"mean"`` for that of all results.
+            **kwargs: The keyword arguments, likewise.
+
+        Returns:
+            A list of the results, or one reduced result.
+
+        Raises:
+            ArgumentError, SpecError: As by `BucketedExec.map`, and by a call.
+
+        Examples:
+            >>> import jax.numpy as jnp, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
+            >>> compiled = total.lower(np.ones(5, np.float32)).compile()
+            >>> [float(x) for x in compiled.map([np.ones(n, np.float32) for n in (1, 3, 8)])]
+            [1.0, 3.0, 8.0]
+        """
+        engine = self._subject.engine
+        signer, statics = engine.signer, self._subject.signed.statics
+        if isinstance(in_axes, tuple | list):
+            rest = iter(in_axes)
+            count = len(in_axes) + len(statics.positional)
+            in_axes = [None if i in statics.positional else next(rest) for i in range(count)]
+        options = options_of(engine.config.out, reduce, None, None)
+        examples = examples_of(signer, *self._arguments.with_statics(args, kwargs), in_axes)
+
+        def call(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            own = [x for i, x in enumerate(given) if i not in statics.positional]
+            return self(*own, **{k: v for k, v in named.items() if k not in statics.keyword})
+
+        return map_examples(engine, examples, options, call)
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: checked here, made by the executor."""

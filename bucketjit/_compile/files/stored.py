@@ -440,6 +440,7 @@ class StoredMasked(Stored):
             made.device is not None,
             program.counts,
             [str(guard) for guard in program.presumed],
+            None if made.rows is None else (made.rows.count, sorted(made.rows.mapped)),
         )
 
     def _digests(self) -> Mapping[str, str]:
@@ -447,8 +448,9 @@ class StoredMasked(Stored):
 
     def _entry(self, header: Header, xla: object, began: float) -> Executable:
         program, made = self._program, self._made
+        front = () if made.rows is None else (made.rows.count,)
         outs = [
-            shaped(jax.ShapeDtypeStruct(made.at.padded_shape(shape), d, weak_type=weak))
+            shaped(jax.ShapeDtypeStruct((*front, *made.at.padded_shape(shape)), d, weak_type=weak))
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
         outs, tree = with_type_of_counts(program, outs)

@@ -19,7 +19,7 @@ from bucketjit._sizes.expressions import is_symbolic
 
 
 def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
-    """Run exactly the logical steps: padding along the scanned axis is never read."""
+    """Run exactly the logical steps: padding along the scanned axis does not count."""
     num_consts, num_carry = scan_arity(ctx.params)
     split = num_consts + num_carry
     consts = operands[:num_consts]
@@ -61,11 +61,13 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
         i, carry, ys = state
         running = i < logical
         at = logical - 1 - i if reverse else i
-        read = jnp.clip(at, 0, jnp.maximum(logical - 1, 0))
+        # Under `vmap`, a row that is done goes on with `i` beyond its logical length, and what it
+        # computes from its padding is dropped. One position for all rows is a slice, not a gather.
+        read = jnp.clip(at, 0, jnp.maximum(logical - 1, 0)) if reverse else i
         with loops_only_while(running):
             new, y = step(carry, [lax.dynamic_index_in_dim(x, read, keepdims=False) for x in xs])
-        # Under `vmap`, a row that is done goes on with `i` beyond its logical length. It must not
-        # write at a clamped negative position, so it writes its own padding.
+        # A row that is done must not write at a clamped negative position, so it writes its own
+        # padding.
         write = jnp.where(running, at, i) if reverse else i
         ys = tuple(
             lax.dynamic_update_index_in_dim(all_, one, write, 0)

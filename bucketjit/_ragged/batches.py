@@ -1,0 +1,243 @@
+"""Run one batch: fill a buffer for each argument, run the executable, cut the results by rows.
+
+rows       x: f32[3, d], f32[5, d]      bucket n <= 8, 2 rows
+buffer     x: f32[2, 8, d]              each row at its place, zeros after its end
+result     y: f32[2, 8]                 y[0, :3], y[1, :5] as views of one host array
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import cut, pad, plain
+from bucketjit._compile.build_rows import batch_sizes
+from bucketjit._compile.executable import Executable
+from bucketjit._config import Out
+from bucketjit._jax.arrays import host_placer, key_impl, key_shape
+from bucketjit._masking.checks import poison_value
+from bucketjit._ragged.kinds import Kind, Kinds, Row, is_open
+from bucketjit._ragged.placement import placement_of, replicated_like
+from bucketjit._runtime.counters import CountedBatch
+
+
+class Launched(NamedTuple):
+    """A batch whose executable runs.
+
+    Attributes:
+        entry: The executable.
+        rows: The examples.
+        outs: The results, each with an axis of rows in front; they may not be computed yet.
+    """
+
+    entry: Executable
+    rows: Sequence[Row]
+    outs: list[Any]
+
+
+class SharedArguments:
+    """The arguments that all examples share, padded for each bucket once.
+
+    Args:
+        kinds: Has the examples.
+    """
+
+    def __init__(self, kinds: Kinds) -> None:
+        self._kinds = kinds
+        self._mapped = frozenset(kinds.mapped)
+        self._known: dict[Any, Any] = {}
+
+    def leaves(self, kind: Kind, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
+        """The shared leaves as an executable takes them.
+
+        Args:
+            kind: An example.
+            pads: Padded shape of each leaf with open axes.
+        """
+        return {
+            i: self._leaf(i, leaf, pads.get(i))
+            for i, leaf in enumerate(self._kinds.like(kind).leaves)
+            if i not in self._mapped
+        }
+
+    def _leaf(self, i: int, leaf: Any, shape: tuple[int, ...] | None) -> Any:
+        key = i, shape
+        if key not in self._known:
+            given = plain(leaf) if shape is None else pad(leaf, shape)
+            # One copy for all batches, not one for each.
+            is_host = type(given) is np.ndarray and given.dtype != jax.dtypes.float0
+            self._known[key] = jax.device_put(given) if is_host else given
+        return self._known[key]
+
+
+def launch(
+    entry: Executable,
+    rows: Sequence[Row],
+    kinds: Kinds,
+    shared: SharedArguments,
+    poison: tuple[int, str] | None = None,
+) -> Launched:
+    """Run the executable of a batch, without waiting for it.
+
+    The rows after the last example repeat it, so that they end every loop that it ends.
+
+    Args:
+        entry: The executable; it takes at least so many rows.
+        rows: The examples, of one program.
+        kinds: Has the examples.
+        shared: The leaves that are not mapped.
+        poison: In a call checked by poison, its index and its kind.
+
+    Raises:
+        SignatureChanged: The executable was built for arguments of other types.
+    """
+    assert entry.rows is not None
+    kind, pads = rows[0].kind, dict(entry.pads)
+    placement = placement_of(kinds.sharding, entry.rows)
+    leaves = shared.leaves(kind, pads)
+    for place, i in enumerate(kinds.mapped):
+        dtype = kind.signed.signature.types[i].dtype
+        if dtype is None:  # a size: the executable reads it from the sizes of the rows
+            leaves[i] = rows[0].leaves[place]
+        else:
+            own = [row.leaves[place] for row in rows]
+            stacked = _stacked(own, pads[i], dtype, None if poison is None else poison[1])
+            leaves[i] = stacked if placement is None else jax.device_put(stacked, placement)
+    args, kwargs = kind.signed.tree.unflatten([leaves[i] for i in range(len(leaves))])
+    index = None if poison is None else poison[0]
+    shapes = entry.size_constant_shapes
+    sizes = batch_sizes(
+        [row.kind.ordered for row in rows],
+        [row.kind.call.size_constants.values for row in rows] if shapes else [],
+        entry.rows,
+        shapes,
+        index,
+    )
+    return Launched(entry, rows, jax.tree_util.tree_leaves(entry.run(sizes, args, kwargs)))
+
+
+def _stacked(leaves: Sequence[Any], shape: tuple[int, ...], dtype: Any, poison: str | None) -> Any:
+    """One buffer with each leaf at its row, and the last one repeated to the end."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        words = [jax.random.key_data(leaf) for leaf in leaves]
+        buffer = _stacked(words, (*shape, *key_shape(dtype)), np.dtype(np.uint32), None)
+        return jax.random.wrap_key_data(buffer, impl=key_impl(dtype))
+    if poison is None:
+        buffer = np.zeros(shape, dtype)
+    else:
+        buffer = np.full(shape, poison_value(dtype, poison), dtype)
+    one = shape[1:]
+    for r, leaf in enumerate(leaves):
+        host = leaf if type(leaf) is np.ndarray else np.asarray(plain(leaf))
+        if host.shape == one:
+            buffer[r] = host
+        elif host.shape[1:] == one[1:]:
+            buffer[r, : len(host)] = host
+        else:
+            inside: Any = (r, *map(slice, host.shape))
+            buffer[inside] = host
+    buffer[len(leaves) :] = buffer[len(leaves) - 1]
+    return buffer
+
+
+def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int]) -> CountedBatch:
+    """What the statistics know of a batch.
+
+    Args:
+        entry: The executable.
+        rows: The examples.
+        mapped: The mapped leaves.
+    """
+    assert entry.rows is not None
+    kinds = Counter(row.kind for row in rows)
+    call = rows[0].kind.call
+    opened = {i for i in mapped if any(map(is_open, call.tokens[i]))}
+    return CountedBatch(
+        rows=len(rows),
+        logical=[(kind.call.sizes, n) for kind, n in kinds.items()],
+        padded={v: entry.sizes[v] for v in call.sizes},
+        padded_rows=entry.rows,
+        real=sum(kind.real * n for kind, n in kinds.items()),
+        total=sum(int(np.prod(shape)) for i, shape in entry.pads if i in opened),
+        flops=entry.flops,
+    )
+
+
+# --- results ---
+
+
+def results_of(launched: Launched, out: Out) -> list[Any]:
+    """The results of the examples of a batch, in their order; waits for them.
+
+    Args:
+        launched: The batch.
+        out: The form of results.
+    """
+    rows = launched.rows
+    opened = {o.position: o.logical for o in launched.entry.outs}
+    shapes: dict[Kind, list[tuple[int, ...] | None]] = {}
+    for row in rows:
+        if row.kind not in shapes:
+            shapes[row.kind] = [
+                opened[i](*row.kind.ordered) if i in opened else None
+                for i in range(len(launched.outs))
+            ]
+    columns = [
+        _column(leaf, [shapes[row.kind][i] for row in rows], out)
+        for i, leaf in enumerate(launched.outs)
+    ]
+    return [
+        row.kind.call.out_tree.unflatten([column[r] for column in columns])
+        for r, row in enumerate(rows)
+    ]
+
+
+def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> list[Any]:
+    """One result of all examples: the rows of an array, cut to their logical shapes.
+
+    Args:
+        leaf: The array.
+        shapes: The logical shape for each example; None for each if the result has no open axes.
+        out: The form of results.
+    """
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        words = _column(
+            jax.random.key_data(leaf),
+            [s and (*s, *key_shape(leaf.dtype)) for s in shapes],
+            Out.JAX,
+        )
+        keys = [jax.random.wrap_key_data(w, impl=key_impl(leaf.dtype)) for w in words]
+        return keys
+    host = np.asarray(leaf)
+    if host.dtype == jax.dtypes.float0:
+        return [host[r, ...] for r in range(len(shapes))]
+    if out is Out.NUMPY:
+        return [
+            host[r, ...] if shape is None else cut(host[r, ...], shape)
+            for r, shape in enumerate(shapes)
+        ]
+    weak = bool(leaf.weak_type)
+    whole = replicated_like(leaf)
+    like = leaf if whole is None else jax.device_put(np.zeros((), host.dtype), whole)
+    if None in shapes:  # no axis is open, so all rows have one shape
+        place = host_placer(host.shape[1:], host.dtype, weak, like)
+        return [place(host[r, ...]) for r in range(len(shapes))]
+    placers: dict[tuple[int, ...], Callable[[np.ndarray], Any]] = {}
+
+    def placed(row: np.ndarray) -> Any:
+        if row.shape not in placers:
+            placers[row.shape] = host_placer(row.shape, row.dtype, weak, like)
+        return placers[row.shape](np.ascontiguousarray(row))
+
+    if out is Out.PADDED:
+        return [
+            Padded.of_result(placed(host[r]), shape)
+            for r, shape in enumerate(shapes)
+            if shape is not None
+        ]
+    return [placed(cut(host[r], shape)) for r, shape in enumerate(shapes) if shape is not None]

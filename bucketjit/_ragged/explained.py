@@ -1,0 +1,148 @@
+"""What a call of `map` would do: `MapExplanation`, and how it is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bucketjit._compile.rows import rows_key
+from bucketjit._events import shown
+from bucketjit._ragged.examples import Examples
+from bucketjit._ragged.kinds import Alone, Row
+from bucketjit._ragged.options import Options
+from bucketjit._ragged.run import MapCall
+from bucketjit._runtime.decisions import Chunked, Exact
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.statistics import FrozenDict, share
+
+
+@dataclass(frozen=True)
+class ExplainedGroup:
+    """Examples of one bucket, and the batches that they run in.
+
+    Attributes:
+        bucket: The padded size of each variable.
+        examples: How many examples there are.
+        batches: How many rows the executable of each batch takes.
+        missing: The row counts that have no executable yet.
+        tokens: Padded tokens of one example.
+        real: Elements of the examples that are not padding.
+        total: Elements of all batches, padding and spare rows included.
+    """
+
+    bucket: Mapping[str, int]
+    examples: int
+    batches: tuple[int, ...]
+    missing: tuple[int, ...]
+    tokens: int
+    real: int
+    total: int
+
+    def __str__(self) -> str:
+        rows = ", ".join(f"{n} x {count} rows" for count, n in Counter(self.batches).items())
+        new = f", to compile: {', '.join(map(str, self.missing))} rows" if self.missing else ""
+        waste = share(self.total - self.real, self.total)
+        return f"{shown(self.bucket)}: {self.examples} examples in {rows}, {waste:.0%} padding{new}"
+
+
+@dataclass(frozen=True)
+class MapExplanation:
+    """What a call of `BucketedExec.map` would do. ``print`` it.
+
+    Attributes:
+        mapped: The arguments that are lists of examples.
+        shared: The other arguments.
+        examples: How many examples there are.
+        groups: The examples that run in batches, by bucket.
+        alone: How many examples run one by one, by reason.
+    """
+
+    mapped: tuple[str, ...]
+    shared: tuple[str, ...]
+    examples: int
+    groups: tuple[ExplainedGroup, ...]
+    alone: Mapping[str, int]
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of padding in what the batches compute, 0 to 1."""
+        total = sum(group.total for group in self.groups)
+        return share(total - sum(group.real for group in self.groups), total)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.examples} examples; lists: {', '.join(self.mapped)}; "
+            f"shared: {', '.join(self.shared) or 'none'}"
+        ]
+        lines += [f"  {group}" for group in self.groups]
+        lines += [f"  one by one, {count} examples: {why}" for why, count in self.alone.items()]
+        if self.groups:
+            lines.append(f"  padding: {self.padding_waste:.0%} of what is computed")
+        return "\n".join(lines)
+
+
+def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExplanation:
+    """Explain a call of `map`; nothing is compiled or run.
+
+    Args:
+        engine: Serves it.
+        examples: Its arguments. An iterator is used up.
+        options: What the user chose.
+
+    Returns:
+        The explanation.
+    """
+    call = MapCall(engine, examples, options)
+    count, groups, alone = 0, [], Counter[str]()
+    for window in call.windows():
+        count += len(window)
+        for planned in call.plan(window, summed=options.reduce is not None):
+            way = planned.way
+            kinds = [window[i].kind for i in planned.members]
+            rows = [
+                call.kinds.rows(n, options.reduce is not None) for n in dict.fromkeys(planned.rows)
+            ]
+            groups.append(
+                ExplainedGroup(
+                    bucket=FrozenDict(way.bucket),
+                    examples=len(kinds),
+                    batches=tuple(planned.rows),
+                    missing=tuple(
+                        each.count
+                        for each in rows
+                        if rows_key(way.program, way.bucket, each) not in engine.cache
+                    ),
+                    tokens=way.tokens,
+                    real=sum(kind.real for kind in kinds),
+                    total=sum(planned.rows) * way.elements,
+                )
+            )
+        for row in window:
+            if isinstance(row.kind.way, Alone):
+                alone[_reason(engine, row)] += 1
+    return MapExplanation(
+        mapped=examples.names,
+        shared=tuple(
+            name
+            for name in [*map(engine.signer.name, range(len(examples.args))), *examples.kwargs]
+            if name not in examples.names
+        ),
+        examples=count,
+        groups=tuple(groups),
+        alone=FrozenDict(alone),
+    )
+
+
+def _reason(engine: Engine, row: Row) -> str:
+    """Why an example runs alone, in words."""
+    kind = row.kind
+    if isinstance(kind.way, Alone) and kind.way.why is not None:
+        return kind.way.why.reason
+    match engine.decide(kind.signed, kind.call):
+        case Exact(_, why):
+            return why.reason
+        case Chunked():
+            return "it is split into chunks"
+        case decision:
+            return getattr(decision, "beyond", None) or "a call of its own serves it"

@@ -1,0 +1,423 @@
+"""Sign the examples of a call of `map`, and decide what examples of equal shapes do.
+
+The first example is signed like any call. Of the others only the mapped arguments are looked at:
+their trees, types and shapes. All examples of equal shapes are one `Kind`: one resolved call, and
+one decision.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from bucketjit._arrays.padding import fresh
+from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
+from bucketjit._compile.rows import Rows
+from bucketjit._config import Fallback
+from bucketjit._errors import ArgumentError, BucketJitError, FallbackError, MaskingError
+from bucketjit._ragged.batchable import OF_FILE, why_not_batched
+from bucketjit._ragged.examples import Examples, Values
+from bucketjit._ragged.placement import placement_of, rows_sharding
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.leaf_types import LeafType, leaf_type
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.dynamic_axes import STATIC, Tokens
+from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._tracing.interface import Interface
+
+_REMEMBERED = 4096  # kinds that a signature remembers
+_MOST_BYTES = 1 << 16  # of the constants of a kind that is remembered
+
+NO_SIZES = MaskingError("no axis of the lists of examples is open", "name it in dynamic_axes")
+
+
+@dataclass(frozen=True)
+class Batched:
+    """Examples run in batches.
+
+    Attributes:
+        program: Their program.
+        bucket: The padded size of each variable.
+        tokens: The padded tokens of one example: the positions along the open axes of the mapped
+            argument that has most.
+        elements: Elements of the padded mapped arguments with open axes, per example.
+        nbytes: Bytes of the padded mapped arguments of one example.
+        shared_bytes: Bytes of the arguments that all examples share.
+    """
+
+    program: Interface
+    bucket: dict[str, int]
+    tokens: int
+    elements: int
+    nbytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Examples run one by one, each as a call of its own.
+
+    Attributes:
+        why: Why they are not batched; None if the call itself says why it is not masked.
+    """
+
+    why: MaskingError | None
+
+
+@dataclass(eq=False)
+class Kind:
+    """Examples of equal shapes. It holds none of their arrays, as it is kept for later calls.
+
+    Attributes:
+        signed: One of them, with types in the place of its arrays.
+        call: The same call, resolved.
+        way: How they run.
+        version: `Refusals.version` when that was decided.
+        real: Elements of the mapped arguments with open axes, per example.
+        ordered: The logical size of each variable.
+    """
+
+    signed: SignedCall
+    call: ResolvedCall
+    way: Batched | Alone
+    version: int
+    real: int = 0
+
+    def __post_init__(self) -> None:
+        """Compute what each example would compute anew."""
+        self.ordered = self.call.ordered
+
+
+class Row(NamedTuple):
+    """One example.
+
+    Attributes:
+        leaves: The leaves of its mapped arguments.
+        kind: What examples of its shapes do.
+    """
+
+    leaves: Sequence[Any]
+    kind: Kind
+
+
+class Kinds:
+    """Signs the examples of one call of `map`, and decides what they do.
+
+    Args:
+        engine: Serves the calls.
+        examples: The arguments.
+
+    Attributes:
+        mapped: The mapped leaves: their positions among the leaves of a call.
+        sharding: How the rows of batches are sharded; None if they are not.
+    """
+
+    def __init__(self, engine: Engine, examples: Examples) -> None:
+        self._engine = engine
+        self._examples = examples
+        self._first: SignedCall | None = None
+        self._trees: list[Any] = []
+        self._known: dict[Any, Kind] = {}
+        # An example of each signature: weak types may differ.
+        self._variants: dict[tuple[LeafType, ...], SignedCall] = {}
+        self._like: dict[int, SignedCall] = {}
+        self._plain_dtypes: list[Any] = []
+        self._by_shapes: dict[Any, Kind] = {}
+        self.mapped: tuple[int, ...] = ()
+        self.sharding: NamedSharding | None = None
+
+    def row(self, index: int, values: Values) -> Row:
+        """Sign an example, and find its kind.
+
+        Args:
+            index: The number of the example.
+            values: Its mapped arguments.
+
+        Raises:
+            ArgumentError: It is not like the others, or its sizes contradict each other.
+            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
+        """
+        is_plain = bool(self._plain_dtypes)
+        for value, dtype in zip(values, self._plain_dtypes, strict=False):
+            if type(value) is not np.ndarray or value.dtype is not dtype:
+                is_plain = False
+                break
+        if is_plain:
+            known = self._by_shapes.get(tuple([value.shape for value in values]))
+            if known is not None:
+                return Row(values, known)
+        try:
+            if self._first is None:
+                self._begin(values)
+            leaves = self._leaves(index, values)
+            types, shapes = self._types(index, leaves)
+            key = types, shapes
+            kind = self._known.get(key)
+            if kind is None:
+                kind = self._known[key] = self._kind(values, leaves, types, shapes)
+            if is_plain:
+                self._by_shapes[shapes] = kind
+            return Row(leaves, kind)
+        except BucketJitError as error:
+            told = str(error)
+            if told.startswith(f"example {index}"):
+                raise
+            named = copy.copy(error)  # a stored error may be raised for several examples
+            named.args = (f"example {index}: {told}",)
+            raise named.with_traceback(error.__traceback__) from error.__cause__
+        except Exception as error:  # of the user's function, which was traced
+            error.add_note(f"bucketjit: this is example {index} of map")
+            raise
+
+    def like(self, kind: Kind) -> SignedCall:
+        """An example of the same signature, with its arrays."""
+        return self._like[id(kind.signed.signature)]
+
+    def call_of(self, row: Row) -> SignedCall:
+        """The call of an example.
+
+        Args:
+            row: The example.
+        """
+        like = self.like(row.kind)
+        leaves = list(like.leaves)
+        for i, leaf in zip(self.mapped, row.leaves, strict=True):
+            leaves[i] = leaf
+        return _owning(dataclasses.replace(like, leaves=leaves, shapes=row.kind.signed.shapes))
+
+    def rows(self, count: int, summed: bool = False) -> Rows:
+        """The rows of a batch.
+
+        Args:
+            count: How many there are.
+            summed: Whether their results are summed.
+        """
+        placement = placement_of(self.sharding, count)
+        return Rows(count, frozenset(self.mapped), summed, placement)
+
+    @property
+    def first(self) -> SignedCall:
+        """The first example."""
+        assert self._first is not None
+        return self._first
+
+    def _begin(self, values: Values) -> None:
+        """Sign the first example, and find out which leaves are mapped."""
+        examples = self._examples
+        args, kwargs = examples.call(values)
+        signed = self._engine.signer.sign(args, kwargs)
+        given, named = signed.tree.unflatten(range(len(signed.leaves)))
+        places = {old: given[new] for new, old in enumerate(signed.dynamic)} | named
+        own = [places[name] for name in examples.mapped]
+        self._trees = [jax.tree_util.tree_structure(part) for part in own]
+        self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
+        self._first = signed
+        self.sharding = rows_sharding(
+            leaf for i, leaf in enumerate(signed.leaves) if i not in self.mapped
+        )
+        types = tuple(signed.signature.types[i] for i in self.mapped)
+        self._variants[types] = self._like[id(signed.signature)] = signed
+        # Most examples are NumPy arrays of the type of the first one: see `row`.
+        if all(tree == _LEAF for tree in self._trees) and not any(t.weak_type for t in types):
+            self._plain_dtypes = [t.dtype for t in types]
+
+    def _leaves(self, index: int, values: Values) -> list[Any]:
+        """The leaves of the mapped arguments.
+
+        Raises:
+            ArgumentError: A tree differs from that of the first example.
+        """
+        leaves: list[Any] = []
+        for name, tree, value in zip(self._examples.names, self._trees, values, strict=True):
+            if type(value) is np.ndarray:
+                own, of = [value], _LEAF
+            else:
+                own, of = jax.tree_util.tree_flatten(value)
+            if of != tree:
+                raise ArgumentError(f"example {index}, {name}: {_other_tree(tree, of)}")
+            leaves += own
+        return leaves
+
+    def _types(
+        self, index: int, leaves: Sequence[Any]
+    ) -> tuple[tuple[LeafType, ...], tuple[tuple[int, ...], ...]]:
+        """The types and shapes of the mapped leaves.
+
+        Raises:
+            ArgumentError: One is not of the type of the first example. Weak types may differ: such
+                examples are batches of their own.
+        """
+        signature = self.first.signature
+        types, shapes = [], []
+        for place, leaf in zip(self.mapped, leaves, strict=True):
+            wanted, path = signature.types[place], signature.paths[place]
+            if (
+                type(leaf) is np.ndarray
+                and leaf.dtype is wanted.dtype
+                and leaf.ndim == wanted.rank
+                and not wanted.weak_type
+            ):
+                types.append(wanted)
+                shapes.append(leaf.shape)
+                continue
+            found, shape = leaf_type(leaf, path)
+            if wanted.dtype is None:
+                if isinstance(leaf, bool) or not isinstance(leaf, int | np.integer):
+                    raise ArgumentError(
+                        f"example {index}, {path}: a size must be an int, got {leaf!r}"
+                    )
+                found, shape = wanted, (int(leaf),)
+            elif found.dtype != wanted.dtype or found.rank != wanted.rank:
+                others = _shown(wanted, self._tokens(place, wanted.rank))
+                raise ArgumentError(
+                    f"example {index}, {path}: {_shown(found, shape)}, the others are {others}"
+                )
+            types.append(found)
+            shapes.append(shape)
+        return tuple(types), tuple(shapes)
+
+    def _tokens(self, place: int, rank: int) -> Sequence[Any]:
+        """The sizes of a leaf in words: names of its open axes, sizes of the others."""
+        tokens = self.first.signature.tokens
+        row = ("_",) * rank if tokens is None else tokens[place]
+        shape = self.first.shapes[place]
+        return [n if t == STATIC else t for t, n in zip(row, shape, strict=True)]
+
+    def _kind(
+        self,
+        values: Values,
+        leaves: Sequence[Any],
+        types: tuple[LeafType, ...],
+        shapes: tuple[tuple[int, ...], ...],
+    ) -> Kind:
+        engine, like = self._engine, self._variants.get(types)
+        if like is None:
+            args, kwargs = self._examples.call(values)
+            like = self._variants[types] = engine.signer.sign(args, kwargs)
+            self._like[id(like.signature)] = like
+        every, own = list(like.leaves), list(like.shapes)
+        for i, leaf, shape in zip(self.mapped, leaves, shapes, strict=True):
+            every[i], own[i] = leaf, shape
+        signed = dataclasses.replace(like, leaves=every, shapes=own)
+        memory, key = like.signature.remembered, (self.mapped, *own)
+        known: Kind | None = memory.get(key)
+        if known is not None and self._holds(known):
+            return known
+        kind = self._new_kind(signed)
+        if isinstance(kind.way, Batched) and kind.call.size_constants.nbytes <= _MOST_BYTES:
+            if len(memory) >= _REMEMBERED:
+                memory.clear()
+            memory[key] = kind
+        return kind
+
+    def _holds(self, known: Kind) -> bool:
+        """Whether what was decided in an earlier call still holds."""
+        engine, program = self._engine, known.call.program
+        return (
+            known.version == engine.refusals.version
+            and known.call.tokens is known.signed.signature.tokens
+            and engine.observer is None  # an adaptive strategy changes its buckets
+            and (program is None or not program.unfitted)  # buckets grow with unfitted sizes
+        )
+
+    def _new_kind(self, signed: SignedCall) -> Kind:
+        """Resolve and decide the calls of examples of these shapes."""
+        engine = self._engine
+        call = engine.resolve(signed)
+        way = self._way(signed, call)
+        real = self._real(call.tokens, signed)
+        return Kind(without_values(signed), call, way, engine.refusals.version, real)
+
+    def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
+        engine = self._engine
+        match engine.decide(signed, call):
+            case Masked(program, bucket, None):
+                why = why_not_batched(engine, program, signed, self.mapped)
+                if why is not None:
+                    if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
+                        raise FallbackError(why.reason, why.remedy)
+                    return Alone(why)
+                return self._batched(signed, call, program, bucket)
+            case Refused(error):
+                raise error
+            case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+                raise FallbackError(why.reason, why.remedy)
+            case Exact(Because.NO_OPEN_AXIS):
+                return Alone(NO_SIZES)
+            case _:
+                return Alone(None)
+
+    def _batched(
+        self, signed: SignedCall, call: ResolvedCall, program: Interface, bucket: Any
+    ) -> Batched:
+        # It raises if a padded argument would be too large.
+        padded = dict(padded_leaf_shapes(call, signed.signature, bucket, signed.shapes))
+        lower = dict(bucket)
+        tokens = [
+            int(np.prod([evaluate_text(t, lower) for t in row if is_open(t)], dtype=np.int64))
+            for i, row in enumerate(call.tokens)
+            if i in self.mapped
+        ]
+        own = shared = 0
+        for i, kind in enumerate(signed.signature.types):
+            if kind.dtype is not None:
+                size = math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
+                own, shared = (own + size, shared) if i in self.mapped else (own, shared + size)
+        elements = sum(math.prod(shape) for i, shape in padded.items() if i in self.mapped)
+        return Batched(program, lower, max([1, *tokens]), elements, own, shared)
+
+    def _real(self, tokens: Tokens, signed: SignedCall) -> int:
+        return sum(
+            int(np.prod(signed.shapes[i], dtype=np.int64))
+            for i in self.mapped
+            if any(map(is_open, tokens[i])) and signed.signature.types[i].dtype is not None
+        )
+
+
+_LEAF = jax.tree_util.tree_structure(0)
+
+
+def is_open(token: str) -> bool:
+    """Whether a token of an axis names a size that varies."""
+    return token != STATIC and not token.isdigit()
+
+
+def _owning(signed: SignedCall) -> SignedCall:
+    """The same call with copies of the arrays that it would donate, as all examples share them."""
+    if not signed.donate:
+        return signed
+    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    donated = {i for position in signed.donate for i in jax.tree_util.tree_leaves(args[position])}
+    return signed.with_leaves(
+        [fresh(x) if i in donated else x for i, x in enumerate(signed.leaves)]
+    )
+
+
+def _shown(kind: LeafType, shape: Sequence[Any]) -> str:
+    return f"{kind.dtype}[{', '.join(map(str, shape))}]"
+
+
+def _other_tree(wanted: Any, got: Any) -> str:
+    """What differs between two trees, in words; leaves are written as ``*``."""
+    words = [
+        repr(jax.tree_util.tree_unflatten(tree, [_Star()] * tree.num_leaves))
+        for tree in (got, wanted)
+    ]
+    if words[0] == words[1]:
+        words = [str(got), str(wanted)]
+    return f"{words[0]}, the others are {words[1]}"
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"

@@ -1,0 +1,173 @@
+"""Choose how many rows each batch has: pure arithmetic, without arrays.
+
+Examples of one length bucket form a group. A group of ``count`` rows is covered by batches of at
+most two row counts, powers of two, so that a batch stays within the token budget:
+
+    100 rows of 16 tokens, budget 1024        32 + 32 + 32 + 4
+
+One executable belongs to each row count and length bucket. A second row count makes the last batch
+of a group smaller, and costs an executable, so only the groups that gain most by it get one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LEAST_BUDGET, MOST_BUDGET = 2048, 8192  # tokens of a batch that the budget is chosen from
+_BATCHES = 16  # the budget is such that a call has about so many batches
+
+# The price of running one more batch, in tokens: measured where a token costs little.
+_PER_RUN = 32
+
+# Row counts that have an executable are taken if they cost at most so much more than a new one.
+_WORSE = 1.1
+
+# One group in four may have a second row count that is new, if that saves one token in a hundred,
+# and so many tokens.
+_GROUPS_PER_SECOND, _WORTH, _LEAST_WORTH = 4, 100, 4 * _PER_RUN
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one length bucket.
+
+    Attributes:
+        count: How many rows there are.
+        tokens: Padded tokens of one row.
+        known: The row counts that have an executable.
+        most: The most rows of a batch, whatever the budget; None for no limit.
+        fixed: Whether only the known row counts may be taken, whatever the budget: the user has
+            chosen them, or nothing may be compiled.
+    """
+
+    count: int
+    tokens: int
+    known: frozenset[int] = frozenset()
+    most: int | None = None
+    fixed: bool = False
+
+
+class _Cover(NamedTuple):
+    """Batches that hold the rows of a group.
+
+    Attributes:
+        cost: Tokens computed, and the price of each run.
+        rows: The row count of each batch.
+        new: The row counts that need a new executable.
+    """
+
+    cost: int
+    rows: tuple[int, ...]
+    new: frozenset[int]
+
+
+def default_budget(groups: Sequence[Group]) -> int:
+    """The token budget of a call whose user has not set one.
+
+    Args:
+        groups: The groups of its rows.
+
+    Returns:
+        A power of two from `LEAST_BUDGET` to `MOST_BUDGET`.
+
+    Examples:
+        >>> default_budget([Group(1000, 16)]), default_budget([Group(10_000, 64)])
+        (2048, 8192)
+    """
+    tokens = sum(group.count * group.tokens for group in groups)
+    return min(MOST_BUDGET, max(LEAST_BUDGET, _power_of_two_below(tokens // _BATCHES)))
+
+
+def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
+    """The row count of each batch, for each group.
+
+    Args:
+        groups: The groups.
+        budget: The most padded tokens of a batch. A row that has more is a batch alone.
+
+    Returns:
+        For each group, the row counts of its batches, largest first; they add up to at least
+        ``count``, and without any one of them they do not.
+
+    Examples:
+        >>> batches([Group(100, 16)], 1024)
+        [(32, 32, 32, 4)]
+        >>> batches([Group(3, 4096), Group(4, 16)], 2048)
+        [(1, 1, 1), (4,)]
+        >>> batches([Group(60, 16, known=frozenset({32}))], 1024)
+        [(32, 32)]
+    """
+    options = [_options(group, budget) for group in groups]
+    chosen = [_first(by_new) for by_new in options]
+    gains = sorted(
+        (
+            (first.cost - better.cost, i, better)
+            for i, (first, by_new) in enumerate(zip(chosen, options, strict=True))
+            for better in by_new.values()
+            if better.cost < first.cost
+        ),
+        key=lambda gain: (-gain[0], gain[1]),
+    )
+    worth = max(_LEAST_WORTH, sum(cover.cost for cover in chosen) // _WORTH)
+    # Earlier calls have had theirs: a call like the one before compiles nothing.
+    had = sum(max(0, len(group.known) - 1) for group in groups)
+    spare = max(1, len(groups) // _GROUPS_PER_SECOND) - had
+    improved: set[int] = set()
+    for gain, i, better in gains:
+        more = len(better.new) - len(chosen[i].new)
+        if i not in improved and more <= spare and (more <= 0 or gain >= worth):
+            chosen[i] = better
+            improved.add(i)
+            spare -= more
+    return [cover.rows for cover in chosen]
+
+
+def _options(group: Group, budget: int) -> dict[int, _Cover]:
+    """The cheapest cover of a group for each number of new executables, from 0 to 2."""
+    best: dict[int, _Cover] = {}
+    for cover in _covers(group, budget):
+        known = best.get(len(cover.new))
+        if known is None or cover.cost < known.cost:
+            best[len(cover.new)] = cover
+    return best
+
+
+def _first(by_new: dict[int, _Cover]) -> _Cover:
+    """The cover with the fewest new executables, unless one more makes it much cheaper."""
+    fewest = min(by_new)
+    cover = by_new[fewest]
+    if fewest == 0 and 1 in by_new and cover.cost > _WORSE * by_new[1].cost:
+        return by_new[1]
+    return cover
+
+
+def _covers(group: Group, budget: int) -> Iterator[_Cover]:
+    """The covers of a group by full batches of one row count, and smaller ones of another."""
+    sizes = (
+        sorted(group.known, reverse=True)
+        if group.fixed and group.known
+        else _row_counts(group, budget)
+    )
+    for i, large in enumerate(sizes):
+        full, rest = divmod(group.count, large)
+        for small in sizes[i:]:
+            few = -(-rest // small)
+            rows = (large,) * full + (small,) * few
+            cost = sum(rows) * group.tokens + _PER_RUN * len(rows)
+            yield _Cover(cost, rows, frozenset(rows) - group.known)
+
+
+def _row_counts(group: Group, budget: int) -> list[int]:
+    """The row counts of a group within the budget, largest first: powers of two."""
+    allowed = max(1, budget // max(1, group.tokens))
+    if group.most is not None:
+        allowed = min(allowed, group.most)
+    most = min(_power_of_two_below(allowed), 1 << (group.count - 1).bit_length())
+    return [most >> i for i in range(most.bit_length())]
+
+
+def _power_of_two_below(n: int) -> int:
+    """The largest power of two that is at most ``n``, at least 1."""
+    return 1 << (max(1, n).bit_length() - 1)

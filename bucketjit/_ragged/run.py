@@ -1,0 +1,322 @@
+"""Run a call of `map`: sign the examples, group them, run the batches, keep the order.
+
+Nothing runs before all examples of a window are signed and decided. Lists are one window; an
+iterator is taken in windows of `_WINDOW` tokens, so that its examples are not in memory at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bucketjit._compile.executable import Executable, SignatureChanged
+from bucketjit._compile.rows import Rows, rows_key
+from bucketjit._config import Check, Fallback
+from bucketjit._errors import FallbackError, FallbackWarning, MaskingError, frames_inside
+from bucketjit._events import LONGEST, Event, printable
+from bucketjit._ragged.batchable import OF_FILE
+from bucketjit._ragged.batches import (
+    SharedArguments,
+    counted_batch,
+    launch,
+    results_of,
+)
+from bucketjit._ragged.checked_batches import checked_results
+from bucketjit._ragged.examples import Examples
+from bucketjit._ragged.kinds import NO_SIZES, Alone, Batched, Kinds, Row
+from bucketjit._ragged.options import Options
+from bucketjit._ragged.plan import Group, batches, default_budget
+from bucketjit._runtime.engine import Engine
+from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._tracing.interface import Interface
+
+_WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
+_WINDOW_ROWS = 1 << 16  # and the most examples
+_LEAST_SUMMED = 1 << 16  # bytes of a batch that is summed, if the shared arguments have fewer
+_UNDER_WAY = 8  # batches that run while later ones are filled
+
+PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The batches of the examples that have one program and one bucket.
+
+    Attributes:
+        way: The program and the bucket.
+        members: The examples, by their place in the window.
+        rows: How many rows the executable of each batch takes.
+    """
+
+    way: Batched
+    members: Sequence[int]
+    rows: Sequence[int]
+
+    def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """The row count and the examples of each batch."""
+        start = 0
+        for count in self.rows:
+            yield count, self.members[start : start + count]
+            start += count
+
+
+class MapCall:
+    """One call of `map`.
+
+    Args:
+        engine: Serves it.
+        examples: Its arguments.
+        options: What the user chose.
+    """
+
+    def __init__(self, engine: Engine, examples: Examples, options: Options) -> None:
+        self._engine = engine
+        self._examples = examples
+        self._options = options
+        self.kinds = Kinds(engine, examples)
+        self._programs: dict[Interface, None] = {}
+
+    @property
+    def open_axes(self) -> list[tuple[int, ...]]:
+        """The axes of each result that are open in one of the programs that ran."""
+        every = [program.out_shapes for program in self._programs]
+        most = max(map(len, every), default=0)
+        return [
+            tuple({i for shapes in every for i, d in enumerate(shapes[leaf]) if is_symbolic(d)})
+            for leaf in range(most)
+            if all(leaf < len(shapes) for shapes in every)
+        ]
+
+    def results(self) -> Iterator[Any]:
+        """The results of the examples, in their order.
+
+        Raises:
+            ArgumentError: An example is not like the others, or does not fit its declaration.
+            BucketOverflowError: A size of an example is beyond the largest bucket.
+            Exception: What a call of one example would raise.
+        """
+        for window in self.windows():
+            yield from self._run(window)
+
+    def windows(self) -> Iterator[list[Row]]:
+        """The examples, signed: all of them, or some at a time if an iterator has them."""
+        rows = (self.kinds.row(i, values) for i, values in enumerate(self._examples))
+        if self._examples.count is not None:
+            window = list(rows)
+            if window:
+                yield window
+            return
+        while True:
+            window, tokens = [], 0
+            for row in itertools.islice(rows, _WINDOW_ROWS):
+                window.append(row)
+                tokens += row.kind.way.tokens if isinstance(row.kind.way, Batched) else 1
+                if tokens >= _WINDOW:
+                    break
+            if not window:
+                return
+            yield window
+
+    def plan(self, window: Sequence[Row], summed: bool = False) -> list[Planned]:
+        """Group the examples of a window that run in batches.
+
+        Args:
+            window: The examples.
+            summed: Whether their results are summed.
+        """
+        ways: dict[Any, Batched] = {}
+        members: defaultdict[Any, list[int]] = defaultdict(list)
+        for i, row in enumerate(window):
+            if isinstance(way := row.kind.way, Batched):
+                key = way.program, tuple(way.bucket.values())
+                ways.setdefault(key, way)
+                members[key].append(i)
+        if not members:
+            return []
+        known, asked = self._known_counts(summed)
+        if not self._engine.provider.allowance.affordable():
+            asked = set(known)
+        groups = [
+            Group(
+                len(members[key]),
+                way.tokens,
+                frozenset(known[key]),
+                # A scan over the rows of a batch copies them.
+                max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1 if summed else None,
+                key in asked,
+            )
+            for key, way in ways.items()
+        ]
+        budget = self._options.token_budget or default_budget(groups)
+        return [
+            # Rows of like lengths go together: a loop of a batch runs as long as the longest row.
+            Planned(ways[key], sorted(members[key], key=lambda i: window[i].kind.real), counts)
+            for key, counts in zip(ways, batches(groups, budget), strict=True)
+        ]
+
+    def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
+        """The row counts that have an executable, by program and bucket.
+
+        Returns:
+            The row counts, and the programs and buckets that a warm-up has chosen row counts for.
+        """
+        found: defaultdict[Any, set[int]] = defaultdict(set)
+        asked: set[Any] = set()
+        for (owner, *rest), entry in self._engine.cache.items():
+            if entry.rows is not None:
+                rows, *bucket = rest[0]
+                if rows == self.kinds.rows(entry.rows, summed):
+                    found[owner, tuple(bucket)].add(entry.rows)
+                    if entry.asked:
+                        asked.add((owner, tuple(bucket)))
+        return found, asked
+
+    # --- running ---
+
+    def _run(self, window: Sequence[Row]) -> list[Any]:
+        """The results of the examples of a window."""
+        results: list[Any] = [None] * len(window)
+        shared = SharedArguments(self.kinds)
+        under_way: deque[tuple[Sequence[int], Callable[[], list[Any]]]] = deque()
+
+        def finish() -> None:
+            members, wait = under_way.popleft()
+            for i, result in zip(members, wait(), strict=True):
+                results[i] = result
+
+        for planned in self.plan(window):
+            for count, members in planned.batches():
+                rows = [window[i] for i in members]
+                wait = self._start(planned.way, count, rows, shared)
+                under_way.append((members, wait))
+                while len(under_way) > _UNDER_WAY:
+                    finish()
+        while under_way:
+            finish()
+        for i, row in enumerate(window):
+            if isinstance(row.kind.way, Alone):
+                results[i] = self.run_alone([row], row.kind.way.why)[0]
+        return results
+
+    def _start(
+        self, way: Batched, count: int, rows: Sequence[Row], shared: SharedArguments
+    ) -> Callable[[], list[Any]]:
+        """Start a batch.
+
+        Returns:
+            A function that waits for the results of its examples.
+        """
+        engine = self._engine
+        self._programs[way.program] = None
+        # Another batch of the program may have been refused.
+        refused = engine.refusals.of_batches(way.program)
+        if refused is not None:
+            return lambda: self.run_alone(rows, refused)
+        try:
+            entry, is_compiled = self.executable(way, self.kinds.rows(count), rows[0])
+        except MaskingError as error:
+            why = self.note_refusal(way, error)
+            return lambda: self.run_alone(rows, why)
+        checked = engine.config.check is not Check.OFF
+        try:
+            if checked:
+                found = checked_results(engine, entry, rows, self.kinds, shared, self._options.out)
+            else:
+                launched = launch(entry, rows, self.kinds, shared)
+        except SignatureChanged:
+            return lambda: self.run_alone(rows, PLACED)
+        engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
+        self.tell_observer(rows)
+        return (lambda: found) if checked else (lambda: results_of(launched, self._options.out))
+
+    def executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool]:
+        """The executable of a batch, and whether it was compiled for it.
+
+        Args:
+            way: The program and the bucket.
+            rows: How many rows the batch has.
+            like: One of its examples.
+
+        Raises:
+            MaskingError: The program cannot run for many examples at once.
+            CompileBudgetError: A compile is needed that the budget does not allow.
+        """
+        engine, kind = self._engine, like.kind
+        entry, source, _ = engine.provider.get(
+            rows_key(way.program, way.bucket, rows),
+            lambda: engine.requests.rows(self.kinds.call_of(like), kind.call, way.bucket, rows),
+        )
+        return entry, source == "compile"
+
+    @property
+    def mapped(self) -> tuple[int, ...]:
+        """The mapped leaves."""
+        return self.kinds.mapped
+
+    def note_refusal(self, way: Batched, error: MaskingError) -> MaskingError | None:
+        """Remember that a program does not build for batches.
+
+        Args:
+            way: The program and the bucket.
+            error: What building it raised.
+
+        Returns:
+            Why the examples run one by one; None if the call of each example says it.
+        """
+        engine = self._engine
+        if not error.is_defect:  # no rule masks an equation, for one example neither
+            engine.refusals.note(engine.requests.masked_key(way.program, way.bucket), error)
+            return None
+        why = MaskingError(f"it does not build for several examples: {error.reason}")
+        engine.refusals.note_batches(way.program, why)
+        return why
+
+    def run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:
+        """Run examples one by one, each as a call of its own, and say why.
+
+        Args:
+            rows: The examples.
+            why: Why they are not batched; None if the call itself says why it is not masked.
+
+        Returns:
+            Their results.
+        """
+        engine = self._engine
+        if why is not None:
+            note_alone(engine, why, len(rows))
+        return [engine.serve(self.kinds.call_of(row), None, self._options.out) for row in rows]
+
+    def tell_observer(self, rows: Sequence[Row]) -> None:
+        """Tell an adaptive strategy the sizes of examples that were run.
+
+        Args:
+            rows: The examples.
+        """
+        observer = self._engine.observer
+        if observer is not None:
+            for row in rows:
+                observer.learn(self.kinds.call_of(row), row.kind.call)
+                observer.note(row.kind.call.sizes)
+
+
+def note_alone(engine: Engine, why: MaskingError, examples: int) -> None:
+    """Count examples that run one by one, and warn of each reason once.
+
+    Args:
+        engine: Serves them.
+        why: Why they are not batched.
+        examples: How many there are.
+
+    Raises:
+        FallbackError: The policy is to raise.
+    """
+    if engine.config.fallback is Fallback.ERROR and why not in (NO_SIZES, OF_FILE):
+        raise FallbackError(why.reason, why.remedy) from why
+    if engine.counters.alone(why.reason, examples):
+        engine.emit(Event("fallback", engine.name, detail=f"map, one example at a time: {why}"))
+        message = f"{engine.name}.map runs one example at a time: {why}"
+        warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())

@@ -1,0 +1,88 @@
+"""A softmax is filled once, and programs that only look like one are filled as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Check
+
+RANDOM = np.random.default_rng(5)
+
+
+def by_hand(x: Any) -> Any:
+    shifted = jnp.exp(x - jnp.max(x, -1, keepdims=True))
+    return shifted / jnp.sum(shifted, -1, keepdims=True)
+
+
+SOFTMAXES: dict[str, Callable[[Any], Any]] = {
+    "jax": lambda x: jax.nn.softmax(x, -1) @ jnp.ones((x.shape[1], 2)),
+    "by hand": lambda x: by_hand(x) @ jnp.ones((x.shape[1], 2)),
+    "attention": lambda x: jax.nn.softmax(x @ x.T, -1) @ x,
+    "logsumexp": lambda x: jax.nn.logsumexp(x, -1),
+    "log softmax": lambda x: jax.nn.log_softmax(x, -1).max(-1),
+    "over both axes": lambda x: jax.nn.softmax(x, (0, 1)).sum(),
+    "over one of two": lambda x: jax.nn.softmax(x, (0, 1)).sum(0),
+    "along axis 0": lambda x: jnp.ones((3, x.shape[0])) @ jax.nn.softmax(x, 0),
+    "gradient": lambda x: jax.grad(lambda y: (jax.nn.softmax(y @ y.T, -1) @ y)[0].sum())(x),
+    "in a scan": lambda x: jax.lax.scan(
+        lambda c, row: (c + (jax.nn.softmax(row) * row).sum(), None), jnp.zeros(()), x
+    )[0],
+    "mask": lambda x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf), -1) @ jnp.ones(x.shape[1]),
+    # These have the equations of a softmax, and are none.
+    "another maximum": lambda x: jnp.exp(x - jnp.max(jnp.flip(x, 0), -1, keepdims=True)).sum(-1),
+    "along another axis": lambda x: jnp.exp(x - jnp.max(x, 0, keepdims=True)).sum(-1),
+    "another sum": lambda x: (by_hand(x) / by_hand(x * 2).sum(0)).sum(-1),
+    "of the exponential": lambda x: jnp.exp(jnp.max(x, -1, keepdims=True) - x).sum(-1),
+    "a convolution": lambda x: jnp.convolve(by_hand(x)[0], jnp.ones(3), "full"),
+    "a cumulative sum": lambda x: jnp.cumsum(by_hand(x)[:, ::-1], -1),
+    "a product": lambda x: jnp.prod(by_hand(x), -1),
+}
+
+SPECIAL: dict[str, Callable[[np.ndarray], None]] = {
+    "finite": lambda x: None,
+    "nan": lambda x: x.__setitem__((0, 0), np.nan),
+    "inf": lambda x: x.__setitem__((0, -1), np.inf),
+    "-inf": lambda x: x.__setitem__((0, slice(1, None)), -np.inf),
+    "all -inf": lambda x: x.__setitem__(0, -np.inf),
+    "all nan": lambda x: x.__setitem__(0, np.nan),
+    "large": lambda x: x.__imul__(1e30),
+}
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_results(name: str, special: str) -> None:
+    fn = SOFTMAXES[name]
+    spec = "n, _" if name in ("attention", "gradient") else "n, m"
+    executor = BucketedExec(fn, dynamic_axes=spec).with_pow2(min=8)
+    for n, m in [(3, 5), (8, 5), (1, 1), (5, 8)]:
+        x = RANDOM.standard_normal((n, 5 if spec == "n, _" else m)).astype(np.float32)
+        SPECIAL[special](x)
+        want = jax.jit(fn)(x)
+        np.testing.assert_allclose(executor(x), want, rtol=2e-5, atol=1e-6)
+    assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_poison(name: str) -> None:
+    executor = BucketedExec(SOFTMAXES[name], dynamic_axes="n, _", check=Check.POISON)
+    executor.with_pow2(min=8)(RANDOM.standard_normal((3, 5)).astype(np.float32))
+
+
+def selects(fn: Callable[..., Any]) -> int:
+    executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2(min=8)
+    lowered = executor.lower(jax.ShapeDtypeStruct((5, 4), jnp.float32))
+    return lowered.as_text().count("stablehlo.select")
+
+
+def test_a_softmax_is_filled_once() -> None:
+    # The scores, and the padding of the result.
+    assert selects(lambda x: jax.nn.softmax(x @ x.T, -1) @ x) == 2
+    # The exponentials are filled again: their sum could be NaN where no real value is.
+    assert selects(lambda x: jnp.exp(x @ x.T - jnp.ones((1, x.shape[0]))).sum(-1)) == 2

@@ -1,0 +1,187 @@
+"""Every family of rules in batches: each row has the result of the function alone, to its check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Check
+
+LENGTHS = [5, 17, 1, 8, 3, 9, 5]
+EVERY_LENGTH = [5, 17, 1, 8, 3, 16, 9, 2, 4, 7, 6, 12, 15, 10, 11, 13, 14, 5]
+D = 6
+RANDOM = np.random.default_rng(7)
+W = RANDOM.standard_normal((D, D)).astype(np.float32)
+
+
+def rows(lengths: list[int] = LENGTHS) -> list[np.ndarray]:
+    return [RANDOM.standard_normal((n, D)).astype(np.float32) for n in lengths]
+
+
+def attention(x: Any) -> Any:
+    return jax.nn.softmax((x @ W) @ x.T, -1) @ x
+
+
+def recurrent(x: Any) -> Any:
+    return jax.lax.scan(lambda c, a: (jnp.tanh(c @ W + a), c), jnp.zeros(D), x)
+
+
+def steps(x: Any) -> Any:
+    def more(c: Any) -> Any:
+        return (c[0] < 10.0) & (c[1] < 50)
+
+    return jax.lax.while_loop(more, lambda c: (c[0] + jnp.abs(x).sum() * 0.01, c[1] + 1), (0.0, 0))
+
+
+def until_small(x: Any) -> Any:
+    """Halved until the sum is small: on padding alone it would end at once, or never."""
+    return jax.lax.while_loop(lambda y: jnp.sum(y * y) > 1e-3, lambda y: y / 2, x)
+
+
+def branches(x: Any) -> Any:
+    return jax.lax.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: -x.max(0), x)
+
+
+def looping_branches(x: Any) -> Any:
+    """A branch that would loop for ever where the other one is taken."""
+
+    def halved(x: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda n: n > 1.0, lambda n: n / jnp.where(x[0, 0] > 0, 2.0, 1.0), 9.0
+        )
+
+    return jax.lax.cond(x[0, 0] > 0, halved, lambda x: x[0, 0], x)
+
+
+def gru(x: Any) -> Any:
+    return jax.lax.fori_loop(0, x.shape[0], lambda i, h: jnp.tanh(h @ W + x[i]), jnp.zeros(D))
+
+
+def strided(x: Any) -> Any:
+    return jax.lax.conv_general_dilated(x.T[None], jnp.ones((4, D, 3), np.float32), (2,), "SAME")
+
+
+def positive(x: Any) -> Any:
+    return x @ x.T + D * jnp.eye(x.shape[0])
+
+
+def histogram(x: Any) -> Any:
+    return jnp.zeros(8).at[(jnp.abs(x[:, 0]) * 3).astype(int)].add(1.0)
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.max(0),
+    "sort": lambda x: jnp.sort(x, 0),
+    "cumsum": lambda x: jnp.cumsum(x, 0),
+    "attention": attention,
+    "scan": recurrent,
+    "flip": lambda x: x[::-1],
+    "last": lambda x: x[-1],
+    "median": lambda x: jnp.median(x, 0),
+    "argmax": lambda x: jnp.argmax(x, 0),
+    "layer norm": lambda x: (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5),
+    "logsumexp": lambda x: jax.nn.logsumexp(x, 0),
+    "convolution": strided,
+    "cholesky": lambda x: jnp.linalg.cholesky(positive(x)),
+    "determinant": lambda x: jnp.linalg.slogdet(positive(x))[1],
+    "top k": lambda x: jax.lax.top_k(x.reshape(-1), 3)[0],
+    "cumulative logsumexp": lambda x: jax.lax.cumlogsumexp(x, 0),
+    "while": steps,
+    "while by data": until_small,
+    "cond": branches,
+    "cond with loops": looping_branches,
+    "fori": gru,
+    "associative scan": lambda x: jax.lax.associative_scan(jnp.add, x),
+    "merge": lambda x: jnp.sort(x.reshape(-1)),
+    "dropout": lambda x: x * jax.random.bernoulli(jax.random.key(1), 0.5, x.shape),
+    "gradient": jax.grad(lambda x: jnp.mean(jnp.log1p(x**2))),
+    "scatter": histogram,
+    "fft": lambda x: jnp.abs(jnp.fft.fft(x, axis=0)),
+    "roll": lambda x: jnp.roll(x, 2, 0),
+    "diff": lambda x: jnp.diff(x, axis=0),
+    "norm": lambda x: jnp.linalg.norm(x, axis=0),
+    "searchsorted": lambda x: jnp.searchsorted(jnp.sort(x[:, 0]), 0.3),
+    "branch on the size": lambda x: x.max() if x.shape[0] > 6 else x.sum(),
+    "by the number of rows": lambda x: x.sum() / x.shape[0] + jnp.arange(x.shape[0]).sum(),
+    "tree": lambda x: {"a": x * 2, "b": (x.sum(), x[:, 0])},
+    "integers": lambda x: jnp.round(x).astype(jnp.int32).sum(0),
+    "half": lambda x: x.astype(jnp.bfloat16).max(0),
+}
+
+
+def close(got: Any, want: Any) -> None:
+    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
+    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_row_is_as_alone(name: str) -> None:
+    fn = PROGRAMS[name]
+    examples = rows([max(n, 2) for n in LENGTHS])
+    executor = BucketedExec(fn, dynamic_axes="s, _", check=Check.POISON).with_pow2(min=8)
+    got = executor.map(examples)
+    assert len(got) == len(examples)
+    for example, result in zip(examples, got, strict=True):
+        close(result, fn(jnp.asarray(example)))
+    stats = executor.stats()
+    assert stats.rows == len(examples) and not stats.rows_alone and not stats.fallback_calls
+
+
+@pytest.mark.parametrize("name", ["attention", "sort", "fori", "while by data"])
+def test_every_length(name: str) -> None:
+    fn = PROGRAMS[name]
+    examples = rows(EVERY_LENGTH)
+    executor = BucketedExec(fn, dynamic_axes="s, _", check=Check.POISON).with_pow2(min=8)
+    for example, result in zip(examples, executor.map(examples), strict=True):
+        close(result, fn(jnp.asarray(example)))
+    assert executor.stats().rows == len(examples)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_stays_in_its_row(bad: float) -> None:
+    examples = rows()
+    examples[3][0] = bad
+    executor = BucketedExec(
+        lambda x: (attention(x), x.sum(0)), dynamic_axes="s, _", check=Check.POISON
+    ).with_pow2(min=8)
+    for i, (example, result) in enumerate(zip(examples, executor.map(examples), strict=True)):
+        assert bool(jnp.isfinite(result[0]).all()) == (i != 3)
+        np.testing.assert_allclose(result[1], example.sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_the_exact_run_agrees() -> None:
+    executor = BucketedExec(
+        lambda x: (jnp.sort(x, 0), recurrent(x)), dynamic_axes="s, _", check=Check.EXACT_ALWAYS
+    ).with_pow2(min=8)
+    assert len(executor.map(rows([3, 9, 4]))) == 3
+
+
+def test_a_wrong_rule_is_found() -> None:
+    executor = (
+        BucketedExec(lambda x: jnp.sum(x, 0), dynamic_axes="s, _", check=Check.POISON)
+        .with_pow2(min=8)
+        .with_rules({jax.lax.reduce_sum_p: lambda ctx, x: ctx.bind(x)})
+    )
+    with pytest.raises(Exception, match="reduce_sum"):
+        executor.map(rows([3, 5]))
+
+
+def test_two_open_axes() -> None:
+    def fn(q: Any, k: Any) -> Any:
+        return jax.nn.softmax(q @ k.T, -1) @ k
+
+    executor = BucketedExec(fn, dynamic_axes=("t, _", "s, _"), check=Check.POISON).with_pow2()
+    queries, keys = rows([3, 5, 1, 7, 3]), rows([8, 2, 4, 7, 6])
+    for q, k, got in zip(queries, keys, executor.map(queries, keys), strict=True):
+        close(got, fn(jnp.asarray(q), jnp.asarray(k)))
+    assert executor.stats().rows == 5
