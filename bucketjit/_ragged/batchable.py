@@ -50,8 +50,8 @@ def why_not_batched(
 
 
 def _why_not(program: Program) -> str | None:
-    if program.computed:
-        return "the program computes sizes, each example its own"
+    if program.counts:
+        return "its results or decisions depend on sizes that it computes, each example its own"
     if program.jaxpr.effects:
         kinds = sorted(type(effect).__name__ for effect in program.jaxpr.effects)
         return f"the program has effects ({', '.join(dict.fromkeys(kinds))})"

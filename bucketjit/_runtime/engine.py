@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.computed_results import SizesDiffer
@@ -28,7 +28,6 @@ from bucketjit._errors import (
     frames_inside,
 )
 from bucketjit._events import LONGEST, Event, emit, printable, shown
-from bucketjit._runtime.call_observer import CallObserver
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
@@ -47,30 +46,13 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
+from bucketjit._runtime.observers import CallObserver, Preparer
 from bucketjit._runtime.refusals import PartRefused, Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-
-
-class Preparer(Protocol):
-    """Compiles for later calls before a new call runs; see `bucketjit._precompile.listed_buckets`.
-
-    It is called on the slow path only.
-    """
-
-    def prepare(self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: object) -> None:
-        """Compile what later calls of the program need.
-
-        Args:
-            engine: The engine that serves the call.
-            signed: The call.
-            call: The same call, resolved.
-            key: The key of the executable that the call itself needs.
-        """
-
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",

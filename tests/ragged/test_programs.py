@@ -112,6 +112,11 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "tree": lambda x: {"a": x * 2, "b": (x.sum(), x[:, 0])},
     "integers": lambda x: jnp.round(x).astype(jnp.int32).sum(0),
     "half": lambda x: x.astype(jnp.bfloat16).max(0),
+    "selection": lambda x: (x[x > 0].sum(), jnp.cumsum(x[x[:, 0] > 0], 0).sum()),
+    "selection set": lambda x: x.at[x > 0].set(-x[x > 0]),
+    "selection, its gradient": jax.grad(lambda x: (x[x > 0] ** 3).sum()),
+    "unique": lambda x: jnp.unique(jnp.round(x)).sum(),
+    "slice by data": lambda x: x[: jnp.argmax(x[:, 0]) + 1].sum(0),
 }
 
 

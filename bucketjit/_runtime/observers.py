@@ -1,0 +1,36 @@
+"""What an engine tells of its calls: to who learns from them, and to who compiles ahead of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+
+
+class CallObserver(Protocol):
+    """Learns from masked calls after they ran; see `bucketjit._precompile.adaptive`."""
+
+    def learn(self, signed: SignedCall, call: ResolvedCall) -> None:
+        """Remember a call as an example of its signature; called on the slow path only."""
+
+    def note(self, sizes: Mapping[str, int]) -> None:
+        """Count a call of these logical sizes; called for every call, on the fast path too."""
+
+
+class Preparer(Protocol):
+    """Compiles for later calls before a new call runs; see `bucketjit._precompile.listed_buckets`.
+
+    It is called on the slow path only.
+    """
+
+    def prepare(self, engine: Any, signed: SignedCall, call: ResolvedCall, key: object) -> None:
+        """Compile what later calls of the program need.
+
+        Args:
+            engine: The engine that serves the call.
+            signed: The call.
+            call: The same call, resolved.
+            key: The key of the executable that the call itself needs.
+        """
