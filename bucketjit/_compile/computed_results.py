@@ -112,8 +112,7 @@ def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
         if made.is_checked and not 0 <= n <= rows:
             where = f" [{made.line}]" if made.line else ""
             raise ArgumentError(
-                f"sized: n is {n}, and the arrays have {rows} rows{where}; "
-                f"give a number from 0 to {rows}"
+                f"a size that the function computes is {n}{where}; it must be from 0 to {rows}"
             )
     return bounds
 

@@ -44,7 +44,7 @@ def test_a_number_of_rows_that_there_is_not(n: int) -> None:
         sized(X, n)
     executor = BucketedExec(lambda x, n: sized(x, n).sum(), dynamic_axes=("n", None)).with_pow2()
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=rf"n is {n}, and the arrays have 6 rows \["):
+        with pytest.raises(ArgumentError, match=rf"computes is {n} \["):
             executor(X, np.int32(n))
         assert executor(X, np.int32(3)) == 3
 
