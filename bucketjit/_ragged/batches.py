@@ -24,6 +24,7 @@ from bucketjit._masking.checks import poison_value
 from bucketjit._ragged.kinds import Kind, Kinds, Row, is_open
 from bucketjit._ragged.placement import placement_of, replicated_like
 from bucketjit._runtime.counters import CountedBatch
+from bucketjit._signature.signer import SignedCall
 
 
 class Launched(NamedTuple):
@@ -44,24 +45,23 @@ class SharedArguments:
     """The arguments that all examples share, padded for each bucket once.
 
     Args:
-        kinds: Has the examples.
+        mapped: The mapped leaves, which are left out.
     """
 
-    def __init__(self, kinds: Kinds) -> None:
-        self._kinds = kinds
-        self._mapped = frozenset(kinds.mapped)
+    def __init__(self, mapped: Sequence[int]) -> None:
+        self._mapped = frozenset(mapped)
         self._known: dict[Any, Any] = {}
 
-    def leaves(self, kind: Kind, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
+    def leaves(self, like: SignedCall, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
         """The shared leaves as an executable takes them.
 
         Args:
-            kind: An example.
+            like: An example, as a call.
             pads: Padded shape of each leaf with open axes.
         """
         return {
             i: self._leaf(i, leaf, pads.get(i))
-            for i, leaf in enumerate(self._kinds.like(kind).leaves)
+            for i, leaf in enumerate(like.leaves)
             if i not in self._mapped
         }
 
@@ -97,18 +97,18 @@ def launch(
         SignatureChanged: The executable was built for arguments of other types.
     """
     assert entry.rows is not None
-    kind, pads = rows[0].kind, dict(entry.pads)
+    like, pads = rows[0].like, dict(entry.pads)
     placement = placement_of(kinds.sharding, entry.rows)
-    leaves = shared.leaves(kind, pads)
+    leaves = shared.leaves(like, pads)
     for place, i in enumerate(kinds.mapped):
-        dtype = kind.signed.signature.types[i].dtype
+        dtype = like.signature.types[i].dtype
         if dtype is None:  # a size: the executable reads it from the sizes of the rows
             leaves[i] = rows[0].leaves[place]
         else:
             own = [row.leaves[place] for row in rows]
             stacked = _stacked(own, pads[i], dtype, None if poison is None else poison[1])
             leaves[i] = stacked if placement is None else jax.device_put(stacked, placement)
-    args, kwargs = kind.signed.tree.unflatten([leaves[i] for i in range(len(leaves))])
+    args, kwargs = like.tree.unflatten([leaves[i] for i in range(len(leaves))])
     index = None if poison is None else poison[0]
     shapes = entry.size_constant_shapes
     sizes = batch_sizes(

@@ -120,7 +120,7 @@ def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExpl
             )
         for row in window:
             if isinstance(row.kind.way, Alone):
-                alone[_reason(engine, row)] += 1
+                alone[_reason(engine, call, row)] += 1
     return MapExplanation(
         mapped=examples.names,
         shared=tuple(
@@ -134,12 +134,12 @@ def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExpl
     )
 
 
-def _reason(engine: Engine, row: Row) -> str:
+def _reason(engine: Engine, call: MapCall, row: Row) -> str:
     """Why an example runs alone, in words."""
     kind = row.kind
     if isinstance(kind.way, Alone) and kind.way.why is not None:
         return kind.way.why.reason
-    match engine.decide(kind.signed, kind.call):
+    match engine.decide(call.kinds.call_of(row), kind.call):
         case Exact(_, why):
             return why.reason
         case Chunked():

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from bucketjit._arrays.padding import fresh
-from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
+from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._errors import ArgumentError, BucketJitError, FallbackError, MaskingError
@@ -30,6 +30,7 @@ from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
@@ -76,18 +77,18 @@ class Alone:
 
 @dataclass(eq=False)
 class Kind:
-    """Examples of equal shapes. It holds none of their arrays, as it is kept for later calls.
+    """Examples of equal shapes. It is kept for later calls, so it holds none of their arrays.
 
     Attributes:
-        signed: One of them, with types in the place of its arrays.
-        call: The same call, resolved.
+        shapes: Shape of each leaf of their calls.
+        call: Their call, resolved.
         way: How they run.
         version: `Refusals.version` when that was decided.
         real: Elements of the mapped arguments with open axes, per example.
         ordered: The logical size of each variable.
     """
 
-    signed: SignedCall
+    shapes: list[tuple[int, ...]]
     call: ResolvedCall
     way: Batched | Alone
     version: int
@@ -104,10 +105,12 @@ class Row(NamedTuple):
     Attributes:
         leaves: The leaves of its mapped arguments.
         kind: What examples of its shapes do.
+        like: An example of the same signature, as a call.
     """
 
     leaves: Sequence[Any]
     kind: Kind
+    like: SignedCall
 
 
 class Kinds:
@@ -130,7 +133,6 @@ class Kinds:
         self._known: dict[Any, Kind] = {}
         # An example of each signature: weak types may differ.
         self._variants: dict[tuple[LeafType, ...], SignedCall] = {}
-        self._like: dict[int, SignedCall] = {}
         self._plain_dtypes: list[Any] = []
         self._by_shapes: dict[Any, Kind] = {}
         self.mapped: tuple[int, ...] = ()
@@ -155,19 +157,22 @@ class Kinds:
         if is_plain:
             known = self._by_shapes.get(tuple([value.shape for value in values]))
             if known is not None:
-                return Row(values, known)
+                return Row(values, known, self.first)
         try:
             if self._first is None:
                 self._begin(values)
             leaves = self._leaves(index, values)
             types, shapes = self._types(index, leaves)
             key = types, shapes
+            like = self._variants.get(types)
+            if like is None:
+                like = self._variants[types] = self._signed(values)
             kind = self._known.get(key)
             if kind is None:
-                kind = self._known[key] = self._kind(values, leaves, types, shapes)
+                kind = self._known[key] = self._kind(like, leaves, shapes)
             if is_plain:
                 self._by_shapes[shapes] = kind
-            return Row(leaves, kind)
+            return Row(leaves, kind, like)
         except BucketJitError as error:
             told = str(error)
             if told.startswith(f"example {index}"):
@@ -179,21 +184,16 @@ class Kinds:
             error.add_note(f"bucketjit: this is example {index} of map")
             raise
 
-    def like(self, kind: Kind) -> SignedCall:
-        """An example of the same signature, with its arrays."""
-        return self._like[id(kind.signed.signature)]
-
     def call_of(self, row: Row) -> SignedCall:
         """The call of an example.
 
         Args:
             row: The example.
         """
-        like = self.like(row.kind)
-        leaves = list(like.leaves)
+        leaves = list(row.like.leaves)
         for i, leaf in zip(self.mapped, row.leaves, strict=True):
             leaves[i] = leaf
-        return _owning(dataclasses.replace(like, leaves=leaves, shapes=row.kind.signed.shapes))
+        return _owning(dataclasses.replace(row.like, leaves=leaves, shapes=row.kind.shapes))
 
     def rows(self, count: int, summed: bool = False) -> Rows:
         """The rows of a batch.
@@ -213,9 +213,7 @@ class Kinds:
 
     def _begin(self, values: Values) -> None:
         """Sign the first example, and find out which leaves are mapped."""
-        examples = self._examples
-        args, kwargs = examples.call(values)
-        signed = self._engine.signer.sign(args, kwargs)
+        examples, signed = self._examples, self._signed(values)
         given, named = signed.tree.unflatten(range(len(signed.leaves)))
         places = {old: given[new] for new, old in enumerate(signed.dynamic)} | named
         own = [places[name] for name in examples.mapped]
@@ -226,7 +224,7 @@ class Kinds:
             leaf for i, leaf in enumerate(signed.leaves) if i not in self.mapped
         )
         types = tuple(signed.signature.types[i] for i in self.mapped)
-        self._variants[types] = self._like[id(signed.signature)] = signed
+        self._variants[types] = signed
         # Most examples are NumPy arrays of the type of the first one: see `row`.
         if all(tree == _LEAF for tree in self._trees) and not any(t.weak_type for t in types):
             self._plain_dtypes = [t.dtype for t in types]
@@ -293,25 +291,20 @@ class Kinds:
         shape = self.first.shapes[place]
         return [n if t == STATIC else t for t, n in zip(row, shape, strict=True)]
 
+    def _signed(self, values: Values) -> SignedCall:
+        args, kwargs = self._examples.call(values)
+        return self._engine.signer.sign(args, kwargs)
+
     def _kind(
-        self,
-        values: Values,
-        leaves: Sequence[Any],
-        types: tuple[LeafType, ...],
-        shapes: tuple[tuple[int, ...], ...],
+        self, like: SignedCall, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
     ) -> Kind:
-        engine, like = self._engine, self._variants.get(types)
-        if like is None:
-            args, kwargs = self._examples.call(values)
-            like = self._variants[types] = engine.signer.sign(args, kwargs)
-            self._like[id(like.signature)] = like
         every, own = list(like.leaves), list(like.shapes)
         for i, leaf, shape in zip(self.mapped, leaves, shapes, strict=True):
             every[i], own[i] = leaf, shape
         signed = dataclasses.replace(like, leaves=every, shapes=own)
         memory, key = like.signature.remembered, (self.mapped, *own)
         known: Kind | None = memory.get(key)
-        if known is not None and self._holds(known):
+        if known is not None and self._holds(known, like.signature):
             return known
         kind = self._new_kind(signed)
         if isinstance(kind.way, Batched) and kind.call.size_constants.nbytes <= _MOST_BYTES:
@@ -320,12 +313,12 @@ class Kinds:
             memory[key] = kind
         return kind
 
-    def _holds(self, known: Kind) -> bool:
+    def _holds(self, known: Kind, signature: Signature) -> bool:
         """Whether what was decided in an earlier call still holds."""
         engine, program = self._engine, known.call.program
         return (
             known.version == engine.refusals.version
-            and known.call.tokens is known.signed.signature.tokens
+            and known.call.tokens is signature.tokens
             and engine.observer is None  # an adaptive strategy changes its buckets
             and (program is None or not program.unfitted)  # buckets grow with unfitted sizes
         )
@@ -336,7 +329,7 @@ class Kinds:
         call = engine.resolve(signed)
         way = self._way(signed, call)
         real = self._real(call.tokens, signed)
-        return Kind(without_values(signed), call, way, engine.refusals.version, real)
+        return Kind(signed.shapes, call, way, engine.refusals.version, real)
 
     def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
         engine = self._engine

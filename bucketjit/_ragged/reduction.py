@@ -122,7 +122,7 @@ class _Window:
 
     def __init__(self, call: MapCall, engine: Engine, window: Sequence[Row]) -> None:
         self._call, self._engine, self._window = call, engine, window
-        self._shared = SharedArguments(call.kinds)
+        self._shared = SharedArguments(call.mapped)
 
     def parts(self) -> Iterator[Callable[[_Total], None]]:
         """What adds each batch, and each example that runs alone, to a total."""

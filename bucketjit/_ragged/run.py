@@ -180,7 +180,7 @@ class MapCall:
     def _run(self, window: Sequence[Row]) -> list[Any]:
         """The results of the examples of a window."""
         results: list[Any] = [None] * len(window)
-        shared = SharedArguments(self.kinds)
+        shared = SharedArguments(self.mapped)
         under_way: deque[tuple[Sequence[int], Callable[[], list[Any]]]] = deque()
 
         def finish() -> None:
