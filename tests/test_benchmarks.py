@@ -18,7 +18,7 @@ ALONE = ("computed-cold", "dispatch", "saving", "stream", "stream-warm", "traini
 
 
 # Those that take half a minute and more.
-LONG = ("stream-plans", "stream-plans-warm", "stalls")
+LONG = ("stream-plans", "stream-plans-warm", "stalls", "ragged-sentences")
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ LEAST_BUDGET, MOST_BUDGET = 2048, 8192  # tokens of a batch that the budget is c
 _BATCHES = 16  # the budget is such that a call has about so many batches
 
 # The price of running one more batch, in tokens: measured where a token costs little.
-_PER_RUN = 32
+_PER_RUN = 24
 
 # Row counts that have an executable are taken if they cost at most so much more than a new one.
 _WORSE = 1.1
 
-# One group in four may have a second row count that is new, if that saves one token in a hundred,
-# and so many tokens.
-_GROUPS_PER_SECOND, _WORTH, _LEAST_WORTH = 4, 100, 4 * _PER_RUN
+# One group in four may have a second row count that is new, if that saves one token in two hundred,
+# and 128 tokens.
+_GROUPS_PER_SECOND, _WORTH, _LEAST_WORTH = 4, 200, 128
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
         [(32, 32)]
     """
     options = [_options(group, budget) for group in groups]
-    chosen = [_first(by_new) for by_new in options]
+    chosen = [_first(group, budget, by_new) for group, by_new in zip(groups, options, strict=True)]
     gains = sorted(
         (
             (first.cost - better.cost, i, better)
@@ -134,13 +134,21 @@ def _options(group: Group, budget: int) -> dict[int, _Cover]:
     return best
 
 
-def _first(by_new: dict[int, _Cover]) -> _Cover:
-    """The cover with the fewest new executables, unless one more makes it much cheaper."""
-    fewest = min(by_new)
-    cover = by_new[fewest]
-    if fewest == 0 and 1 in by_new and cover.cost > _WORSE * by_new[1].cost:
-        return by_new[1]
-    return cover
+def _first(group: Group, budget: int, by_new: dict[int, _Cover]) -> _Cover:
+    """The cover by known row counts, unless the best one of a single row count is much cheaper.
+
+    That one is what a call without known row counts begins with, so a call like an earlier one
+    begins with what that has compiled.
+    """
+    single = min(
+        (cover for cover in _covers(group, budget) if len(set(cover.rows)) == 1),
+        key=lambda cover: cover.cost,
+        default=None,
+    )
+    known = by_new.get(0)
+    if known is None:
+        return by_new[min(by_new)] if single is None else single
+    return single if single is not None and known.cost > _WORSE * single.cost else known
 
 
 def _covers(group: Group, budget: int) -> Iterator[_Cover]:

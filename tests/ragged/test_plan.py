@@ -72,3 +72,15 @@ def test_executables_of_many_calls(bucket: object) -> None:
             known[group.tokens] |= set(rows)
     for tokens, rows in known.items():
         assert len(rows) <= (2048 // tokens).bit_length()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_call_like_an_earlier_one_compiles_nothing(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    counts = {int(2**k * 8): int(random.integers(1, 300)) for k in range(random.integers(1, 9))}
+    known = defaultdict[int, set[int]](set)
+    for call in range(3):
+        groups = [Group(n, tokens, frozenset(known[tokens])) for tokens, n in counts.items()]
+        for group, rows in zip(groups, batches(groups, 2048), strict=True):
+            assert not call or known[group.tokens].issuperset(rows)
+            known[group.tokens] |= set(rows)
