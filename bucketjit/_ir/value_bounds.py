@@ -39,9 +39,10 @@ from bucketjit._ir.ranges import (
     times,
 )
 from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._ir.value_facts import ValueFacts
 from bucketjit._jax.jaxprs import dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
-from bucketjit._jax.tracers import Made, constant_of, equation_of, literal_of
+from bucketjit._jax.tracers import Made, constant_of, literal_of
 from bucketjit._sizes.expressions import Dim
 
 
@@ -59,7 +60,7 @@ class Bounds(dataflow.Analysis[Range]):
 
     def __init__(self) -> None:
         self.table = _TABLE
-        self._known: dict[int, tuple[Any, Range]] = {}  # by `id`; the value is kept alive
+        self._facts = ValueFacts(self._computed)
 
     def of(self, value: Any) -> Range:
         """The bounds of a value.
@@ -67,22 +68,9 @@ class Bounds(dataflow.Analysis[Range]):
         Args:
             value: A tracer, an array or a number.
         """
-        stack = [value]  # no recursion: programs are deeper than Python's stack
-        while stack:
-            one = stack[-1]
-            if id(one) in self._known:
-                stack.pop()
-                continue
-            made = equation_of(one)
-            missing = [x for x in (made.operands if made else ()) if id(x) not in self._known]
-            if missing:
-                stack += missing
-                continue
-            stack.pop()
-            self._known[id(one)] = one, self._computed(one, made)
-        return self._known[id(value)][1]
+        return self._facts.of(value)
 
-    def _computed(self, value: Any, made: Made | None) -> Range:
+    def _computed(self, value: Any, made: Made | None, ins: Sequence[Range]) -> Range:
         if made is not None:
             eqn: Any = _Equation(
                 made.primitive,
@@ -90,7 +78,6 @@ class Bounds(dataflow.Analysis[Range]):
                 [_Atom(jax.typeof(x)) for x in made.operands],
                 made.results,
             )
-            ins = [self._known[id(x)][1] for x in made.operands]
             transfer = self.table.get(name_of(eqn))
             call = dataflow.through if transfer is None else None
             outs = call(self, eqn, ins) if call else transfer(eqn, ins)  # type: ignore[misc]

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bucketjit._ir.value_facts import ValueFacts
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of
@@ -28,7 +29,7 @@ class ValueNumbers:
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
-        self._known: dict[int, tuple[Any, int]] = {}  # by `id`; the value is kept alive
+        self._facts = ValueFacts(self._found)
         self._kept: list[Any] = []  # what is known by its `id` alone
         self._false = self._number(("literal", "bool[]", "False"))
 
@@ -38,20 +39,7 @@ class ValueNumbers:
         Args:
             value: A tracer, an array or a number.
         """
-        stack = [value]  # no recursion: programs are deeper than Python's stack
-        while stack:
-            one = stack[-1]
-            if id(one) in self._known:
-                stack.pop()
-                continue
-            made = equation_of(one)
-            missing = [x for x in (made.operands if made else ()) if id(x) not in self._known]
-            if missing:
-                stack += missing
-                continue
-            stack.pop()
-            self._known[id(one)] = one, self._found(one, made)
-        return self._known[id(value)][1]
+        return self._facts.of(value)
 
     def of_integer(self, value: Any) -> int:
         """The number of an integer, whatever its integer type is.
@@ -64,9 +52,8 @@ class ValueNumbers:
     def _number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _found(self, value: Any, made: Made | None) -> int:
+    def _found(self, value: Any, made: Made | None, operands: Sequence[int]) -> int:
         if made is not None:
-            operands = [self._known[id(x)][1] for x in made.operands]
             return self._results(made, operands)[made.position]
         literal = literal_of(value)
         if literal is not None:
