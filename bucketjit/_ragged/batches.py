@@ -7,6 +7,7 @@ result     y: f32[2, 8]                 y[0, :3], y[1, :5] as views of one host 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -163,7 +164,7 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
         padded={v: entry.sizes[v] for v in call.sizes},
         padded_rows=entry.rows,
         real=sum(kind.real * n for kind, n in kinds.items()),
-        total=sum(int(np.prod(shape)) for i, shape in entry.pads if i in opened),
+        total=sum(math.prod(shape) for i, shape in entry.pads if i in opened),
         flops=entry.flops,
     )
 

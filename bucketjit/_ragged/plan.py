@@ -11,6 +11,7 @@ of a group smaller, and costs an executable, so only the groups that gain most b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,7 @@ LEAST_BUDGET, MOST_BUDGET = 2048, 8192  # tokens of a batch that the budget is c
 _BATCHES = 16  # the budget is such that a call has about so many batches
 
 # The price of running one more batch, in tokens: measured where a token costs little.
-_PER_RUN = 24
+_PER_RUN = 40
 
 # Row counts that have an executable are taken if they cost at most so much more than a new one.
 _WORSE = 1.1
@@ -99,6 +100,12 @@ def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
         >>> batches([Group(60, 16, known=frozenset({32}))], 1024)
         [(32, 32)]
     """
+    return list(_batches(tuple(groups), budget))
+
+
+@functools.lru_cache(maxsize=256)
+def _batches(groups: tuple[Group, ...], budget: int) -> tuple[tuple[int, ...], ...]:
+    """See `batches`; cached, as calls in a loop often have the same groups."""
     options = [_options(group, budget) for group in groups]
     chosen = [_first(group, budget, by_new) for group, by_new in zip(groups, options, strict=True)]
     gains = sorted(
@@ -121,7 +128,7 @@ def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
             chosen[i] = better
             improved.add(i)
             spare -= more
-    return [cover.rows for cover in chosen]
+    return tuple(cover.rows for cover in chosen)
 
 
 def _options(group: Group, budget: int) -> dict[int, _Cover]:
