@@ -217,8 +217,9 @@ class Arguments:
                 break
 
     def _other_program(self, sizes: Mapping[str, int]) -> ArgumentError:
-        guards = self._subject.program.guards
-        broken = [str(g) for g in guards if not g.holds(sizes)]
+        program = self._subject.program
+        broken = [str(g) for g in program.guards if not g.holds(sizes)]
+        broken = broken or list(map(str, program.presumed))
         return ArgumentError(
             f"{shown(sizes)} needs another program: this one holds for "
             f"{' and '.join(broken) or 'sizes at which the function traces alike'}; lower it "

@@ -160,6 +160,8 @@ def lower(subject: Subject) -> Lowered:
     Raises:
         StrategyContractError: A padded argument would be larger than any array can be.
         FallbackError: The call cannot be masked, and ``fallback`` is to raise.
+        MaskingError: The call cannot be masked, and the function computes sizes, so ``jit`` cannot
+            lower it either.
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
@@ -171,7 +173,8 @@ def lower(subject: Subject) -> Lowered:
             engine.refusals.note(requests.masked_key(subject.program, subject.bucket), error)
             engine.note_fallback(error, counted=True)
             subject = subject.as_exact()
-    exact = requests.lower_exact(subject.signed)
+    with subject.without_computed_sizes():
+        exact = requests.lower_exact(subject.signed)
     if call.program is None:  # as after an exact run: the function itself works at these sizes
         with engine.lock:
             subject.signed.signature.remember_refusal(call, subject.signed.shapes)

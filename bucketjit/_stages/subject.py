@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from bucketjit._compile.argument_types import without_values
 from bucketjit._config import is_int_from
-from bucketjit._errors import SpecError, SplitError
+from bucketjit._errors import MaskingError, SpecError, SplitError
 from bucketjit._events import shown
+from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -60,6 +62,26 @@ class Subject:
         if position < len(positions):
             return self.engine.signer.name(positions[position])
         return self.engine.signer.name(position + len(self.signed.statics.positional))
+
+    @contextmanager
+    def without_computed_sizes(self) -> Iterator[None]:
+        """A context for a trace by ``jit`` at the exact shape, where sizes cannot be computed.
+
+        Raises:
+            MaskingError: The function computes sizes.
+        """
+        try:
+            with Noticing().active():
+                yield
+        except SizeIsComputed:
+            program, call = self.call.program, self.call
+            refusals = self.engine.refusals
+            why = refusals.of_program(program) if program is not None else call.refusal
+            told = f", which is not masked: {why.reason}" if why is not None else ""
+            raise MaskingError(
+                f"the function computes sizes, so jit cannot take it at its exact shape{told}",
+                (why and why.remedy) or "call the executor, which runs the function itself",
+            ) from None
 
     def as_exact(self) -> Subject:
         """The same call, lowered at its exact shape."""

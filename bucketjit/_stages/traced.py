@@ -9,7 +9,7 @@ import jax
 
 from bucketjit._compile.build_exact import exact_function
 from bucketjit._config import Check
-from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.jaxprs import closed_jaxpr, shaped
 from bucketjit._stages.lowered import Lowered, lower
 from bucketjit._stages.stage import Stage, StageTypes, exact_types, symbolic_types
@@ -90,6 +90,7 @@ def trace(subject: Subject) -> Traced:
         jaxpr = closed_jaxpr(program.jaxpr, program.consts)
         return Traced(subject, symbolic_types(subject), jaxpr)
     made = exact_function(subject.signed, Check.OFF, {})
-    with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+    # If tracing fails, JAX must not keep the trace alive.
+    with forgetful_jax(), selecting_jax(), subject.without_computed_sizes():
         traced = made.function.trace(*made.args, **made.kwargs)
     return Traced(subject, exact_types(traced), traced.jaxpr)

@@ -127,6 +127,7 @@ class PresumedSizes:
         return guard if value is None else Guard(computed[-1], "==", str(value))
 
 
+_CONSTANT = "requires a constant"  # JAX says it of int(size), and where Python iterates
 _MISMATCH = re.compile(r"shape|size|broadcast|dimension|type=", re.IGNORECASE)
 
 
@@ -147,7 +148,7 @@ def meeting_of_sizes(
     if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
         return None
     met = [v for v in sizing.computed if re.search(rf"\b{v}\b", text)]
-    if not met or not _MISMATCH.search(text):
+    if not met or not _MISMATCH.search(text) or _CONSTANT in text:
         return None
     sides = [_told(v, sizing, presumed) for v in met]
     if len(sides) == 1:

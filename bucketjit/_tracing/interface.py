@@ -212,8 +212,18 @@ class Interface:
         return all(g.holds(known) for g in self.presumed)
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every guard holds at these sizes."""
-        return all(g.holds(sizes) for g in self.guards)
+        """Whether every guard holds at these sizes, and `presumed` may hold."""
+        return all(g.holds(sizes) for g in self.guards) and self._may_be_presumed(sizes)
+
+    def _may_be_presumed(self, sizes: Mapping[str, int]) -> bool:
+        """Whether `presumed` holds for some computed sizes: of 2 rows no 3 can be selected."""
+        if not self.presumed:
+            return True
+        try:
+            self.padded_sizes(sizes)
+        except MaskingError:
+            return False
+        return True
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
         """The size constants of a call.

@@ -144,6 +144,53 @@ def test_a_branch_alternates_between_two_programs() -> None:
     assert stats.calls == 8 and stats.fallback_calls == 0 and stats.compiles <= 3
 
 
+@pytest.mark.parametrize("first", [1, 2, 8])
+def test_a_decision_has_a_program_for_each_bucket(first: int) -> None:
+    """Of two rows no three can be selected: such a call takes another program at once."""
+
+    def typical(x: Any) -> Any:
+        y = x[x > 0]
+        return jnp.median(y) if y.shape[0] > 2 else x.mean()
+
+    executor = BucketedExec(typical, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    for size in (first, *EDGES, 2, 3, 4):
+        for x in arrays(size):
+            checked(executor, typical, x)
+    report = executor.warmup(np.ones(5, np.float32), sizes={"n": [2, 8, 16]}, progress=False)
+    assert not report.failed and not report.exact
+
+
+WITHOUT_JIT: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
+    "empty": (lambda x: x[x > 0], np.zeros(0, np.float32)),
+    "unbounded": (lambda x: jnp.repeat(x, x.astype(int)), np.ones(3, np.float32)),
+    "iterated": (lambda x: sum(iter(x[x > 0])), np.ones(3, np.float32)),
+    "raises": (lambda x: x[x > 0].max(), -np.ones(3, np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_JIT)
+def test_what_runs_without_jit_does_so_beside_files(name: str, tmp_path: Any) -> None:
+    fn, x = WITHOUT_JIT[name]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2().with_persistence(tmp_path)
+    for _ in range(2):
+        checked(executor, fn, x)
+
+
+@pytest.mark.parametrize("stage", ["trace", "lower"])
+def test_a_stage_of_what_runs_without_jit_is_refused_with_the_reason(stage: str) -> None:
+    executor = BucketedExec(REFUSED["vmap"][0], dynamic_axes="n").with_pow2()
+    with (
+        pytest.warns(FallbackWarning),
+        pytest.raises(bucketjit.MaskingError, match="computes sizes.*vmap over a selection"),
+    ):
+        getattr(executor, stage)(np.ones(3, np.float32))
+
+
+def test_iteration_is_not_taken_for_different_selections() -> None:
+    executor = BucketedExec(WITHOUT_JIT["iterated"][0], dynamic_axes="n").with_pow2()
+    assert "meet" not in str(executor.explain(np.ones(3, np.float32)).reason)
+
+
 def test_an_effect_does_not_run_twice(capfd: pytest.CaptureFixture[str]) -> None:
     def noisy(x: Any) -> Any:
         jax.debug.print("ran with {}", x[0])

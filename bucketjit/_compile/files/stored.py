@@ -35,7 +35,7 @@ from bucketjit._config import Persistent
 from bucketjit._cores.placement import device_of_chunks
 from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._events import Event
-from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
 from bucketjit._jax.devices import device_name
@@ -485,7 +485,8 @@ class StoredExact(Stored):
 
     def _trace(self) -> None:
         if self._traced is None:
-            with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+            # If tracing fails, as where sizes are computed, JAX must not keep the trace alive.
+            with forgetful_jax(), selecting_jax():
                 self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
     def _digests(self) -> Mapping[str, str]:
