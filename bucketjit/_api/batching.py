@@ -119,7 +119,7 @@ class Batching:
             >>> print(total.explain_map([np.ones(n, np.float32) for n in (3, 7, 12, 5)]))
             4 examples; lists: a; shared: none
               n=8: 3 examples in 1 x 4 rows, 53% padding, to compile: 4 rows
-              n=16: 1 examples in 1 x 1 rows, 25% padding, to compile: 1 rows
+              n=16: 1 example in 1 x 1 row, 25% padding, to compile: 1 rows
               padding: 44% of what is computed
         """
         engine = self._engine

@@ -40,10 +40,15 @@ class ExplainedGroup:
     total: int
 
     def __str__(self) -> str:
-        rows = ", ".join(f"{n} x {count} rows" for count, n in Counter(self.batches).items())
+        batches = Counter(self.batches).items()
+        rows = ", ".join(f"{n} x {_counted(count, 'row')}" for count, n in batches)
+        told = f"{shown(self.bucket)}: {_counted(self.examples, 'example')} in {rows}"
         new = f", to compile: {', '.join(map(str, self.missing))} rows" if self.missing else ""
-        waste = share(self.total - self.real, self.total)
-        return f"{shown(self.bucket)}: {self.examples} examples in {rows}, {waste:.0%} padding{new}"
+        return f"{told}, {share(self.total - self.real, self.total):.0%} padding{new}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,12 @@ class MapExplanation:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.examples} examples; lists: {', '.join(self.mapped)}; "
+            f"{_counted(self.examples, 'example')}; lists: {', '.join(self.mapped)}; "
             f"shared: {', '.join(self.shared) or 'none'}"
         ]
         lines += [f"  {group}" for group in self.groups]
-        lines += [f"  one by one, {count} examples: {why}" for why, count in self.alone.items()]
+        alone = ((_counted(count, "example"), why) for why, count in self.alone.items())
+        lines += [f"  one by one, {examples}: {why}" for examples, why in alone]
         if self.groups:
             lines.append(f"  padding: {self.padding_waste:.0%} of what is computed")
         return "\n".join(lines)
