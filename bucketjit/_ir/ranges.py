@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,12 +16,11 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._jax.patches.shapes import fresh_dimension
-from bucketjit._sizes.bounds import interval
-from bucketjit._sizes.expressions import Dim, compiled, is_symbolic, parsed, variables_of
+from bucketjit._sizes.expressions import Dim, is_symbolic, parsed, variables_of
+from bucketjit._sizes.order import is_never_negative
 
 _NARROW = 16  # bits: an integer type of at most these has bounds of its own
 _LONGEST = 200  # characters of an expression; longer ones are forgotten
-_ANY_SIZE = 1 << 40  # stands for the largest size
 _MOST_ELEMENTS = 1 << 16  # of a constant whose values are looked at
 
 
@@ -62,72 +62,7 @@ def is_at_most(
     difference = other - one
     if not is_symbolic(difference):
         return bool(difference >= 0)
-    return _is_never_negative(difference, most_of) or _by_parts(one, other, most_of)
-
-
-def _by_parts(one: Dim, other: Dim, most_of: Mapping[str, Dim]) -> bool:
-    """Whether ``one <= other`` follows from one of the two parts of a ``min`` or ``max``."""
-    if found := _parts("min", one):
-        return any(is_at_most(x, other, most_of) for x in found)
-    if found := _parts("max", other):
-        return any(is_at_most(one, x, most_of) for x in found)
-    if found := _parts("max", one):
-        return all(is_at_most(x, other, most_of) for x in found)
-    return all(is_at_most(one, x, most_of) for x in _parts("min", other) or [None])
-
-
-def _parts(name: str, dim: Dim) -> list[Dim]:
-    """The operands of a size that is a ``min`` or ``max``; none for any other one."""
-    node = parsed(str(dim))
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == name):
-        return []
-    texts = [ast.unparse(x).replace("**", "^") for x in node.args]
-    return [int(x) if _is_number(x) else fresh_dimension(dim, x) for x in texts]
-
-
-def _is_never_negative(dim: Dim, most_of: Mapping[str, Dim]) -> bool:
-    dim, quotients = _without_quotients(dim)
-    bounds = {**most_of, **quotients}
-    for variable in reversed(bounds):
-        if is_symbolic(dim) and variable in variables_of(str(dim)):
-            dim = _least(dim, variable, bounds[variable])
-            if dim is None:
-                return False
-    if not is_symbolic(dim):
-        return bool(dim >= 0)
-    if bounds and "floordiv" in str(dim):  # a bound has brought another quotient
-        return _is_never_negative(dim, {})
-    variables = variables_of(str(dim))
-    lo, hi = dict.fromkeys(variables, 1), dict.fromkeys(variables, _ANY_SIZE)
-    try:
-        return interval(parsed(str(dim)), lo, hi)[0] >= 0
-    except ValueError:
-        return False
-
-
-def _without_quotients(dim: Dim) -> tuple[Dim, dict[str, Dim]]:
-    """An expression with variables in the place of quotients, and the largest value of each.
-
-    ``n - floordiv(n, 2)`` is ``n - q + 1`` for a q from 1 to n + 1.
-    """
-    text, most_of = str(dim), dict[str, Dim]()
-    for node in ast.walk(parsed(text)):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "floordiv"):
-            continue
-        whole, by = (_computed(ast.unparse(x), dim) for x in node.args)
-        if (
-            whole is None
-            or not isinstance(by, int)
-            or by < 1
-            or "floordiv" in str(whole)
-            or not is_at_most(0, whole)
-        ):
-            continue
-        name = f"quotient_{len(most_of)}"
-        text = text.replace(ast.unparse(node), f"({name} - 1)")
-        most_of[name] = whole + 1
-    found = _computed(text, dim) if most_of else dim
-    return (dim, {}) if found is None else (found, most_of)
+    return is_never_negative(str(difference), tuple((v, str(x)) for v, x in most_of.items()))
 
 
 def solved_for(dim: Dim, variable: str) -> Dim | None:
@@ -158,32 +93,13 @@ def _is_linear(dim: Dim, variable: str) -> bool:
     return True
 
 
-def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
-    """The least value of an expression that is linear in a variable from 1 to `most`, if known."""
-    if not _is_linear(dim, variable):
-        return None
-    none, one, at_most = (_replaced(dim, variable, x) for x in (0, 1, most))
-    if is_at_most(none, one):
-        return one
-    return at_most if is_at_most(one, none) else None
-
-
-def _replaced(dim: Dim, variable: str, value: Dim) -> Dim | None:
-    return _computed(str(dim), dim, {variable: value})
-
-
-def _computed(text: str, like: Dim, values: Mapping[str, Dim] = MappingProxyType({})) -> Dim | None:
-    """An expression with values in the place of variables; None if JAX cannot compute it."""
-    names = variables_of(text)
-    sizes = [values[v] if v in values else fresh_dimension(like, v) for v in names]
+def _replaced(dim: Dim, variable: str, value: int) -> Dim | None:
+    """An expression with a number in the place of a variable; None if JAX cannot compute it."""
+    text = re.sub(rf"\b{re.escape(variable)}\b", str(value), str(dim))
     try:
-        return compiled(text, "int")(*sizes)
+        return fresh_dimension(dim, text)
     except InconclusiveDimensionOperation:
         return None
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()
 
 
 def _extreme(name: str, one: Dim, other: Dim) -> Dim:

@@ -169,9 +169,30 @@ MASKS: dict[str, Callable[..., Any]] = {
     "methods": lambda x: (x.nonzero(), x.compress(x > 0)),
 }
 
+QUOTIENTS: dict[str, Callable[..., Any]] = {
+    "two_thirds": lambda x: x[: count(x) * 2 // 3],
+    "percent": lambda x: (x[: count(x) * 95 // 100], x[: x.shape[0] - count(x) * 5 // 100]),
+    "between": lambda x: (x[count(x) // 3 : count(x) * 2 // 3], x[: x.shape[0] * 2 // 3]),
+    "arange": lambda x: jnp.arange(count(x) * 3 // 7),
+    "ones": lambda x: jnp.ones((count(x) * 7 + 3) // 4),
+    "least": lambda x: x[: jnp.minimum(count(x), x.shape[0] * 2 // 3)],
+    "most": lambda x: x[: jnp.maximum(count(x), x.shape[0] * 2 // 3)],
+    "bincount": lambda x: jnp.bincount(jnp.arange(x.shape[0]) * 10 // 7),
+    "one_at_least": lambda x: jnp.sort(x)[::-1][: jnp.maximum(1, count(x) // 2)],
+    "three_at_most": lambda x: x[: jnp.minimum(3, count(x) // 2)],
+    "clip": lambda x: x[: jnp.clip(count(x) // 2, 1, 5)],
+    "where": lambda x: x[: jnp.where(x[0] > 0, 1, count(x) // 2)],
+    "less_one": lambda x: x[: jnp.maximum(count(x) // 2 - 1, 0)],
+}
+
 PROGRAMS = {
     f"{kind}-{name}": fn
-    for kind, programs in (("slices", SLICES), ("shapes", SHAPES), ("masks", MASKS))
+    for kind, programs in (
+        ("slices", SLICES),
+        ("shapes", SHAPES),
+        ("masks", MASKS),
+        ("quotients", QUOTIENTS),
+    )
     for name, fn in programs.items()
 }
 
