@@ -17,8 +17,10 @@ from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._jax.patches.shapes import fresh_dimension
 from bucketjit._sizes.expressions import Dim, is_symbolic, parsed, variables_of
-from bucketjit._sizes.order import is_never_negative
+from bucketjit._sizes.order import is_never_negative, magnitude
 
+_BITS_OF_SIZES = 31  # a size is an int32
+_DIGITS_OF_SIZES = 24  # binary digits: a floating type of so many has all sizes up to 2**24
 _NARROW = 16  # bits: an integer type of at most these has bounds of its own
 _LONGEST = 200  # characters of an expression; longer ones are forgotten
 _MOST_ELEMENTS = 1 << 16  # of a constant whose values are looked at
@@ -141,10 +143,7 @@ def range_of_array(value: Any) -> Range:
     """The range of the values of an array, or a number, that is known."""
     if np.size(value) == 0 or np.size(value) > _MOST_ELEMENTS:
         return range_of_type(jax.typeof(value))
-    if (
-        not jnp.issubdtype(jax.typeof(value).dtype, np.number)
-        and np.asarray(value).dtype.kind != "b"
-    ):
+    if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended):  # random keys
         return Range()
     values = np.asarray(value)
     if values.dtype.kind not in "biuf":
@@ -169,7 +168,7 @@ def range_of_type(aval: Any) -> Range:
 
 
 def fitted(found: Range, aval: Any) -> Range:
-    """The bounds of a result, or those of its type where it may wrap around."""
+    """The bounds of a result that is a value of its type, without those that say nothing."""
     low, high = (None if len(str(x)) > _LONGEST else x for x in (found.low, found.high))
     dtype = aval.dtype
     if jnp.issubdtype(dtype, np.bool_):
@@ -186,6 +185,71 @@ def fitted(found: Range, aval: Any) -> Range:
         isinstance(high, int) and high > limits.max
     )
     return range_of_type(aval) if beyond else Range(low, high)
+
+
+def is_within_type(found: Range, dtype: Any) -> bool:
+    """Whether an integer type has all integers of a range, so that none wraps around.
+
+    For types of 32 bits and more, sizes are taken to be at most 2**24, as are products of sizes:
+    ``100*n`` is within int32, and ``1103515245*n`` is not.
+    """
+    if found.low is None or found.high is None:
+        return False
+    limits = jnp.iinfo(dtype)
+    return (
+        is_at_most(limits.min, found.low)
+        or (limits.min < 0 and _is_at_most_in_size(found.low, -int(limits.min), limits.bits))
+    ) and (
+        is_at_most(found.high, limits.max)
+        or _is_at_most_in_size(found.high, int(limits.max), limits.bits)
+    )
+
+
+def _is_at_most_in_size(bound: Dim, most: int, bits: int) -> bool:
+    return is_symbolic(bound) and bits > _NARROW and magnitude(str(bound)) <= most
+
+
+def within_type(found: Range, aval: Any) -> Range:
+    """A range with the ends of its integer type where it has none."""
+    if not jnp.issubdtype(aval.dtype, np.integer):
+        return found
+    limits = jnp.iinfo(aval.dtype)
+    low = int(limits.min) if found.low is None else found.low
+    return Range(low, int(limits.max) if found.high is None else found.high)
+
+
+def rounded(found: Range, dtype: Any, *, at_any_size: bool = False) -> Range:
+    """The bounds of numbers that are rounded to the nearest ones of a floating type.
+
+    Args:
+        found: The bounds before.
+        dtype: The type.
+        at_any_size: Whether the bounds are to hold for sizes above 2**24, too, where float32 does
+            not have every integer. Each rounding makes them longer.
+    """
+    high = _rounded_up(found.high, dtype, at_any_size)
+    low = None if found.low is None else _rounded_up(-found.low, dtype, at_any_size)
+    return Range(None if low is None else -low, high)
+
+
+def _rounded_up(bound: Dim | None, dtype: Any, at_any_size: bool) -> Dim | None:
+    """A whole number that no smaller number than a bound is rounded above; None if unknown."""
+    if bound is None:
+        return None
+    limits = jnp.finfo(dtype)
+    if not is_symbolic(bound):
+        nearest = float(np.asarray(bound, np.float64).astype(dtype))
+        return math.ceil(nearest) if math.isfinite(nearest) else None
+    most, digits = magnitude(str(bound)), int(limits.nmant) + 1
+    if most > float(limits.max):
+        return None
+    if digits > _BITS_OF_SIZES or (not at_any_size and digits >= _DIGITS_OF_SIZES):
+        # The sum with a 2**24th of a size, which another rounding has added, needs no other one.
+        beyond = math.ceil(math.log2(max(most, 1)) - 0.001) - digits
+        return bound + (1 << beyond >> 1) if beyond > 0 else bound
+    if is_at_most(0, bound):
+        return bound + bound // (1 << digits)
+    return bound + (-bound) // (1 << digits) if is_at_most(bound, 0) else None
 
 
 def joined(*ranges: Range) -> Range:
