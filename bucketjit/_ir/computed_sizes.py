@@ -29,7 +29,7 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._errors import MaskingError
-from bucketjit._ir.ranges import is_at_most
+from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
@@ -38,6 +38,7 @@ from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
 from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
 
+_BITS_OF_SIZES = 32
 _DEEPEST = 6  # sums of sizes inside of sums that are looked at
 
 
@@ -236,6 +237,8 @@ class Sizing:
         Returns:
             The array, cut. A negative ``n`` leaves nothing.
         """
+        if jnp.iinfo(n.dtype).bits < _BITS_OF_SIZES:
+            n = _int32(n)
         size, known = array.shape[axis], self._bounds.of(n)
         if not (is_at_most(0, known.low) and is_at_most(known.high, size)):
             n = lax.max(n, np.zeros((), n.dtype))
@@ -311,6 +314,8 @@ class Sizing:
         name = made.primitive.name
         if name == "dim_as_value":
             return made.params["dim"]
+        if jnp.iinfo(n.dtype).bits < _BITS_OF_SIZES:
+            return None  # it may wrap around
         if name == "reduce_sum" and (mask := negated_mask(made)) is not None:
             return math.prod(mask.shape) - self.size(jnp.sum(mask), "")
         if name not in ("add", "sub") or depth == _DEEPEST:
@@ -319,7 +324,8 @@ class Sizing:
         if name == "add":
             if one is None and isinstance(other, int):
                 one = self._new_size(made.operands[0])
-            return None if one is None or other is None else one + other
+            whole = None if one is None or other is None else one + other
+            return whole if is_within_type(Range(whole, whole), n.dtype) else None
         taken = self._bounds.of(made.operands[1])
         if one is None or not (is_at_most(0, taken.low) and is_at_most(taken.high, one)):
             return None
@@ -345,7 +351,7 @@ class Sizing:
         Returns:
             An int32 scalar.
         """
-        if jnp.iinfo(end.dtype).bits < 32:
+        if jnp.iinfo(end.dtype).bits < _BITS_OF_SIZES:
             end = _int32(end)
         if not is_at_most(0, self._bounds.of(end).low) and jnp.iinfo(end.dtype).min < 0:
             end = jnp.where(end < 0, end + _value(size, end.dtype), end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,12 +16,13 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._jax.patches.shapes import fresh_dimension
-from bucketjit._sizes.bounds import interval
-from bucketjit._sizes.expressions import Dim, compiled, is_symbolic, parsed, variables_of
+from bucketjit._sizes.expressions import Dim, is_symbolic, parsed, variables_of
+from bucketjit._sizes.order import is_never_negative, magnitude
 
+_BITS_OF_SIZES = 31  # a size is an int32
+_DIGITS_OF_SIZES = 24  # binary digits: a floating type of so many has all sizes up to 2**24
 _NARROW = 16  # bits: an integer type of at most these has bounds of its own
 _LONGEST = 200  # characters of an expression; longer ones are forgotten
-_ANY_SIZE = 1 << 40  # stands for the largest size
 _MOST_ELEMENTS = 1 << 16  # of a constant whose values are looked at
 
 
@@ -62,72 +64,7 @@ def is_at_most(
     difference = other - one
     if not is_symbolic(difference):
         return bool(difference >= 0)
-    return _is_never_negative(difference, most_of) or _by_parts(one, other, most_of)
-
-
-def _by_parts(one: Dim, other: Dim, most_of: Mapping[str, Dim]) -> bool:
-    """Whether ``one <= other`` follows from one of the two parts of a ``min`` or ``max``."""
-    if found := _parts("min", one):
-        return any(is_at_most(x, other, most_of) for x in found)
-    if found := _parts("max", other):
-        return any(is_at_most(one, x, most_of) for x in found)
-    if found := _parts("max", one):
-        return all(is_at_most(x, other, most_of) for x in found)
-    return all(is_at_most(one, x, most_of) for x in _parts("min", other) or [None])
-
-
-def _parts(name: str, dim: Dim) -> list[Dim]:
-    """The operands of a size that is a ``min`` or ``max``; none for any other one."""
-    node = parsed(str(dim))
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == name):
-        return []
-    texts = [ast.unparse(x).replace("**", "^") for x in node.args]
-    return [int(x) if _is_number(x) else fresh_dimension(dim, x) for x in texts]
-
-
-def _is_never_negative(dim: Dim, most_of: Mapping[str, Dim]) -> bool:
-    dim, quotients = _without_quotients(dim)
-    bounds = {**most_of, **quotients}
-    for variable in reversed(bounds):
-        if is_symbolic(dim) and variable in variables_of(str(dim)):
-            dim = _least(dim, variable, bounds[variable])
-            if dim is None:
-                return False
-    if not is_symbolic(dim):
-        return bool(dim >= 0)
-    if bounds and "floordiv" in str(dim):  # a bound has brought another quotient
-        return _is_never_negative(dim, {})
-    variables = variables_of(str(dim))
-    lo, hi = dict.fromkeys(variables, 1), dict.fromkeys(variables, _ANY_SIZE)
-    try:
-        return interval(parsed(str(dim)), lo, hi)[0] >= 0
-    except ValueError:
-        return False
-
-
-def _without_quotients(dim: Dim) -> tuple[Dim, dict[str, Dim]]:
-    """An expression with variables in the place of quotients, and the largest value of each.
-
-    ``n - floordiv(n, 2)`` is ``n - q + 1`` for a q from 1 to n + 1.
-    """
-    text, most_of = str(dim), dict[str, Dim]()
-    for node in ast.walk(parsed(text)):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "floordiv"):
-            continue
-        whole, by = (_computed(ast.unparse(x), dim) for x in node.args)
-        if (
-            whole is None
-            or not isinstance(by, int)
-            or by < 1
-            or "floordiv" in str(whole)
-            or not is_at_most(0, whole)
-        ):
-            continue
-        name = f"quotient_{len(most_of)}"
-        text = text.replace(ast.unparse(node), f"({name} - 1)")
-        most_of[name] = whole + 1
-    found = _computed(text, dim) if most_of else dim
-    return (dim, {}) if found is None else (found, most_of)
+    return is_never_negative(str(difference), tuple((v, str(x)) for v, x in most_of.items()))
 
 
 def solved_for(dim: Dim, variable: str) -> Dim | None:
@@ -158,32 +95,13 @@ def _is_linear(dim: Dim, variable: str) -> bool:
     return True
 
 
-def _least(dim: Dim, variable: str, most: Dim) -> Dim | None:
-    """The least value of an expression that is linear in a variable from 1 to `most`, if known."""
-    if not _is_linear(dim, variable):
-        return None
-    none, one, at_most = (_replaced(dim, variable, x) for x in (0, 1, most))
-    if is_at_most(none, one):
-        return one
-    return at_most if is_at_most(one, none) else None
-
-
-def _replaced(dim: Dim, variable: str, value: Dim) -> Dim | None:
-    return _computed(str(dim), dim, {variable: value})
-
-
-def _computed(text: str, like: Dim, values: Mapping[str, Dim] = MappingProxyType({})) -> Dim | None:
-    """An expression with values in the place of variables; None if JAX cannot compute it."""
-    names = variables_of(text)
-    sizes = [values[v] if v in values else fresh_dimension(like, v) for v in names]
+def _replaced(dim: Dim, variable: str, value: int) -> Dim | None:
+    """An expression with a number in the place of a variable; None if JAX cannot compute it."""
+    text = re.sub(rf"\b{re.escape(variable)}\b", str(value), str(dim))
     try:
-        return compiled(text, "int")(*sizes)
+        return fresh_dimension(dim, text)
     except InconclusiveDimensionOperation:
         return None
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()
 
 
 def _extreme(name: str, one: Dim, other: Dim) -> Dim:
@@ -225,10 +143,7 @@ def range_of_array(value: Any) -> Range:
     """The range of the values of an array, or a number, that is known."""
     if np.size(value) == 0 or np.size(value) > _MOST_ELEMENTS:
         return range_of_type(jax.typeof(value))
-    if (
-        not jnp.issubdtype(jax.typeof(value).dtype, np.number)
-        and np.asarray(value).dtype.kind != "b"
-    ):
+    if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended):  # random keys
         return Range()
     values = np.asarray(value)
     if values.dtype.kind not in "biuf":
@@ -253,7 +168,7 @@ def range_of_type(aval: Any) -> Range:
 
 
 def fitted(found: Range, aval: Any) -> Range:
-    """The bounds of a result, or those of its type where it may wrap around."""
+    """The bounds of a result that is a value of its type, without those that say nothing."""
     low, high = (None if len(str(x)) > _LONGEST else x for x in (found.low, found.high))
     dtype = aval.dtype
     if jnp.issubdtype(dtype, np.bool_):
@@ -270,6 +185,71 @@ def fitted(found: Range, aval: Any) -> Range:
         isinstance(high, int) and high > limits.max
     )
     return range_of_type(aval) if beyond else Range(low, high)
+
+
+def is_within_type(found: Range, dtype: Any) -> bool:
+    """Whether an integer type has all integers of a range, so that none wraps around.
+
+    For types of 32 bits and more, sizes are taken to be at most 2**24, as are products of sizes:
+    ``100*n`` is within int32, and ``1103515245*n`` is not.
+    """
+    if found.low is None or found.high is None:
+        return False
+    limits = jnp.iinfo(dtype)
+    return (
+        is_at_most(limits.min, found.low)
+        or (limits.min < 0 and _is_at_most_in_size(found.low, -int(limits.min), limits.bits))
+    ) and (
+        is_at_most(found.high, limits.max)
+        or _is_at_most_in_size(found.high, int(limits.max), limits.bits)
+    )
+
+
+def _is_at_most_in_size(bound: Dim, most: int, bits: int) -> bool:
+    return is_symbolic(bound) and bits > _NARROW and magnitude(str(bound)) <= most
+
+
+def within_type(found: Range, aval: Any) -> Range:
+    """A range with the ends of its integer type where it has none."""
+    if not jnp.issubdtype(aval.dtype, np.integer):
+        return found
+    limits = jnp.iinfo(aval.dtype)
+    low = int(limits.min) if found.low is None else found.low
+    return Range(low, int(limits.max) if found.high is None else found.high)
+
+
+def rounded(found: Range, dtype: Any, *, at_any_size: bool = False) -> Range:
+    """The bounds of numbers that are rounded to the nearest ones of a floating type.
+
+    Args:
+        found: The bounds before.
+        dtype: The type.
+        at_any_size: Whether the bounds are to hold for sizes above 2**24, too, where float32 does
+            not have every integer. Each rounding makes them longer.
+    """
+    high = _rounded_up(found.high, dtype, at_any_size)
+    low = None if found.low is None else _rounded_up(-found.low, dtype, at_any_size)
+    return Range(None if low is None else -low, high)
+
+
+def _rounded_up(bound: Dim | None, dtype: Any, at_any_size: bool) -> Dim | None:
+    """A whole number that no smaller number than a bound is rounded above; None if unknown."""
+    if bound is None:
+        return None
+    limits = jnp.finfo(dtype)
+    if not is_symbolic(bound):
+        nearest = float(np.asarray(bound, np.float64).astype(dtype))
+        return math.ceil(nearest) if math.isfinite(nearest) else None
+    most, digits = magnitude(str(bound)), int(limits.nmant) + 1
+    if most > float(limits.max):
+        return None
+    if digits > _BITS_OF_SIZES or (not at_any_size and digits >= _DIGITS_OF_SIZES):
+        # The sum with a 2**24th of a size, which another rounding has added, needs no other one.
+        beyond = math.ceil(math.log2(max(most, 1)) - 0.001) - digits
+        return bound + (1 << beyond >> 1) if beyond > 0 else bound
+    if is_at_most(0, bound):
+        return bound + bound // (1 << digits)
+    return bound + (-bound) // (1 << digits) if is_at_most(bound, 0) else None
 
 
 def joined(*ranges: Range) -> Range:

@@ -6,7 +6,8 @@
     e:i32[] = add d 1             1 to n + 1
 
 A bound is an int or a symbolic size; None if there is none. Bounds of floats are whole numbers
-around them. Every rule is sound for sizes that are at least 1, of integers that do not overflow.
+around them. Every rule is sound for sizes that are at least 1. An integer that may wrap around has
+no bounds but those of its type; to tell which may, sizes are taken to be at most 2**24.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bucketjit._ir.ranges import (
     fitted,
     is_at_most,
     is_natural,
+    is_within_type,
     joined,
     largest,
     negated,
@@ -33,16 +35,19 @@ from bucketjit._ir.ranges import (
     quotient,
     range_of_array,
     range_of_type,
+    rounded,
     smallest,
     sum_of,
     tighter,
     times,
+    within_type,
 )
 from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._ir.value_facts import ValueFacts
-from bucketjit._jax.jaxprs import dtype_of, shape_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
+from bucketjit._jax.primitives import called_jaxpr, name_of
 from bucketjit._jax.tracers import Made, constant_of, literal_of
+from bucketjit._jax.user_code import is_code_of_jax
 from bucketjit._sizes.expressions import Dim
 
 
@@ -252,10 +257,28 @@ def _size(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
 
 
 def _convert(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    (operand,) = eqn.invars
-    if jnp.issubdtype(dtype_of(operand), np.floating) and not _is_float(eqn):
-        return Range(None, ins[0].high)  # that of NaN may be the smallest integer
-    return ins[0]
+    (operand,), (result,) = eqn.invars, eqn.outvars
+    before, after = dtype_of(operand), dtype_of(result)
+    (found,) = ins
+    if jnp.issubdtype(after, np.floating):
+        return _to_float(found, before, after)
+    if jnp.issubdtype(before, np.floating):
+        # NaN is 0 or the smallest integer then.
+        return Range(None, None if found.high is None else largest(found.high, 0))
+    if jnp.issubdtype(after, np.integer):
+        wide = within_type(found, operand.aval)
+        return found if is_within_type(wide, after) else range_of_type(result.aval)
+    return found
+
+
+def _to_float(found: Range, before: Any, after: Any) -> Range:
+    if jnp.issubdtype(before, np.floating) and _digits(before) <= _digits(after):
+        return found
+    return rounded(found, after, at_any_size=True)
+
+
+def _digits(dtype: Any) -> int:
+    return int(jnp.finfo(dtype).nmant)
 
 
 def _gather(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -305,13 +328,49 @@ _CALLED: Mapping[str, Rule] = {
 def _call(eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
     rule = _CALLED.get(eqn.params.get("name", ""))
     integers = all(jnp.issubdtype(dtype_of(x), np.integer) for x in eqn.outvars)
-    if rule is not None and integers and len(eqn.outvars) == 1:
+    if (
+        rule is not None
+        and integers
+        and len(eqn.outvars) == 1
+        and is_code_of_jax(open_jaxpr(called_jaxpr(eqn.params))[0])
+    ):
         return _fit(rule)(eqn, ins)
     return dataflow.through(Bounds(), eqn, ins)
 
 
 def _fit(rule: Rule) -> dataflow.Transfer[Range]:
+    """The rule of a primitive whose results are never larger than its type."""
     return lambda eqn, ins: [fitted(rule(eqn, ins), eqn.outvars[0].aval)]
+
+
+def _arithmetic(rule: Rule) -> dataflow.Transfer[Range]:
+    """The rule of a primitive whose integers may wrap around, and whose floats are rounded."""
+
+    def transfer(eqn: JaxprEqn, ins: Sequence[Range]) -> list[Range]:
+        aval = eqn.outvars[0].aval
+        dtype = dtype_of(eqn.outvars[0])
+        found = rule(eqn, ins)
+        if jnp.issubdtype(dtype, np.floating):
+            found = rounded(found, dtype)
+        elif jnp.issubdtype(dtype, np.integer):
+            operands = zip(ins, eqn.invars, strict=True)
+            wide = rule(eqn, [within_type(x, atom.aval) for x, atom in operands])
+            found = found if is_within_type(wide, dtype) else range_of_type(aval)
+        return [fitted(found, aval)]
+
+    return transfer
+
+
+def _accumulated(rule: Rule) -> dataflow.Transfer[Range]:
+    """The rule of a sum of many terms: a small floating type rounds each of them."""
+
+    def transfer(eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
+        dtype = dtype_of(eqn.outvars[0])
+        if jnp.issubdtype(dtype, np.floating) and _digits(dtype) < _digits(np.float32):
+            return [Range()]
+        return _arithmetic(rule)(eqn, ins)
+
+    return transfer
 
 
 _TABLE = dataflow.table(
@@ -319,38 +378,35 @@ _TABLE = dataflow.table(
         "broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice rev copy": _fit(
             _same
         ),
-        "copy_p stop_gradient reduce_precision floor ceil round optimization_barrier name": _fit(
-            _same
-        ),
-        "cummax cummin device_put": _fit(_same),
+        "copy_p stop_gradient floor ceil round name cummax cummin": _fit(_same),
         "reduce_max": _fit(_reduce_max),
         "reduce_min": _fit(_reduce_min),
         "convert_element_type": _fit(_convert),
         "concatenate pad": _fit(_one_of),
         "select_n": _fit(lambda eqn, ins: joined(*ins[1:])),
         "dynamic_update_slice": _fit(lambda eqn, ins: joined(*ins[:2])),
-        "add": _fit(_add),
-        "sub": _fit(_sub),
-        "neg": _fit(_neg),
-        "mul": _fit(_mul),
-        "integer_pow square": _fit(_power),
+        "add": _arithmetic(_add),
+        "sub": _arithmetic(_sub),
+        "neg": _arithmetic(_neg),
+        "mul": _arithmetic(_mul),
+        "integer_pow square": _arithmetic(_power),
         "max": _fit(_max),
         "min": _fit(_min),
         "clamp": _fit(_clamp),
         "div": _fit(_div),
         "rem": _fit(_rem),
         "sign": _fit(_sign),
-        "abs": _fit(_abs),
-        "reduce_sum": _fit(_reduce_sum),
-        "cumsum": _fit(_cumsum),
+        "abs": _arithmetic(_abs),
+        "reduce_sum": _accumulated(_reduce_sum),
+        "cumsum": _accumulated(_cumsum),
         "argmax argmin": _fit(_position),
         "iota": _fit(_iota),
         "dim_as_value": _fit(_size),
         "gather": _fit(_gather),
         "scatter": _fit(_scatter),
-        "scatter-add": _fit(_scatter_add),
+        "scatter-add": _accumulated(_scatter_add),
         "population_count clz": _fit(_bits),
-        "sort": _each,
+        "sort optimization_barrier device_put": _each,
         "top_k": _top_k,
         "jit pjit": _call,
     }

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, cast
 
-from jax.extend.core import JaxprEqn
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._jax import names
 
@@ -52,6 +53,26 @@ def _line_of_equation(eqn: JaxprEqn) -> str:
         return _source_info_util._summarize_frame(next(of_user))
     except Exception:  # a summary is a courtesy: never let it hide the real message
         return ""
+
+
+# The folders of JAX, whose functions under ``jit`` have their names in it.
+_FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
+
+
+def is_code_of_jax(jaxpr: Jaxpr) -> bool:
+    """Whether the function that a jaxpr was traced from is one of JAX itself.
+
+    The public parameters of a call under ``jit`` have only its name, which a function of a user may
+    have, too. The file of the function is in ``Jaxpr.debug_info`` (``func_filename``, since 0.5).
+
+    Args:
+        jaxpr: The jaxpr.
+
+    Returns:
+        False also if it is not known.
+    """
+    name = getattr(jaxpr.debug_info, "func_filename", None)
+    return name is not None and name.startswith(_FOLDER_OF_JAX)
 
 
 _LONGEST_CODE = 60  # characters of an expression that a message quotes

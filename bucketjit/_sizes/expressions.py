@@ -112,7 +112,9 @@ def function_of(text: str, node: ast.expr, kind: str) -> Callable[..., Any]:
         A function of the variables of the text, in the order of `variables_of`.
     """
     code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(node)}"
-    return eval(compile(code, f"<dimension {text}>", "eval"), dict(FUNCTIONS[kind]))  # noqa: S307
+    # By the name of the module, hooks on sizes know that this is no code of users.
+    known = {"__name__": __name__, **FUNCTIONS[kind]}
+    return eval(compile(code, f"<dimension {text}>", "eval"), known)  # noqa: S307
 
 
 def dim_operands(text: str) -> tuple[str, str]:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from jax import export, lax
 
-from bucketjit._ir.ranges import Range, is_at_most, joined, product, quotient, times
+from bucketjit._ir.ranges import (
+    Range,
+    is_at_most,
+    joined,
+    product,
+    quotient,
+    range_of_array,
+    rounded,
+    times,
+)
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._sizes.expressions import evaluate
 
@@ -81,7 +90,81 @@ FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "stacked": (lambda x: lax.scan(lambda c, a: (c, jnp.int32(a > 0)), 0, x)[1], "0", "1"),
     "searched": (lambda x: jnp.searchsorted(jnp.arange(5.0), x), "0", "5"),
     "top_k": (lambda x: lax.top_k(jnp.arange(6) % 3, 2)[1], "0", "5"),
+    "functions_of_users": (
+        lambda x: searchsorted(x, 0) + floor_divide(jnp.sum(x > 0), 2),
+        "1",
+        "5*n + 1",
+    ),
+    "of_unsigned": (lambda x: bits(x).astype(jnp.int32), "None", "None"),
+    "rest_of_unsigned": (lambda x: lax.rem(bits(x).astype(jnp.int32), 3), "-2", "2"),
+    "of_wrapped": (
+        lambda x: (jnp.sum(x > 0).astype(jnp.uint32) - np.uint32(4)).astype(jnp.int32),
+        "None",
+        "None",
+    ),
+    "unsigned_size": (lambda x: jnp.sum(x > 0).astype(jnp.uint32).astype(jnp.int32), "0", "n"),
+    "hundred_times": (lambda x: jnp.sum(x > 0) * 100, "0", "100*n"),
+    "wrapping_product": (lambda x: x.shape[0] * jnp.int32(1103515245), "None", "None"),
+    "wrapping_sum": (lambda x: jnp.sum(x > 0) + jnp.int32(2**31 - 1), "None", "None"),
+    "wrapping_unknown_sum": (lambda x: jnp.maximum(whole(x), 5) + 1, "None", "None"),
+    "difference_of_most": (lambda x: jnp.sum(x > 0) - jnp.maximum(whole(x), 0), "None", "n"),
+    "wrapping_byte": (lambda x: jnp.sum(x > 0, dtype=np.uint8) + np.uint8(250), "0", "255"),
+    "nan_to_integer": (
+        lambda x: jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(int),
+        "None",
+        "0",
+    ),
+    "to_bfloat16": (
+        lambda x: jnp.sum(x > 0).astype(jnp.bfloat16),
+        "0",
+        "floordiv(n, 256) + n",
+    ),
+    "to_float16": (lambda x: jnp.sum(x > 0).astype(jnp.float16), "0", "None"),
+    "number_to_bfloat16": (
+        lambda x: jnp.clip(whole(x), 257, 259).astype(jnp.bfloat16),
+        "256",
+        "260",
+    ),
+    "to_float32": (
+        lambda x: jnp.floor(jnp.sum(x > 0).astype(jnp.float32) * 0.5) + 1,
+        "1",
+        "floordiv(n, 16777216) + n + 1",
+    ),
+    "sum_of_bfloat16": (lambda x: bfloat16_sum(x > 0), "None", "None"),
+    "reduced_precision": (
+        lambda x: lax.reduce_precision(jnp.clip(x, 0, 255), 8, 4),
+        "None",
+        "None",
+    ),
+    "behind_barrier": (lambda x: lax.optimization_barrier((x, jnp.sum(x > 0)))[1], "0", "n"),
+    "put": (lambda x: jax.device_put((x, jnp.sum(x > 0)))[1], "0", "n"),
+    "of_a_key": (
+        lambda x: jax.random.randint(jax.random.key(0), (), 0, x.shape[0]),
+        "0",
+        "min(2147483647, n)",
+    ),
 }
+
+
+@jax.jit
+def searchsorted(a: Any, v: Any) -> Any:
+    return jnp.sum(a > v) * 3
+
+
+@jax.jit
+def floor_divide(a: Any, b: Any) -> Any:
+    return a * b + 1
+
+
+@jax.jit
+def bfloat16_sum(mask: Any) -> Any:
+    return lax.reduce(
+        mask.astype(jnp.bfloat16), np.zeros((), jnp.bfloat16), lax.add, dimensions=(0,)
+    )
+
+
+def bits(x: Any) -> Any:
+    return jax.random.bits(jax.random.key(x.shape[0]))
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -150,3 +233,20 @@ def test_arithmetic_of_ranges() -> None:
     assert quotient(Range(-5, 5), Range(0, 2), False) == Range()
     assert times(Range(1, 2), n, also_one=True) == Range(1, 2 * n)
     assert times(Range(-1, 2), n, also_one=False) == Range(-n, 2 * n)
+
+
+def test_a_key_has_no_bounds() -> None:
+    assert range_of_array(jax.random.key(0)) == Range()
+
+
+def test_rounding_is_that_of_the_type() -> None:
+    """A bound of a size is one of the size that is rounded."""
+    (n,) = export.symbolic_shape("n")
+    for dtype in (jnp.bfloat16, jnp.float32):
+        for bound in (n, -n, 3 * n + 1):
+            wide = rounded(Range(bound, bound), dtype, at_any_size=True)
+            for size in (*range(1, 600), 2**24 + 3, 2**25 + 7, 2**28 + 2**4):
+                exact = evaluate(bound, {"n": size})
+                value = int(np.asarray(exact, np.float64).astype(dtype))
+                low, high = evaluate(wide.low, {"n": size}), evaluate(wide.high, {"n": size})
+                assert low <= value <= high, (dtype, str(bound), size)

@@ -169,9 +169,30 @@ MASKS: dict[str, Callable[..., Any]] = {
     "methods": lambda x: (x.nonzero(), x.compress(x > 0)),
 }
 
+QUOTIENTS: dict[str, Callable[..., Any]] = {
+    "two_thirds": lambda x: x[: count(x) * 2 // 3],
+    "percent": lambda x: (x[: count(x) * 95 // 100], x[: x.shape[0] - count(x) * 5 // 100]),
+    "between": lambda x: (x[count(x) // 3 : count(x) * 2 // 3], x[: x.shape[0] * 2 // 3]),
+    "arange": lambda x: jnp.arange(count(x) * 3 // 7),
+    "ones": lambda x: jnp.ones((count(x) * 7 + 3) // 4),
+    "least": lambda x: x[: jnp.minimum(count(x), x.shape[0] * 2 // 3)],
+    "most": lambda x: x[: jnp.maximum(count(x), x.shape[0] * 2 // 3)],
+    "bincount": lambda x: jnp.bincount(jnp.arange(x.shape[0]) * 10 // 7),
+    "one_at_least": lambda x: jnp.sort(x)[::-1][: jnp.maximum(1, count(x) // 2)],
+    "three_at_most": lambda x: x[: jnp.minimum(3, count(x) // 2)],
+    "clip": lambda x: x[: jnp.clip(count(x) // 2, 1, 5)],
+    "where": lambda x: x[: jnp.where(x[0] > 0, 1, count(x) // 2)],
+    "less_one": lambda x: x[: jnp.maximum(count(x) // 2 - 1, 0)],
+}
+
 PROGRAMS = {
     f"{kind}-{name}": fn
-    for kind, programs in (("slices", SLICES), ("shapes", SHAPES), ("masks", MASKS))
+    for kind, programs in (
+        ("slices", SLICES),
+        ("shapes", SHAPES),
+        ("masks", MASKS),
+        ("quotients", QUOTIENTS),
+    )
     for name, fn in programs.items()
 }
 
@@ -184,6 +205,63 @@ def test_results_are_those_of_the_eager_function(name: str) -> None:
         for x in arrays(size):
             checked(executor, fn, x)
     assert executor.stats().fallback_calls == 0
+
+
+def some_bits(x: Any) -> Any:
+    return jax.random.bits(jax.random.key(x.shape[0])).astype(jnp.int32)
+
+
+def less_four(x: Any) -> Any:
+    return (count(x).astype(jnp.uint32) - jnp.uint32(4)).astype(jnp.int32)
+
+
+@jax.jit
+def searchsorted(a: Any, v: Any) -> Any:
+    """A function of a user, with the name of one of JAX."""
+    return jnp.sum(a > v) * 3
+
+
+# Functions of an array of ones, and its size. Their sizes are not what unbounded numbers would be.
+INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
+    "name_of_jax": (lambda x: jnp.arange(searchsorted(x, 0.5)), 5),
+    "random_bits": (lambda x: x[: jax.lax.rem(some_bits(x), 3)], 4),
+    "least_of_bits": (lambda x: jnp.arange(jnp.minimum(some_bits(x), 3)), 4),
+    "wrapped_unsigned": (lambda x: x.at[: less_four(x)].set(0), 2),
+    "slice_to_wrapped": (lambda x: jnp.concatenate([x, -x])[: less_four(x)], 3),
+    "large_factor": (lambda x: x[: jax.lax.rem(x.shape[0] * jnp.int32(1103515245), 3)], 2),
+    "byte_and_number": (
+        lambda x: jnp.arange(jnp.sum(x > 0, dtype=jnp.uint8) + jnp.uint8(250)),
+        9,
+    ),
+    "byte_and_one": (lambda x: jnp.arange(jnp.sum(x > 0, dtype=jnp.uint8) + jnp.uint8(1)), 255),
+    "byte_of_negated": (lambda x: jnp.arange(jnp.sum(~(x < 0), dtype=jnp.uint8)), 300),
+    "nan": (
+        lambda x: jnp.arange(jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(jnp.int32) + 6),
+        3,
+    ),
+    "bfloat16": (lambda x: jnp.arange(count(x).astype(jnp.bfloat16).astype(jnp.int32)), 259),
+    "barrier": (lambda x: x[: jax.lax.optimization_barrier((x, count(x)))[1]], 5),
+    "device_put": (lambda x: x[: jax.device_put((x, count(x)))[1]], 5),
+}
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_integers_that_wrap_and_numbers_that_are_rounded(name: str) -> None:
+    fn, size = INEXACT[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR)
+    x = np.ones(size, np.float32)
+    checked(executor.with_buckets([size]), fn, x)
+    checked(executor.with_pow2(min=8), fn, x)
+
+
+def test_a_size_of_a_random_key_that_is_closed_over() -> None:
+    key = jax.random.key(0)
+
+    def fn(x: Any) -> Any:
+        return x[: jax.random.randint(key, (), 0, x.shape[0])]
+
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    checked(executor, fn, np.ones(5, np.float32))
 
 
 @pytest.mark.parametrize(
