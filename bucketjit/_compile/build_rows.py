@@ -260,13 +260,15 @@ def _sum_where(is_real: Any, out: Any, dtype: Any) -> Any:
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """The dtype in which values are summed: float32 for smaller floats, int32 for booleans.
+    """The dtype in which values are summed: one of 32 bits for smaller floats and integers.
 
     Args:
         dtype: The dtype of the values.
     """
-    if dtype == np.dtype(bool):
-        return np.dtype(np.int32)
     if jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4:
         return np.dtype(np.float32)
+    if jnp.issubdtype(dtype, jnp.unsignedinteger) and np.dtype(dtype).itemsize < 4:
+        return np.dtype(np.uint32)
+    if dtype == np.dtype(bool) or np.dtype(dtype).itemsize < 4:
+        return np.dtype(np.int32)
     return dtype

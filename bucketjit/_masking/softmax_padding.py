@@ -10,7 +10,8 @@
 There is one exception. Where the maximum is -inf or NaN, and where a score is +inf or NaN, the
 padding of e or p may be NaN. Then all real values of p along the axis are NaN, and a real value of
 e is. A sum, or a contraction with zeros in the padding of its other operand, is NaN there in any
-case, so such readers need no fill. All others get theirs.
+case, so such readers need no fill. All others get theirs. An axis that may have no real value is
+not followed: its sum is 0.
 
 XLA's CPU backend does not fuse a select into its library's reductions and contractions, so the two
 selects took a quarter of the time of an attention.
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._sizes.expressions import Shape, is_symbolic
@@ -100,6 +102,8 @@ class SoftmaxPadding:
             value: What it was filled with.
         """
         if name_of(eqn) != "reduce_max" or isinstance(value, jax.Array) or np.ndim(value):
+            return
+        if not all(is_at_most(1, shape[axis]) for axis in axes):
             return
         if jnp.issubdtype(filled.dtype, jnp.floating) and float(np.asarray(value)) == -np.inf:
             along = _Along(filled, str(shape), frozenset(axes), "scores")

@@ -230,10 +230,10 @@ def _mapped_by_user(
             )
         if entry is not None and signer.is_static(name):
             raise SpecError(f"map: in_axes of {what}: a static argument is shared; give None")
-    others = (k for k in _mapped_by_default(signer, (), kwargs) if k not in entries)
-    return {name for name, entry in entries.items() if entry is not None} | set(
-        () if isinstance(in_axes, Mapping) else others
-    )
+    mapped = {name for name, entry in entries.items() if entry is not None}
+    if kwargs and not isinstance(in_axes, Mapping):
+        mapped |= _mapped_by_default(signer, args, kwargs) & kwargs.keys()
+    return mapped
 
 
 def _rows_of(values: Any, name: str) -> Any:

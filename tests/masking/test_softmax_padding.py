@@ -75,6 +75,27 @@ def test_poison(name: str) -> None:
     executor.with_pow2(min=8)(RANDOM.standard_normal((3, 5)).astype(np.float32))
 
 
+NOTHING: dict[str, Callable[..., Any]] = {
+    "all but the last": lambda x: jax.nn.softmax(x @ x[:-1].T, -1) @ x[:-1],
+    "all but the first": lambda x: jax.nn.softmax(x @ x[1:].T, -1).sum(-1),
+    "half": lambda x: jax.nn.softmax(x @ x[: x.shape[0] // 2].T, -1) @ x[: x.shape[0] // 2],
+    "its gradient": jax.grad(lambda x: (jax.nn.softmax(x @ x[:-1].T, -1) @ x[:-1]).sum()),
+    "a selection": lambda x: jax.nn.softmax(x @ x[x[:, 0] > 9].T, 1) @ x[x[:, 0] > 9],
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_an_axis_that_has_nothing(name: str) -> None:
+    fn = NOTHING[name]
+    executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2(min=8)
+    for n in (1, 2, 5):
+        x = RANDOM.standard_normal((n, 4)).astype(np.float32)
+        want = fn(jnp.asarray(x))
+        np.testing.assert_allclose(executor(x), want, rtol=2e-5, atol=1e-6)
+        if name != "a selection":  # its examples run one by one
+            np.testing.assert_allclose(executor.map([x, x])[1], want, rtol=2e-5, atol=1e-6)
+
+
 def selects(fn: Callable[..., Any]) -> int:
     executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2(min=8)
     lowered = executor.lower(jax.ShapeDtypeStruct((5, 4), jnp.float32))

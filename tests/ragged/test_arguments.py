@@ -91,6 +91,17 @@ def test_in_axes() -> None:
     assert [float(x) for x in executor.map(examples, 2.0)] == [2.0 * n for n in LENGTHS]
 
 
+@pytest.mark.parametrize("in_axes", [0, (0,), [0], {"x": 0}])
+@pytest.mark.parametrize("spec", ["n, _", ("n, _",), {"x": "n, _"}])
+def test_in_axes_with_every_form_of_dynamic_axes(spec: Any, in_axes: Any) -> None:
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes=spec).with_pow2()
+    got = executor.map([np.ones((n, 2), np.float32) for n in (3, 5)], in_axes=in_axes)
+    assert [float(x) for x in got] == [6, 10]
+    like = jax.ShapeDtypeStruct((8, 2), np.float32)
+    report = executor.warmup(like, rows=4, in_axes=in_axes, progress=False)
+    assert not report.failed
+
+
 def test_without_dynamic_axes_lists_are_mapped() -> None:
     executor = BucketedExec(lambda x, w: (x * w).sum()).with_pow2()
     assert [float(x) for x in executor.map([np.ones(n, np.float32) for n in (3, 5)], 2.0)] == [

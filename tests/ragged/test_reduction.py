@@ -100,6 +100,16 @@ def test_other_dtypes() -> None:
     assert float(mean["bool"]) == 1.0 and isinstance(mean["int"], np.ndarray)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "bool", "float16"])
+def test_small_types_are_added_in_larger_ones(dtype: str) -> None:
+    executor = BucketedExec(lambda x: x.max(), dynamic_axes="n").with_pow2(min=8)
+    rows = [np.full(3, 100, dtype)] * 400
+    one = float(np.ones((), dtype).astype(bool)) if dtype == "bool" else 100.0
+    assert float(executor.map(rows, reduce="mean")) == one
+    if dtype != "float16":
+        assert int(executor.map(rows, reduce="sum")) == 400 * one
+
+
 def test_rows_that_are_padding_add_nothing() -> None:
     executor = BucketedExec(lambda x: x.sum() / 0 * 0 + 1, dynamic_axes="n").with_pow2()
     assert np.isnan(executor.map([np.ones(3, np.float32)], reduce="sum"))
