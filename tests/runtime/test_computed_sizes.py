@@ -124,11 +124,14 @@ def test_one_executable_for_each_bucket(name: str) -> None:
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
     rng = np.random.default_rng(1)
     buckets = set()
-    for _ in range(100):
+    for number in range(100):
         size = int(rng.integers(1, 65))
         x = (rng.standard_normal(size) + rng.uniform(-2, 2)).astype(np.float32)
         buckets.add(max(8, 1 << (size - 1).bit_length()))
-        checked(executor, fn, x)
+        if number < 10:  # eager JAX compiles for each size and count
+            checked(executor, fn, x)
+        else:
+            executor(x)
     assert executor.stats().compiles == len(buckets)
 
 

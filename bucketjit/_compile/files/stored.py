@@ -485,8 +485,7 @@ class StoredExact(Stored):
 
     def _trace(self) -> None:
         if self._traced is None:
-            # If tracing fails, as where sizes are computed, JAX must not keep the trace alive.
-            with forgetful_jax(), selecting_jax():
+            with forgetful_jax(), selecting_jax():  # if it fails, JAX must not keep the trace
                 self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
     def _digests(self) -> Mapping[str, str]:
