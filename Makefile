@@ -5,7 +5,7 @@
 #                                 also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
 #   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
-#                                 masking cases every 32nd, of sets of parameters every eighth (all
+#                                 masking cases every 64th, of sets of parameters every 16th (all
 #                                 of them with EVERY_312=1)
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
@@ -26,7 +26,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 EVERY ?= 12
-EVERY_312 ?= 32
+EVERY_312 ?= 64
 ARGS ?=
 PYTEST_ARGS ?=
 JAX ?=
