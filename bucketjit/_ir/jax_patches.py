@@ -19,7 +19,7 @@ from bucketjit._jax.patches.convolution import convolution_padding
 from bucketjit._jax.patches.fft import fft_lengths, real_fft_transposes
 from bucketjit._jax.patches.finalizers import weak_finalizers
 from bucketjit._jax.patches.indexing import clamped_indices, open_constants, open_index_types
-from bucketjit._jax.patches.patch import Patch
+from bucketjit._jax.patches.patch import Patch, in_modules
 from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import open_searches
@@ -71,7 +71,7 @@ class _Replacing:
         They are made anew each time: a patch reads the original when it is made.
         """
         there = [f for f, feature in self._patches if feature is None or not lacking(feature)]
-        return [patch for find in there for patch in find()]
+        return in_modules([patch for find in there for patch in find()])
 
 
 def _names_of(owner: object) -> Any:

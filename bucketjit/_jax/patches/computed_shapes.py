@@ -19,7 +19,6 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.scan import holders
 from bucketjit._jax.patches.traced_sizes import (
     Selecting,
     as_value,
@@ -42,20 +41,13 @@ def open_shapes(selecting: Selecting) -> list[Patch]:
     return [
         *_dimensions(selecting),
         *(
-            patch
+            _opening(owner, name, _with_sizes(position, keyword), selecting)
             for owner, name, position, keyword in _TAKE_A_SIZE
-            for patch in _everywhere(
-                name,
-                getattr(owner, name),  # that of now, which another patch may have replaced
-                _with_sizes(position, keyword),
-                selecting,
-                f"{name}, 0.1",
-            )
         ),
-        *_everywhere("arange", jnp.arange, _arange, selecting, "numpy.lax_numpy.arange, 0.1"),
-        *_everywhere("repeat", jnp.repeat, _repeat, selecting, "numpy.lax_numpy.repeat, 0.1"),
-        *_everywhere("bincount", jnp.bincount, _bincount, selecting, "numpy.lax_numpy, 0.2"),
-        *_everywhere("trim_zeros", jnp.trim_zeros, _trim_zeros, selecting, "numpy.lax_numpy, 0.1"),
+        _opening(jnp, "arange", _arange, selecting, "numpy.lax_numpy.arange, 0.1"),
+        _opening(jnp, "repeat", _repeat, selecting, "numpy.lax_numpy.repeat, 0.1"),
+        _opening(jnp, "bincount", _bincount, selecting, "numpy.lax_numpy, 0.2"),
+        _opening(jnp, "trim_zeros", _trim_zeros, selecting, "numpy.lax_numpy, 0.1"),
     ]
 
 
@@ -89,46 +81,41 @@ def _sizes(open_: Any, value: Any, of: str) -> Any:
 
 
 def _dimensions(selecting: Selecting) -> list[Patch]:
-    plain, plain_or_error = _core._canonicalize_dimension, _core.concrete_dim_or_error
+    def opened(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def dimension(size: Any, *more: Any, **named: Any) -> Any:
+            open_ = selecting()
+            if open_ is None or not is_traced_size(size):
+                return original(size, *more, **named)
+            return open_.size(size, "an array of a computed shape")
 
-    @functools.wraps(plain)
-    def dimension(dim: Any) -> Any:
-        open_ = selecting()
-        if open_ is None or not is_traced_size(dim):
-            return plain(dim)
-        return open_.size(dim, "an array of a computed shape")
+        return dimension
 
-    @functools.wraps(plain_or_error)
-    def dimension_or_error(val: Any, context: Any = "") -> Any:
-        open_ = selecting()
-        if open_ is None or not is_traced_size(val):
-            return plain_or_error(val, context)
-        return open_.size(val, "an array of a computed shape")
-
-    reasons = {
-        "why": "jnp.ones((k,)), jnp.full, lax.broadcast and random numbers need a static shape, "
-        "as jnp.linspace(a, b, k) does.",
-        "delete_when": _LATER,
-    }
     return [
         Patch(
             _core,
-            "_canonicalize_dimension",
-            dimension,
-            since="core.canonicalize_shape, 0.1",
-            **reasons,
-        ),
-        Patch(_core, "concrete_dim_or_error", dimension_or_error, since="core, 0.4.14", **reasons),
+            name,
+            opened(getattr(_core, name)),
+            why="jnp.ones((k,)), jnp.full, lax.broadcast and random numbers need a static shape, "
+            "as jnp.linspace(a, b, k) does.",
+            since=since,
+            delete_when=_LATER,
+        )
+        for name, since in (
+            ("_canonicalize_dimension", "core.canonicalize_shape, 0.1"),
+            ("concrete_dim_or_error", "core, 0.4.14"),
+        )
     ]
 
 
 _Opened = Callable[..., Any]  # of what makes sizes, the original, and the arguments
 
 
-def _everywhere(
-    name: str, original: Any, opened: _Opened, selecting: Selecting, since: str
-) -> list[Patch]:
-    """Patches of a function of ``jax.numpy``, in all modules that hold it."""
+def _opening(
+    owner: Any, name: str, opened: _Opened, selecting: Selecting, since: str | None = None
+) -> Patch:
+    """The patch of a function that makes an array of a computed shape."""
+    original = getattr(owner, name)  # that of now, which another patch may have replaced
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
@@ -137,17 +124,15 @@ def _everywhere(
             return original(*args, **kwargs)
         return opened(open_, original, *args, **kwargs)
 
-    return [
-        Patch(
-            owner,
-            held,
-            replacement,
-            why=f"{name} needs concrete arguments to know the size of its result.",
-            since=since,
-            delete_when=_LATER,
-        )
-        for owner, held in holders(name, original)
-    ]
+    return Patch(
+        owner,
+        name,
+        replacement,
+        why=f"{name} needs concrete arguments to know the size of its result.",
+        since=since or f"{name}, 0.1",
+        delete_when=_LATER,
+        everywhere=True,
+    )
 
 
 def _arange(

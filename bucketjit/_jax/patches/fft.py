@@ -66,7 +66,7 @@ def real_fft_transposes() -> list[Patch]:
         half = jax.lax.fft(t, "RFFT", lengths)
         return jax.lax.conj(weight(half, lengths) * half / _product(lengths))
 
-    reasons = {
+    reasons: dict[str, Any] = {
         "why": "JAX's own ask in Python whether the length is even, which makes one program for "
         "even lengths and one for odd ones.",
         "since": "lax.fft, 0.2",

@@ -66,7 +66,7 @@ def open_index_types() -> list[Patch]:
 
         return dtype
 
-    reasons = {
+    reasons: dict[str, Any] = {
         "why": "JAX takes the default integer, which is int64 with x64 enabled. For every size "
         "that an executable here can have, the exact run takes int32.",
         "since": "lax.utils, 0.7",

@@ -13,7 +13,6 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.scan import holders
 from bucketjit._jax.patches.traced_sizes import Selecting, entries_of, is_open, is_traced
 
 _core = names.module("core")
@@ -28,15 +27,15 @@ def open_masks(selecting: Selecting) -> list[Patch]:
         selecting: See `Selecting`.
     """
     return [
-        *_nonzeros(selecting),
+        _nonzeros(selecting),
         _mask_indices(selecting),
         _sets(selecting),
-        *_compressions(selecting),
-        *_deletions(selecting),
+        _compressions(selecting),
+        _deletions(selecting),
     ]
 
 
-def _nonzeros(selecting: Selecting) -> list[Patch]:
+def _nonzeros(selecting: Selecting) -> Patch:
     original = jnp.nonzero
 
     @functools.wraps(original)
@@ -46,18 +45,16 @@ def _nonzeros(selecting: Selecting) -> list[Patch]:
             return original(a, size=size, fill_value=fill_value)
         return open_.nonzero(a)
 
-    return [
-        Patch(
-            owner,
-            name,
-            nonzero,
-            why="jnp.nonzero, argwhere, flatnonzero and jnp.where of one argument need a concrete "
-            "mask. The program can compute the size.",
-            since="numpy.lax_numpy.nonzero, 0.1",
-            delete_when="JAX has arrays whose size is computed",
-        )
-        for owner, name in holders("nonzero", original)
-    ]
+    return Patch(
+        jnp,
+        "nonzero",
+        nonzero,
+        why="jnp.nonzero, argwhere, flatnonzero and jnp.where of one argument need a concrete "
+        "mask. The program can compute the size.",
+        since="numpy.lax_numpy.nonzero, 0.1",
+        delete_when="JAX has arrays whose size is computed",
+        everywhere=True,
+    )
 
 
 def _mask_indices(selecting: Selecting) -> Patch:
@@ -134,7 +131,7 @@ class _Changed:
         return getattr(self._module, name)
 
 
-def _compressions(selecting: Selecting) -> list[Patch]:
+def _compressions(selecting: Selecting) -> Patch:
     original = jnp.compress
 
     @functools.wraps(original)
@@ -162,20 +159,18 @@ def _compressions(selecting: Selecting) -> list[Patch]:
             array = array[:own]
         return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
 
-    return [
-        Patch(
-            owner,
-            name,
-            compress,
-            why="jnp.compress and jnp.extract look at the condition beyond the end of the array.",
-            since="numpy.lax_numpy.compress, 0.2",
-            delete_when="JAX has arrays whose size is computed",
-        )
-        for owner, name in holders("compress", original)
-    ]
+    return Patch(
+        jnp,
+        "compress",
+        compress,
+        why="jnp.compress and jnp.extract look at the condition beyond the end of the array.",
+        since="numpy.lax_numpy.compress, 0.2",
+        delete_when="JAX has arrays whose size is computed",
+        everywhere=True,
+    )
 
 
-def _deletions(selecting: Selecting) -> list[Patch]:
+def _deletions(selecting: Selecting) -> Patch:
     original = jnp.delete
 
     @functools.wraps(original)
@@ -198,14 +193,12 @@ def _deletions(selecting: Selecting) -> list[Patch]:
             mask = jnp.ones(array.shape[:1], bool).at[chosen].set(False, mode="drop")
         return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
 
-    return [
-        Patch(
-            owner,
-            name,
-            delete,
-            why="jnp.delete needs concrete indices, unless they are promised to be unique.",
-            since="numpy.lax_numpy.delete, 0.2",
-            delete_when="JAX has arrays whose size is computed",
-        )
-        for owner, name in holders("delete", original)
-    ]
+    return Patch(
+        jnp,
+        "delete",
+        delete,
+        why="jnp.delete needs concrete indices, unless they are promised to be unique.",
+        since="numpy.lax_numpy.delete, 0.2",
+        delete_when="JAX has arrays whose size is computed",
+        everywhere=True,
+    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from bucketjit._jax.primitives import modules_of_jax
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Patch:
         why: Why the original is not enough.
         since: The original's place in JAX, and since which version it is there.
         delete_when: The change of JAX after which this patch can be deleted.
+        everywhere: Whether the original is replaced in all modules that hold it; see `in_modules`.
     """
 
     owner: Any
@@ -25,3 +30,26 @@ class Patch:
     why: str
     since: str
     delete_when: str
+    everywhere: bool = False
+
+
+def in_modules(patches: Sequence[Patch]) -> list[Patch]:
+    """The patches, each one with `Patch.everywhere` for every imported module.
+
+    User code may have imported a function of JAX (``from jax.lax import scan``), so it must be
+    replaced in every module that holds it under its name, private ones included.
+
+    Args:
+        patches: The patches. The owner of one with `Patch.everywhere` is a module.
+
+    Returns:
+        Patches that each replace one value.
+    """
+    wide = [(p.name, vars(p.owner)[p.name], p) for p in patches if p.everywhere]
+    found = [patch for patch in patches if not patch.everywhere]
+    for module in modules_of_jax().values() if wide else ():  # there are a thousand modules
+        names = getattr(module, "__dict__", {})
+        for name, original, patch in wide:
+            if names.get(name) is original:
+                found.append(dataclasses.replace(patch, owner=module))
+    return found

@@ -11,7 +11,6 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.primitives import modules_of_jax
 
 
 def open_scans() -> list[Patch]:
@@ -33,33 +32,16 @@ def open_scans() -> list[Patch]:
 
     return [
         Patch(
-            module,
-            name,
+            jax.lax,
+            "scan",
             scan,
             why="lax.scan(f, c, None, length=n) insists on an int. It scans over an array of as "
             "many steps, whose elements nobody looks at.",
             since="lax.control_flow.loops.scan, 0.1",
             delete_when="lax.scan takes a symbolic length",
+            everywhere=True,
         )
-        for module, name in holders("scan", original)
     ]
-
-
-def holders(name: str, value: object) -> list[tuple[Any, str]]:
-    """The imported modules that hold ``value`` under ``name``, each with the name.
-
-    User code may have imported a function of JAX (``from jax.lax import scan``), so it must be
-    replaced in every module, private ones included.
-
-    Args:
-        name: The name of the function.
-        value: The function.
-
-    Returns:
-        Pairs of a module and the name.
-    """
-    modules = modules_of_jax().values()
-    return [(m, name) for m in modules if getattr(m, "__dict__", {}).get(name) is value]
 
 
 def associative_scans(
@@ -73,19 +55,17 @@ def associative_scans(
         replaced: Makes the replacement from the original.
 
     Returns:
-        A patch for each module that holds the function.
+        The patch.
     """
-    original = jax.lax.associative_scan
-    replacement = replaced(original)
     return [
         Patch(
-            module,
-            name,
-            replacement,
+            jax.lax,
+            "associative_scan",
+            replaced(jax.lax.associative_scan),
             why="It slices in halves as often as the size allows, which no symbolic size tells. "
             "The derivatives of cumprod, cummax and the like call it by its name.",
             since="lax.control_flow.loops.associative_scan, 0.1",
             delete_when="associative_scan is a primitive",
+            everywhere=True,
         )
-        for module, name in holders("associative_scan", original)
     ]

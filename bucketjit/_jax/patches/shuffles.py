@@ -11,7 +11,6 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.scan import holders
 
 _random = names.module("random.core")
 
@@ -47,9 +46,9 @@ def open_shuffles() -> list[Patch]:
         return choice(key, _numbers(a), *more, **options)
 
     replaced = [
-        (_random, "_shuffle", open_shuffle),
-        *((m, n, open_permutation) for m, n in holders("permutation", permutation)),
-        *((m, n, open_choice) for m, n in holders("choice", choice)),
+        (_random, "_shuffle", open_shuffle, False),
+        (jax.random, "permutation", open_permutation, True),
+        (jax.random, "choice", open_choice, True),
     ]
     return [
         Patch(
@@ -60,8 +59,9 @@ def open_shuffles() -> list[Patch]:
             "Python int to count them.",
             since="random.core, 0.1",
             delete_when="jax.random.permutation takes an axis of symbolic size",
+            everywhere=everywhere,
         )
-        for owner, name, replacement in replaced
+        for owner, name, replacement, everywhere in replaced
     ]
 
 

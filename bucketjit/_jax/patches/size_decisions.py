@@ -65,7 +65,7 @@ def brief_decisions() -> list[Patch]:
         _deciding.left = left - 1
         return original(self, scope, terms, i, precision)
 
-    reasons = {
+    reasons: dict[str, Any] = {
         "why": "It tries all ways to combine an expression with what is known of its terms, and "
         "each constraint with all others. That takes minutes for sizes that are halved five times "
         "over, each half compared with 1.",

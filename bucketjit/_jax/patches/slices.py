@@ -18,7 +18,6 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.scan import holders
 from bucketjit._jax.patches.traced_sizes import (
     Selecting,
     as_value,
@@ -33,7 +32,7 @@ _scatter = names.module("ops.scatter")
 
 _MOST = 2**31 - 1  # the largest int32
 
-_REASONS = {
+_REASONS: dict[str, Any] = {
     "why": "A slice must have static ends. The program can compute them, and the size of the "
     "result.",
     "delete_when": "JAX has arrays whose size is computed",
@@ -279,8 +278,8 @@ def _dynamic_slices(selecting: Selecting) -> list[Patch]:
         )
 
     return [
-        *_everywhere("dynamic_slice", original, dynamic_slice, "lax.slicing, 0.1"),
-        *_everywhere("dynamic_slice_in_dim", original_in_dim, in_dim, "lax.slicing, 0.1"),
+        _of_lax("dynamic_slice", dynamic_slice),
+        _of_lax("dynamic_slice_in_dim", in_dim),
     ]
 
 
@@ -328,15 +327,15 @@ def _static_slices(selecting: Selecting) -> list[Patch]:
         start, limit = (
             _from_end(end, size)
             for end in (
-                start_index or 0 if start_index is None else start_index,
+                0 if start_index is None else start_index,
                 size if limit_index is None else limit_index,
             )
         )
         return _limited(open_, jnp.asarray(operand), axis, start, limit, stride)
 
     return [
-        *_everywhere("slice", original, sliced, "lax.slicing, 0.1"),
-        *_everywhere("slice_in_dim", original_in_dim, in_dim, "lax.slicing, 0.1"),
+        _of_lax("slice", sliced),
+        _of_lax("slice_in_dim", in_dim),
     ]
 
 
@@ -364,8 +363,5 @@ def _limited(open_: Any, array: Any, axis: int, start: Any, limit: Any, stride: 
     return before if stride == 1 else before[(slice(None),) * axis + (slice(None, None, stride),)]
 
 
-def _everywhere(name: str, original: Any, replacement: Any, since: str) -> list[Patch]:
-    return [
-        Patch(owner, held, replacement, since=since, **_REASONS)
-        for owner, held in holders(name, original)
-    ]
+def _of_lax(name: str, replacement: Any) -> Patch:
+    return Patch(lax, name, replacement, since="lax.slicing, 0.1", everywhere=True, **_REASONS)
