@@ -9,6 +9,7 @@ Only counts that must be checked are waited for at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -52,34 +53,50 @@ class Selected(Protocol):
 
 
 class Counts:
-    """The computed sizes of one run.
+    """The computed sizes of the runs of calls of equal sizes.
+
+    Each different row of counts is checked once, and the latest are remembered.
 
     Args:
         program: The program.
-        sizes: The logical sizes of the call.
-        counts: What the executable has returned: the number of rows of each of `Interface.counts`.
-        observer: Learns of the counts when they are first asked for.
+        sizes: The logical sizes of the calls.
+        observer: Learns of the counts of each run; None if nobody needs to know.
     """
 
     def __init__(
-        self, program: Interface, sizes: Mapping[str, int], counts: Any, observer: Selected | None
+        self, program: Interface, sizes: Mapping[str, int], observer: Selected | None
     ) -> None:
-        self._program, self._sizes, self._counts = program, sizes, counts
-        self._observer = observer
-        self._known: tuple[int, ...] | None = None
+        self._program, self._sizes, self._observer = program, sizes, observer
+        # For each row of counts: the numbers of rows that were selected, and of those there are.
+        self._known: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
 
-    def wait(self) -> tuple[int, ...]:
-        """The value of the variable of each count, checked.
+    def of(self, returned: Any) -> tuple[int, ...]:
+        """Wait for the computed sizes of a run.
+
+        Args:
+            returned: What the executable has returned: the number of rows of each of
+                `Interface.counts`.
+
+        Returns:
+            The value of the variable of each count.
 
         Raises:
             SizesDiffer: The results are those of other computed sizes.
             ArgumentError: `bucketjit.sized` was given a number of rows that there are not.
             ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
         """
-        if self._known is not None:
-            return self._known
+        rows = tuple(np.asarray(returned).tolist())
+        told = self._known.get(rows)
+        if told is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            told = self._known[rows] = self._checked(rows)
+        if self._observer is not None:
+            self._observer.selected(self._program, told)
+        return tuple([n + 1 for n in rows])
+
+    def _checked(self, rows: tuple[int, ...]) -> dict[str, tuple[int, int]]:
         program = self._program
-        rows = np.asarray(self._counts).tolist()
         computed = {v: n + 1 for v, n in zip(program.counts, rows, strict=True)}
         at = {**self._sizes, **computed}
         if not all(guard.holds(at) for guard in program.presumed):
@@ -89,11 +106,7 @@ class Counts:
         bounds = _bounds(program, at)
         if program.computed_reshapes:
             program.check_reshapes(at)
-        if self._observer is not None:
-            told = {v: (computed[v] - 1, rows) for v, rows in bounds.items()}
-            self._observer.selected(program, told)
-        self._known = tuple(computed.values())
-        return self._known
+        return {v: (computed[v] - 1, of) for v, of in bounds.items()}
 
 
 def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
@@ -118,31 +131,31 @@ def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
 
 
 def finisher_of_counts(
-    counts_of: Callable[[Any], Counts],
+    counts: Counts,
     finisher_at: Callable[[Sequence[int]], Change | None],
     later: Callable[[Callable[[], Sequence[int]]], Change | None] | None = None,
 ) -> Change:
     """Make the function that cuts the results of an executable which returns counts.
 
     Args:
-        counts_of: Makes the `Counts` of a run from what its executable has returned.
+        counts: Waits for the computed sizes of a run.
         finisher_at: Makes the function that cuts the results, from the computed sizes in the order
             of `Interface.counts`.
         later: Makes it from a function that waits for these sizes; None to wait at once.
 
     Returns:
-        A function of the pair of results and counts. If it waits, it raises what `Counts.wait`
+        A function of the pair of results and counts. If it waits, it raises what `Counts.of`
         raises.
     """
     known: dict[tuple[int, ...], Change | None] = {}
 
     def finish(pair: Any) -> Any:
         results, returned = pair
-        counts = counts_of(returned)
         if later is not None:
-            change = later(counts.wait)
+            # Results that have computed sizes share the answer of one run.
+            change = later(functools.cache(lambda: counts.of(returned)))
             return results if change is None else change(results)
-        key = counts.wait()
+        key = counts.of(returned)
         if key not in known:
             if len(known) >= _KEPT:
                 known.clear()

@@ -204,9 +204,6 @@ class Executable:
         ordered, outs, tree = call.ordered, self.outs, self.out_tree
         sizes = dict(zip(call.variables, ordered, strict=True))
 
-        def counts_of(counts: Any) -> Counts:
-            return Counts(program, sizes, counts, observer)
-
         def later(wait: Callable[[], Sequence[int]]) -> Change | None:
             return at_leaves(tree, {o.position: as_padded_later(o, wait) for o in outs})
 
@@ -214,7 +211,8 @@ class Executable:
             return lambda value: Padded.of_result(value, lambda: out.logical(*ordered, *wait()))
 
         waits = out is not Out.PADDED or program.is_checked_after_runs
-        return finisher_of_counts(counts_of, finisher_at, None if waits else later)
+        counts = Counts(program, sizes, observer)
+        return finisher_of_counts(counts, finisher_at, None if waits else later)
 
     def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Call ``on_compile`` if ``jit`` has compiled once more, for arguments placed in a new way.
