@@ -265,10 +265,7 @@ def sum_dtype(dtype: Any) -> Any:
     Args:
         dtype: The dtype of the values.
     """
-    if jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4:
-        return np.dtype(np.float32)
-    if jnp.issubdtype(dtype, jnp.unsignedinteger) and np.dtype(dtype).itemsize < 4:
-        return np.dtype(np.uint32)
-    if dtype == np.dtype(bool) or np.dtype(dtype).itemsize < 4:
-        return np.dtype(np.int32)
-    return dtype
+    if dtype.itemsize >= 4:
+        return dtype
+    larger = ((jnp.floating, np.float32), (jnp.unsignedinteger, np.uint32))
+    return np.dtype(next((x for kind, x in larger if jnp.issubdtype(dtype, kind)), np.int32))

@@ -33,7 +33,13 @@ from bucketjit._jax.stablehlo import BadModule, Module, copy_of
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.bucket_sizes import decided
 from bucketjit._sizes.dynamic_axes import places_of
-from bucketjit._sizes.expressions import evaluate_text, is_symbolic, parsed, variables_of
+from bucketjit._sizes.expressions import (
+    evaluate_text,
+    is_symbolic,
+    parsed,
+    variables_in,
+    variables_of,
+)
 from bucketjit._sizes.guards import parse_constraint
 from bucketjit._tracing.program import Program
 
@@ -120,13 +126,7 @@ def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Seque
     promised = [parse_constraint(text) for text in constraints]
     guards = [guard for guard in program.guards if guard not in promised]
     needed = {v for guard in guards for v in guard.variables}
-    needed |= {
-        v
-        for pair in program.reshapes
-        for shape in pair
-        for d in shape
-        for v in variables_of(str(d))
-    }
+    needed |= variables_in(d for pair in program.reshapes for shape in pair for d in shape)
     if program.pairing is not None:
         needed = set(bucket)
     names = [v for v in bucket if v in needed]

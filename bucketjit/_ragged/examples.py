@@ -166,9 +166,21 @@ def mapped_leaves(
     else:
         every: list[tuple[Name, Any]] = [*enumerate(args), *kwargs.items()]
         mapped = {name for name, value in every if getattr(value, "ndim", 0)}
-    given, named = signed.tree.unflatten(range(len(signed.leaves)))
-    places: dict[Name, Any] = {old: given[new] for new, old in enumerate(signed.dynamic)} | named
+    places = places_of_arguments(signed)
     return frozenset(leaf for name in mapped for leaf in jax.tree_util.tree_leaves(places[name]))
+
+
+def places_of_arguments(signed: SignedCall) -> dict[Name, Any]:
+    """Each argument of a call, with the positions of its leaves in their place.
+
+    Args:
+        signed: The call.
+
+    Returns:
+        A tree for each argument that is not static.
+    """
+    given, named = signed.tree.unflatten(range(len(signed.leaves)))
+    return {old: given[new] for new, old in enumerate(signed.dynamic)} | named
 
 
 def _mapped_by_default(signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[Name]:

@@ -24,7 +24,7 @@ from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._errors import ArgumentError, BucketJitError, FallbackError, MaskingError
 from bucketjit._ragged.batchable import OF_FILE, why_not_batched
-from bucketjit._ragged.examples import Examples, Values
+from bucketjit._ragged.examples import Examples, Values, places_of_arguments
 from bucketjit._ragged.placement import placement_of, rows_sharding
 from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
@@ -214,8 +214,7 @@ class Kinds:
     def _begin(self, values: Values) -> None:
         """Sign the first example, and find out which leaves are mapped."""
         examples, signed = self._examples, self._signed(values)
-        given, named = signed.tree.unflatten(range(len(signed.leaves)))
-        places = {old: given[new] for new, old in enumerate(signed.dynamic)} | named
+        places = places_of_arguments(signed)
         own = [places[name] for name in examples.mapped]
         self._trees = [jax.tree_util.tree_structure(part) for part in own]
         self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))

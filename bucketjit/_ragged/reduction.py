@@ -141,14 +141,10 @@ class _Window:
 
     def _batch(self, way: Batched, count: int, rows: Sequence[Row], total: _Total) -> None:
         call, engine = self._call, self._engine
-        refused = engine.refusals.of_batches(way.program)
-        if refused is not None:
-            return self._alone(rows, refused, total)
-        wanted = call.kinds.rows(count, summed=True)
-        try:
-            entry, is_compiled = call.executable(way, wanted, rows[0])
-        except MaskingError as error:
-            return self._alone(rows, call.note_refusal(way, error), total)
+        found = call.executable(way, call.kinds.rows(count, summed=True), rows[0])
+        if isinstance(found, Alone):
+            return self._alone(rows, found.why, total)
+        entry, is_compiled = found
         given = entry, rows, call.kinds, self._shared
         try:
             if engine.config.check is Check.POISON:

@@ -212,44 +212,49 @@ class MapCall:
         """
         engine = self._engine
         self._programs[way.program] = None
-        # Another batch of the program may have been refused.
-        refused = engine.refusals.of_batches(way.program)
-        if refused is not None:
-            return lambda: self.run_alone(rows, refused)
-        try:
-            entry, is_compiled = self.executable(way, self.kinds.rows(count), rows[0])
-        except MaskingError as error:
-            why = self.note_refusal(way, error)
-            return lambda: self.run_alone(rows, why)
+        found = self.executable(way, self.kinds.rows(count), rows[0])
+        if isinstance(found, Alone):
+            return lambda: self.run_alone(rows, found.why)
+        entry, is_compiled = found
         checked = engine.config.check is not Check.OFF
         try:
             if checked:
-                found = checked_results(engine, entry, rows, self.kinds, shared, self._options.out)
+                given = rows, self.kinds, shared, self._options.out
+                results = checked_results(engine, entry, *given)
             else:
                 launched = launch(entry, rows, self.kinds, shared)
         except SignatureChanged:
             return lambda: self.run_alone(rows, PLACED)
         engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
         self.tell_observer(rows)
-        return (lambda: found) if checked else (lambda: results_of(launched, self._options.out))
+        return (lambda: results) if checked else (lambda: results_of(launched, self._options.out))
 
-    def executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool]:
-        """The executable of a batch, and whether it was compiled for it.
+    def executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
+        """The executable of a batch.
 
         Args:
             way: The program and the bucket.
             rows: How many rows the batch has.
             like: One of its examples.
 
+        Returns:
+            The executable, and whether it was compiled for the batch; or that its examples run
+            alone, as the program cannot run for many at once.
+
         Raises:
-            MaskingError: The program cannot run for many examples at once.
             CompileBudgetError: A compile is needed that the budget does not allow.
         """
         engine, kind = self._engine, like.kind
-        entry, source, _ = engine.provider.get(
-            rows_key(way.program, way.bucket, rows),
-            lambda: engine.requests.rows(self.kinds.call_of(like), kind.call, way.bucket, rows),
-        )
+        refused = engine.refusals.of_batches(way.program)  # when another batch was built
+        if refused is not None:
+            return Alone(refused)
+        try:
+            entry, source, _ = engine.provider.get(
+                rows_key(way.program, way.bucket, rows),
+                lambda: engine.requests.rows(self.kinds.call_of(like), kind.call, way.bucket, rows),
+            )
+        except MaskingError as error:
+            return Alone(self._note_refusal(way, error))
         return entry, source == "compile"
 
     @property
@@ -257,7 +262,7 @@ class MapCall:
         """The mapped leaves."""
         return self.kinds.mapped
 
-    def note_refusal(self, way: Batched, error: MaskingError) -> MaskingError | None:
+    def _note_refusal(self, way: Batched, error: MaskingError) -> MaskingError | None:
         """Remember that a program does not build for batches.
 
         Args:

@@ -156,12 +156,7 @@ class _Sums:
     def add(self, line: CallCounter, calls: int) -> None:
         if not calls:
             return
-        self.calls += calls
-        self.real += calls * line.real
-        self.total += calls * line.total
-        if line.total and line.flops >= 0:
-            self.flops += calls * line.flops
-            self.wasted_flops += calls * line.flops * (line.total - line.real) / line.total
+        self._add_elements(calls, line.real, line.total, line.flops)
         if line.reason is not None:
             self.add_reason(line.reason, calls)
         for variable, size in line.logical:
@@ -171,13 +166,8 @@ class _Sums:
             self.padded[variable] = self.padded.get(variable, 0) + calls * padded
 
     def add_batch(self, batch: CountedBatch) -> None:
-        self.calls += 1
+        self._add_elements(1, batch.real, batch.total, batch.flops)
         self.rows += batch.rows
-        self.real += batch.real
-        self.total += batch.total
-        if batch.total and batch.flops >= 0:
-            self.flops += batch.flops
-            self.wasted_flops += batch.flops * (batch.total - batch.real) / batch.total
         for sizes, rows in batch.logical:
             for variable, size in sizes.items():
                 self.sizes.setdefault(variable, _Sizes()).add(size, rows)
@@ -185,6 +175,15 @@ class _Sums:
         for variable, size in batch.padded.items():
             known = self.padded.get(variable, 0)
             self.padded[variable] = known + batch.padded_rows * size
+
+    def _add_elements(self, calls: int, real: int, total: int, flops: float) -> None:
+        """Add calls of so many elements and floating point operations each."""
+        self.calls += calls
+        self.real += calls * real
+        self.total += calls * total
+        if total and flops >= 0:
+            self.flops += calls * flops
+            self.wasted_flops += calls * flops * (total - real) / total
 
     def add_reason(self, reason: str, calls: int) -> None:
         name, _ = self.seen.see(reason)
@@ -285,9 +284,7 @@ class Counters:
         with self._lock:
             self._sums.add(line, 1)
             self._missed += compiled
-        now = time.monotonic()
-        if now >= self._clock.due:
-            self._clock.tick(now)
+        self._tick()
 
     def batch(self, batch: CountedBatch, compiled: bool) -> None:
         """Count a batch of examples; it is one call.
@@ -299,6 +296,9 @@ class Counters:
         with self._lock:
             self._sums.add_batch(batch)
             self._missed += compiled
+        self._tick()
+
+    def _tick(self) -> None:
         now = time.monotonic()
         if now >= self._clock.due:
             self._clock.tick(now)

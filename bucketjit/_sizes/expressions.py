@@ -133,6 +133,18 @@ def dim_operands(text: str) -> tuple[str, str]:
     return ast.unparse(node.args[0]), ast.unparse(node.args[1])
 
 
+def variables_in(sizes: Iterable[Any]) -> set[str]:
+    """The variables of sizes, such as those of a shape.
+
+    Args:
+        sizes: Ints or symbolic sizes.
+
+    Returns:
+        Their names.
+    """
+    return {v for d in sizes if is_symbolic(d) for v in variables_of(str(d))}
+
+
 def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
     """The value of a dimension at these sizes, all Python ints.
 

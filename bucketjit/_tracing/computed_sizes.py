@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,14 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.tracers import belongs_to
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
-from bucketjit._sizes.expressions import Shape, evaluate_text, is_symbolic, solve, variables_of
+from bucketjit._sizes.expressions import (
+    Shape,
+    evaluate_text,
+    is_symbolic,
+    solve,
+    variables_in,
+    variables_of,
+)
 from bucketjit._sizes.guards import Guard, shapes_in
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
 
@@ -197,7 +204,7 @@ def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> Counts:
         inside.
     """
     counts = Counts()
-    of_outs = _variables(getattr(x, "shape", ()) for x in outs)
+    of_outs = variables_in(d for x in outs for d in getattr(x, "shape", ()))
     for variable, number in sizing.numbers.items():
         if belongs_to(number, trace):
             counts.variables.append(variable)
@@ -206,10 +213,6 @@ def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> Counts:
             counts.variables.append(variable)
             counts.values.append(sizing.dims[variable].dimension_as_value())
     return counts
-
-
-def _variables(shapes: Iterator[Any]) -> set[str]:
-    return {v for shape in shapes for d in shape if is_symbolic(d) for v in variables_of(str(d))}
 
 
 @dataclass(frozen=True)
@@ -262,9 +265,8 @@ def split_guards(
             f"under jit{f' [{line}]' if line else ''}",
             _REMEDY,
         )
-    needed |= _variables(iter(out_shapes)) & computed
-    reshaped = {d for pair in reshapes for shape in pair for d in shape}
-    of_reshapes = _variables(iter([reshaped])) & computed
+    needed |= variables_in(d for shape in out_shapes for d in shape) & computed
+    of_reshapes = variables_in(d for pair in reshapes for shape in pair for d in shape) & computed
     if missing := of_reshapes - set(counts.variables):
         line = sizing.computed[min(missing)].line
         raise TraceRefused(
@@ -325,7 +327,7 @@ def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
             continue
         for body in bodies(eqn):
             made = {e.params["variable"] for e in all_equations(body) if makes_size(e)}
-            if made & _variables(shape_of(v) for v in body.outvars):
+            if made & variables_in(d for v in body.outvars for d in shape_of(v)):
                 line = source_line(eqn, equations_around(jaxpr, eqn))
                 raise TraceRefused(
                     f"{eqn.primitive.name}: it returns an array, or needs one for a derivative, "
@@ -391,9 +393,9 @@ def _mentioned(jaxpr: Jaxpr) -> set[str]:
     """The variables in the shapes and parameters of an open jaxpr, at any depth."""
     found: set[str] = set()
     for eqn in all_equations(jaxpr):
-        found |= _variables(shape_of(v) for v in (*eqn.invars, *eqn.outvars))
+        found |= variables_in(d for v in (*eqn.invars, *eqn.outvars) for d in shape_of(v))
         params = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_symbolic)
-        found |= _variables(iter([params]))
+        found |= variables_in(params)
     return found
 
 

@@ -21,7 +21,7 @@ from bucketjit._sizes.expressions import (
     evaluate,
     evaluate_text,
     is_symbolic,
-    variables_of,
+    variables_in,
 )
 from bucketjit._sizes.guards import Guard
 
@@ -282,11 +282,6 @@ class Interface:
                     f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
                     f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
                 )
-
-
-def variables_in(sizes: Sequence[Any]) -> set[str]:
-    """The variables of sizes, ints or symbolic ones."""
-    return {v for d in sizes if is_symbolic(d) for v in variables_of(str(d))}
 
 
 def product(sizes: Sequence[Any]) -> Any:
