@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -49,22 +48,19 @@ def _texts(bounds: Range) -> tuple[str, str]:
     return str(bounds.low), str(bounds.high)
 
 
-def is_at_most(
-    one: Dim | None, other: Dim | None, most_of: Mapping[str, Dim] = MappingProxyType({})
-) -> bool:
+def is_at_most(one: Dim | None, other: Dim | None) -> bool:
     """Whether ``one <= other`` at all sizes; False if that is not known.
 
     Args:
         one: An int or a symbolic size; None for an unknown one.
         other: The same.
-        most_of: The most_of value of some variables. That of a later one may name earlier ones.
     """
     if one is None or other is None:
         return False
     difference = other - one
     if not is_symbolic(difference):
         return bool(difference >= 0)
-    return is_never_negative(str(difference), tuple((v, str(x)) for v, x in most_of.items()))
+    return is_never_negative(str(difference))
 
 
 def solved_for(dim: Dim, variable: str) -> Dim | None:

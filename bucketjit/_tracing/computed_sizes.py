@@ -23,7 +23,7 @@ from jax.extend.core import Jaxpr
 
 from bucketjit._errors import MaskingError
 from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
-from bucketjit._ir.ranges import is_at_most, solved_for
+from bucketjit._ir.ranges import solved_for
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -47,6 +47,7 @@ from bucketjit._sizes.expressions import (
     variables_of,
 )
 from bucketjit._sizes.guards import Guard, shapes_in
+from bucketjit._sizes.order import is_never_negative
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
@@ -295,21 +296,17 @@ def split_guards(
 
 def _always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
     """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
-    scope = export.SymbolicScope()
-
-    def size(text: str) -> Any:
-        return export.symbolic_shape(text, scope=scope)[0]
-
-    left, right = size(guard.left), size(guard.right)
-    most_of = {v: size(made.bound) + 1 for v, made in computed.items()}
+    most_of = tuple((v, f"({made.bound}) + 1") for v, made in computed.items())
+    above, below = (
+        f"({a}) - ({b})" for a, b in ((guard.left, guard.right), (guard.right, guard.left))
+    )
     match guard.op:
         case ">=":
-            return is_at_most(right, left, most_of)
+            return is_never_negative(above, most_of)
         case "<=":
-            return is_at_most(left, right, most_of)
+            return is_never_negative(below, most_of)
         case "!=":
-            ordered = ((left + 1, right), (right + 1, left))
-            return any(is_at_most(a, b, most_of) for a, b in ordered)
+            return any(is_never_negative(f"{x} - 1", most_of) for x in (above, below))
     return False
 
 

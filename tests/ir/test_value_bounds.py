@@ -23,6 +23,7 @@ from bucketjit._ir.ranges import (
 )
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._sizes.expressions import evaluate
+from bucketjit._sizes.order import is_never_negative
 
 
 def whole(x: Any) -> Any:
@@ -216,12 +217,16 @@ def test_which_bound_is_larger() -> None:
 
 def test_bounds_of_variables_decide_more() -> None:
     n, size_1, size_2 = export.symbolic_shape("n, size_1, size_2")
-    most_of = {"size_1": n + 1, "size_2": size_1}
-    assert not is_at_most(size_1 - 1, n) and is_at_most(size_1 - 1, n, most_of)
-    assert is_at_most(0, n - size_1 + 1, most_of) and is_at_most(size_2 - 1, n, most_of)
-    assert is_at_most(size_1 + size_2 - 2, 2 * n, most_of)
-    assert not is_at_most(size_1, n, most_of) and not is_at_most(n, size_1, most_of)
-    assert not is_at_most(size_1**2 - 1, n, most_of)
+    most_of = (("size_1", str(n + 1)), ("size_2", str(size_1)))
+
+    def at_most(one: Any, other: Any) -> bool:
+        return is_never_negative(str(other - one), most_of)
+
+    assert not is_at_most(size_1 - 1, n) and at_most(size_1 - 1, n)
+    assert at_most(0, n - size_1 + 1) and at_most(size_2 - 1, n)
+    assert at_most(size_1 + size_2 - 2, 2 * n)
+    assert not at_most(size_1, n) and not at_most(n, size_1)
+    assert not at_most(size_1**2 - 1, n)
 
 
 def test_arithmetic_of_ranges() -> None:
