@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bucketjit import strategies
-from bucketjit._errors import SpecError
 from bucketjit._events import Listener
+from bucketjit.errors import SpecError
 from bucketjit.strategies.base import Strategy
 
 DEFAULT_MAXSIZE = 128  # executables in the cache of an executor

@@ -1,7 +1,7 @@
 """Events of an executor: log lines of the logger ``bucketjit``, and calls of the user's listeners.
 
 Compiles, evictions, fallbacks and new signatures are events. Calls are not: they are counted, see
-`bucketjit.Stats`.
+`bucketjit.types.Stats`.
 
 `printable` makes text safe where it leaves the process: in log lines, warnings, metrics, tables and
 HTML. Others write the messages of exceptions and the names of functions, arguments and files. These

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from bucketjit._errors import MissingExtraError
+from bucketjit.errors import MissingExtraError
 
 
 class Extra:

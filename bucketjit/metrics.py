@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bucketjit._api.executor import BucketedExec
-from bucketjit._errors import SpecError
 from bucketjit._events import LONGEST_LABEL, one_line
 from bucketjit._extras import Extra
 from bucketjit._runtime.statistics import Stats
+from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
+
+__all__ = ["Registration", "prometheus"]
 
 _PREFIX, _MOST_LABELS = "bucketjit", 4096  # labels whose hits `_Climbing` remembers
 

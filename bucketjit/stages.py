@@ -3,6 +3,12 @@
 As in ``jax.stages``: `Traced` is lowered, `Lowered` is compiled, and `Compiled` is called.
 """
 
-from bucketjit._stages.compiled import Compiled as Compiled
-from bucketjit._stages.lowered import Lowered as Lowered
-from bucketjit._stages.traced import Traced as Traced
+from bucketjit._stages.compiled import Compiled
+from bucketjit._stages.lowered import Lowered
+from bucketjit._stages.traced import Traced
+
+__all__ = [
+    "Compiled",
+    "Lowered",
+    "Traced",
+]

@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from embed_sentences import MissingModelError
 
-    from bucketjit import MissingExtraError
+    from bucketjit.errors import MissingExtraError
 
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import BucketedExec, Event
+from bucketjit import BucketedExec
+from bucketjit.types import Event
 
 LOSS_EVERY = 5
 

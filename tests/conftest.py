@@ -22,7 +22,7 @@ import pytest
 
 # A call that quietly runs exact would pass every comparison with the exact run. A test that
 # expects a fallback says so with `pytest.warns(FallbackWarning)`.
-FILTERS = ("error::bucketjit.FallbackWarning",)
+FILTERS = ("error::bucketjit.errors.FallbackWarning",)
 
 ROOT = Path(__file__).parent.parent
 

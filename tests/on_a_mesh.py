@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackWarning, Manifest, Padded
+from bucketjit import BucketedExec, Check, Fallback, Manifest, Padded
+from bucketjit.errors import FallbackWarning
 
 CASES: dict[str, Callable[[Any], None]] = {}
 SIZES = (4, 8, 12, 20)

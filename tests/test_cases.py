@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tests.cases
-from bucketjit import MaskingError
+from bucketjit.errors import MaskingError
 from tests.harness import Case, check, gradient_of
 
 

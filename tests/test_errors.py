@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import (
+from bucketjit import BucketedExec, Fallback, strategies
+from bucketjit.errors import (
     ArgumentError,
-    BucketedExec,
     BucketJitError,
     BucketOverflowError,
-    Fallback,
     FallbackError,
     FallbackWarning,
     MaskingError,
@@ -28,7 +27,6 @@ from bucketjit import (
     SplitError,
     StrategyContractError,
     StrategyError,
-    strategies,
 )
 from tests.comparison import assert_like_jit, ramp
 
@@ -480,7 +478,7 @@ def test_with_rules_wants_rules_by_primitive() -> None:
 )
 def test_the_tree(error: type, bases: tuple[type, ...]) -> None:
     assert issubclass(error, bases) and all(issubclass(error, b) for b in bases)
-    assert getattr(bucketjit, error.__name__) is error
+    assert getattr(bucketjit.errors, error.__name__) is error
 
 
 def test_a_masking_error_carries_reason_and_remedy() -> None:

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Event, FallbackWarning, SpecError
+from bucketjit import BucketedExec
+from bucketjit.errors import FallbackWarning, SpecError
+from bucketjit.types import Event
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:

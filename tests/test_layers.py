@@ -20,7 +20,8 @@ ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 # the root of the package have their places too.
 PACKAGES = (
     "_version",
-    "_errors",
+    "errors",
+    "_raised",
     "_extras",
     "_events",
     "strategies",
@@ -47,7 +48,9 @@ PACKAGES = (
     "_unpack",
     "_api",
     "metrics",
+    "rules",
     "stages",
+    "types",
     "__init__",
     "_cli",
     "__main__",
@@ -164,12 +167,12 @@ def test_strategies_know_nothing_of_jax() -> None:
     for module, path in modules().items():
         if package(module) == "strategies":
             assert not [n for n, _ in imported(path) if n.startswith("jax")]
-            allowed = {"strategies", *(() if "._search." in module else ("_errors",))}
+            allowed = {"strategies", *(() if "._search." in module else ("errors",))}
             assert packages_used(path) <= allowed
 
 
 def test_errors_import_nothing_of_the_package() -> None:
-    assert packages_used(modules()["_errors"]) == set()
+    assert packages_used(modules()["errors"]) == set()
 
 
 @pytest.mark.parametrize("module", modules())
@@ -217,13 +220,17 @@ def test_modules_only_define(module: str) -> None:
 
 
 def test_the_package_file_only_names() -> None:
+    named: set[str] = set()
     for node in ast.parse(modules()["__init__"].read_text()).body:
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        assert docstring or isinstance(node, ast.ImportFrom)
         if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                assert alias.asname == alias.name, f"{alias.name} as {alias.asname}"
-                assert not alias.name.startswith("_") or alias.name == "__version__"
+            named |= {alias.name for alias in node.names}
+            assert not any(alias.asname for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            assert [ast.unparse(target) for target in node.targets] == ["__all__"]
+        else:
+            assert docstring
+    assert named == set(bucketjit.__all__)
 
 
 _IMPORT = """
@@ -269,30 +276,25 @@ def test_nothing_runs_at_import() -> None:
     assert done.stderr == ""
 
 
+PUBLIC = ("errors", "metrics", "rules", "stages", "strategies", "types")
+
+
 def test_public_names() -> None:
-    expected = {
-        "ArgumentError",
-        "BucketJitError",
-        "BucketOverflowError",
-        "BucketStats",
-        "BucketedExec",
-        "CacheInfo",
-        "Fallback",
-        "FallbackError",
-        "FallbackWarning",
-        "MaskingError",
-        "Overflow",
-        "RuleContext",
-        "ShapeCheckError",
-        "SizeMismatchError",
-        "SpecError",
-        "SplitError",
-        "Stats",
-        "StrategyContractError",
-        "StrategyError",
-        "strategies",
-    }
-    assert expected <= {n for n in vars(bucketjit) if not n.startswith("_")}
+    assert len(bucketjit.__all__) <= 20
+    assert {n for n in bucketjit.__all__ if not isinstance(getattr(bucketjit, n), type)} >= set(
+        PUBLIC
+    )
+
+
+@pytest.mark.parametrize("module", ["", *PUBLIC])
+def test_a_public_module_lists_its_names(module: str) -> None:
+    found = getattr(bucketjit, module) if module else bucketjit
+    assert sorted(set(found.__all__)) == found.__all__
+    held = {name for name in vars(found) if not name.startswith("_")}
+    assert set(found.__all__) - {"__version__"} <= held
+    # A module that only collects names holds no others.
+    if module in ("rules", "stages", "types"):
+        assert set(found.__all__) == held
 
 
 def without_docstrings(node: ast.AST) -> int:

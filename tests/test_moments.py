@@ -19,9 +19,10 @@ from jax import lax
 from jax.errors import InconclusiveDimensionOperation, JaxRuntimeError
 from jax.extend import core as jex_core
 
-from bucketjit import BucketedExec, FallbackWarning, SpecError
-from bucketjit._errors import MaskingError, is_of_machine
+from bucketjit import BucketedExec
+from bucketjit._raised import is_of_machine
 from bucketjit._sizes import dynamic_axes
+from bucketjit.errors import FallbackWarning, MaskingError, SpecError
 
 ERRORS: tuple[Callable[[], BaseException], ...] = (
     lambda: MemoryError("planted"),

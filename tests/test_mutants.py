@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import RuleContext
 from bucketjit._jax import primitives
 from bucketjit._jax.jaxprs import scan_arity
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
+from bucketjit.rules import RuleContext
 from tests.harness import Arg, Case, check, gradient_of
 
 pytestmark = pytest.mark.mutants

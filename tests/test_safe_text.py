@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Event, Fallback, FallbackError, MaskingError
+from bucketjit import BucketedExec, Fallback
 from bucketjit._events import LONGEST, LONGEST_LABEL, one_line, printable
+from bucketjit.errors import FallbackError, MaskingError
+from bucketjit.types import Event
 
 # Clears a screen, half a character, a title, other directions of writing, and what ends lines.
 EVIL = "\x1b[2J \ud800 \x1b]0;title\x07 \u202eabc \x85 \u2028 \x00 \t \r end"

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, FallbackWarning
+from bucketjit import BucketedExec
 from bucketjit._compile.background import Workers
 from bucketjit._config import Background
 from bucketjit._jax.patches.patch import in_modules
 from bucketjit._jax.patches.scan import open_scans
 from bucketjit._jax.primitives import find_primitives
+from bucketjit.errors import FallbackWarning
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 WORKERS = 12

@@ -15,8 +15,8 @@ from bucketjit._api.chunked_log import chunked_log
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._api.source_builders import SourceBuilders
 from bucketjit._config import Overflow
-from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._masking.rule_context import Rule
+from bucketjit.errors import SpecError, StrategyContractError
 from bucketjit.strategies._search.histogram import Sizes
 from bucketjit.strategies.base import Strategy
 

@@ -7,10 +7,10 @@ import time
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache_store import CacheInfo
 from bucketjit._config import is_int_from
-from bucketjit._errors import SpecError
 from bucketjit._precompile.adaptive import Adapting
 from bucketjit._precompile.warmup import check_seconds
 from bucketjit._runtime.engine import Engine
+from bucketjit.errors import SpecError
 
 
 class CacheControl:
@@ -102,7 +102,7 @@ class CacheControl:
             ...     double(np.ones(5))
             Traceback (most recent call last):
                 ...
-            bucketjit._errors.CompileBudgetError: <lambda>: a call with batch=5 needs the bucket ...
+            bucketjit.errors.CompileBudgetError: <lambda>: a call with batch=5 needs the bucket ...
         """
         return CompileGuard(self._engine.provider.allowance)
 

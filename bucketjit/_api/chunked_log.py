@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bucketjit._config import is_positive_int
-from bucketjit._errors import SpecError
+from bucketjit.errors import SpecError
 from bucketjit.strategies._search.histogram import Sizes, joint_histogram
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, Unpack, overload
 from bucketjit import strategies
 from bucketjit._api.executor import BucketedExec
 from bucketjit._config import DEFAULT_MAXSIZE, Check, CompileBudget, Fallback, Overflow
-from bucketjit._errors import SpecError
 from bucketjit._signature.parameters import positions_of
+from bucketjit.errors import SpecError
 from bucketjit.strategies.base import Strategy
 
 Buckets = str | Sequence[int] | Strategy

@@ -27,7 +27,6 @@ from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._config import Check, CompileBudget, Config, Fallback, Out, checked_options
-from bucketjit._errors import SpecError
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
@@ -39,6 +38,7 @@ from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
+from bucketjit.errors import SpecError
 
 _INLINED = (
     "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from bucketjit._config import Check
-from bucketjit._errors import ExportError, MaskingError
 from bucketjit._export.bounded import bounded_module
 from bucketjit._export.dynamic import export_dynamic
 from bucketjit._jax.stablehlo import write_module
@@ -17,6 +16,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._signature.structs import sign_like
+from bucketjit.errors import ExportError, MaskingError
 
 if TYPE_CHECKING:
     import jax.export

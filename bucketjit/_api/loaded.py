@@ -17,7 +17,6 @@ from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._artifact.transformed import Transformed
-from bucketjit._errors import ArtifactError, SpecError
 from bucketjit._events import one_line
 from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
 from bucketjit._inspect.tables import counted
@@ -29,6 +28,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like, sign_like
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArtifactError, SpecError
 
 
 class Loaded(CallPath, Batching, ResourceBuilders, CacheControl, Views):

@@ -17,8 +17,8 @@ from bucketjit._config import (
     is_int_from,
     is_positive_int,
 )
-from bucketjit._errors import SpecError
 from bucketjit._events import Listener
+from bucketjit.errors import SpecError
 
 
 class ResourceBuilders:

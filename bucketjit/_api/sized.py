@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._errors import ArgumentError
 from bucketjit._ir.computed_sizes import selecting
+from bucketjit.errors import ArgumentError
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The ``with_...`` methods that need the source of the function.
 
-A function that was loaded from a file (`bucketjit.Loaded`) has those of
+A function that was loaded from a file (`bucketjit.types.Loaded`) has those of
 `bucketjit._api.resource_builders` alone.
 """
 
@@ -12,8 +12,8 @@ from typing import Self
 
 from bucketjit._api.resource_builders import bound
 from bucketjit._config import AheadOfCalls, Config, Persistent, is_positive_int
-from bucketjit._errors import SpecError
 from bucketjit._persistence.files import Distrusted, check_directory
+from bucketjit.errors import SpecError
 
 
 class SourceBuilders:

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._events import Event
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
 from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
@@ -15,6 +14,7 @@ from bucketjit._precompile.warmup import check_options, warm_up
 from bucketjit._ragged.warm import rows_to_compile
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.structs import sign_like
+from bucketjit.errors import ArgumentError, SpecError
 
 
 class Warming:

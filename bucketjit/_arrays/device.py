@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._errors import is_of_machine
+from bucketjit._raised import is_of_machine
 
 _ALIGNMENT = 16  # bytes; XLA refuses operands whose address is not a multiple of it
 _MOST = 2**31 - 1  # the largest int32; the programs below count elements in int32

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._errors import ArgumentError
+from bucketjit.errors import ArgumentError
 
 
 class Padded:

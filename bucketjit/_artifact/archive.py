@@ -21,8 +21,9 @@ from typing import BinaryIO
 
 from bucketjit._artifact import manifest as manifests
 from bucketjit._artifact.manifest import Manifest, Member
-from bucketjit._errors import ArtifactError, SpecError, in_one_line
 from bucketjit._persistence.files import write_with
+from bucketjit._raised import in_one_line
+from bucketjit.errors import ArtifactError, SpecError
 
 MAGIC = b"PK\3\4"  # the first bytes of a zip archive
 SIGNATURE = "signature.sig"

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._errors import ArtifactError, MaskingError, SpecError, is_of_machine
 from bucketjit._events import shown
+from bucketjit._raised import is_of_machine
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -17,6 +17,7 @@ from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._sizes.holding import holds, smallest_holding
 from bucketjit._tracing.program import Program
+from bucketjit.errors import ArtifactError, MaskingError, SpecError
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._errors import ArtifactError
 from bucketjit._jax.arrays import key_impl
+from bucketjit.errors import ArtifactError
 
 _KEY = "key:"
 

@@ -12,13 +12,13 @@ from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_executables import environment_digest
 from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._compile.files.keys import device_of
-from bucketjit._errors import ArtifactError
 from bucketjit._events import shown
 from bucketjit._jax.compiler import compile_here
 from bucketjit._jax.serialization import NotPlain, serialized
 from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.structs import sign_like
+from bucketjit.errors import ArtifactError
 
 
 class _Unwritten:

@@ -10,8 +10,8 @@ import ast
 import re
 from collections.abc import Set
 
-from bucketjit._errors import ArtifactError
 from bucketjit._sizes.expressions import FUNCTIONS, parsed
+from bucketjit.errors import ArtifactError
 
 _LONGEST = 2000  # characters of an expression
 _LARGEST = 2**63  # of a number in it

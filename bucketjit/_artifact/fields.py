@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from bucketjit._errors import ArtifactError
+from bucketjit.errors import ArtifactError
 
 _LARGEST = 2**63  # sizes and positions are below
 

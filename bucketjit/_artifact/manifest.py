@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 
 from bucketjit._artifact.expressions import check_comparison, check_expression
 from bucketjit._artifact.fields import Fields
-from bucketjit._errors import ArtifactError
+from bucketjit.errors import ArtifactError
 
 FORMAT = 2
 """The version of the format that is written, and the latest that is read.
@@ -123,7 +123,7 @@ class SizeTable:
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """An equation that is masked, as `bucketjit.MaskedEquation` has it."""
+    """An equation that is masked, as `bucketjit.types.MaskedEquation` has it."""
 
     primitive: str
     sizes: tuple[str, ...]

@@ -15,7 +15,6 @@ import jax.export  # an attribute of jax only after this import
 import numpy as np
 
 from bucketjit._compile.build import evaluated
-from bucketjit._errors import ArtifactError, ExportError, MaskingError, in_one_line, is_of_machine
 from bucketjit._export.dynamic import evaluator
 from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
@@ -25,9 +24,11 @@ from bucketjit._jax.exporting import for_older_readers, without_assertion_effect
 from bucketjit._jax.stablehlo import BadModule
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
+from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Program
+from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
 # Kernels for one kind of accelerator, and functions of TensorFlow: JAX keeps their form stable, but
 # they are programs of their own, that nothing here can look into.

@@ -31,7 +31,6 @@ from bucketjit._compile.requests import (
     StoredPlace,
 )
 from bucketjit._config import Config, Fallback, Out
-from bucketjit._errors import ArgumentError, ArtifactError, BucketOverflowError
 from bucketjit._events import shown
 from bucketjit._persistence.fingerprint import NoDigest
 from bucketjit._runtime.buckets import Buckets, Exactly
@@ -53,6 +52,7 @@ from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
 from bucketjit._xla_defects.options import library_options
 from bucketjit._xla_defects.workarounds import Workarounds
+from bucketjit.errors import ArgumentError, ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
 
 _OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules

@@ -21,15 +21,16 @@ from bucketjit._compile.build import (
 )
 from bucketjit._compile.executable import Executable, Origin, SignatureChanged, sizes_argument
 from bucketjit._compile.files.keys import device_of
-from bucketjit._errors import ArtifactError, is_of_machine
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import deserialized, loaded_function
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.fingerprint import Digest
+from bucketjit._raised import is_of_machine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit.errors import ArtifactError
 
 
 class WithConstants:

@@ -26,14 +26,15 @@ from bucketjit._artifact.manifest import (
     SavedProgram,
     SizeTable,
 )
-from bucketjit._errors import ArtifactError, in_one_line
 from bucketjit._inspect.explain import MaskedEquation
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.transformations import eval_context
+from bucketjit._raised import in_one_line
 from bucketjit._sizes.expressions import Shape, evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.interface import Interface, SizeConstants
+from bucketjit.errors import ArtifactError
 
 
 class Members(Protocol):

@@ -14,13 +14,13 @@ import numpy as np
 
 from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.manifest import SizeTable
-from bucketjit._errors import ArtifactError
 from bucketjit._events import shown
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.interface import SizeConstants
 from bucketjit._tracing.program import Program
+from bucketjit.errors import ArtifactError
 
 _MOST_ROWS = 4096
 _MOST_BYTES = 64 * 2**20

@@ -25,7 +25,6 @@ from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.executable import sizes_argument
 from bucketjit._config import Out
-from bucketjit._errors import ArtifactError
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime.decisions import Exact, Masked, Refused
@@ -33,6 +32,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.expressions import evaluate
+from bucketjit.errors import ArtifactError
 
 Sizes = tuple[tuple[int, int], ...]  # the arguments that are sizes: position and value
 

@@ -41,7 +41,6 @@ from bucketjit._artifact.size_tables import table_of
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._autodiff.equations import Path as Steps
 from bucketjit._config import Config
-from bucketjit._errors import ArtifactError, ExportError, MaskingError, SpecError
 from bucketjit._export.dynamic import check_platforms, refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
 from bucketjit._jax.names import Without, lacking
@@ -54,6 +53,7 @@ from bucketjit._signature.structs import sign_like
 from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
+from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from bucketjit._arrays.padding import copied
 from bucketjit._autodiff import equations
 from bucketjit._compile.executable import Origin
 from bucketjit._config import Config, Out
-from bucketjit._errors import MaskingError
 from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime.engine import Engine
@@ -25,6 +24,7 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._sizes.expressions import is_symbolic, variables_of
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError
 
 Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # an executor, and its engine
 

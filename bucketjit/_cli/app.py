@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 from bucketjit._cli import bench, cache, inspect, plan, refine, report, unpack
 from bucketjit._cli.command import Command, CommandError, UsageError
-from bucketjit._errors import BucketJitError, in_one_line
 from bucketjit._events import one_line
+from bucketjit._raised import in_one_line
 from bucketjit._version import __version__
+from bucketjit.errors import BucketJitError
 
 COMMANDS: tuple[Command, ...] = (
     plan.COMMAND,

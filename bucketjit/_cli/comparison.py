@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from bucketjit._errors import StrategyError
+from bucketjit.errors import StrategyError
 from bucketjit.strategies import (
     Assessment,
     BoundedWaste,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bucketjit._cli.command import CommandError
-from bucketjit._errors import MissingExtraError
 from bucketjit._inspect.report import console_for, rendered
 from bucketjit._inspect.tables import Table
+from bucketjit.errors import MissingExtraError
 
 
 def print_table(

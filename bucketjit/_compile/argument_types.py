@@ -13,7 +13,6 @@ import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import SignatureChanged
-from bucketjit._errors import SpecError, StrategyContractError
 from bucketjit._events import shown
 from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
@@ -23,6 +22,7 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
+from bucketjit.errors import SpecError, StrategyContractError
 
 _TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
 

@@ -12,8 +12,9 @@ from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import CompileBudget
-from bucketjit._errors import CompileBudgetError, CompileBudgetWarning, frames_inside
 from bucketjit._events import LONGEST, Event, printable, shown
+from bucketjit._raised import frames_inside
+from bucketjit.errors import CompileBudgetError, CompileBudgetWarning
 
 _ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
 

@@ -21,7 +21,6 @@ from bucketjit._compile.rows import Rows
 from bucketjit._config import Check
 from bucketjit._cores.placement import device_for
 from bucketjit._cores.single_threaded import SingleThreaded, lent_types
-from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.compiler import is_defect_of_xla
@@ -31,6 +30,7 @@ from bucketjit._masking.array_ops import select
 from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
+from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
@@ -38,6 +38,7 @@ from bucketjit._sizes.expressions import is_symbolic, shape_function
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
+from bucketjit.errors import MaskingError
 
 Compile = Callable[[Any], Any]  # a lowered function (`jax.stages.Lowered`) -> the compiled one
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from bucketjit._arrays.results import Change
-from bucketjit._errors import ArgumentError
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArgumentError
 
 _KEPT = 64  # counts whose functions are kept
 

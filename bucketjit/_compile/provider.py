@@ -32,11 +32,11 @@ from bucketjit._compile.first_run import run_first
 from bucketjit._compile.process.pool import Ended, can_start, pool
 from bucketjit._compile.requests import CompileRequest, Source, key_without_owner
 from bucketjit._config import Background, CompileBudget
-from bucketjit._errors import CompileBudgetError
 from bucketjit._events import Event, shown
 from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere, compile_here, forget_bytes
 from bucketjit._jax.devices import only_on_cpu
 from bucketjit._tracing.program import Program
+from bucketjit.errors import CompileBudgetError
 
 # Evicted executables that are remembered; the most that repeated evictions multiply hysteresis by.
 _GHOSTS, _MOST_PATIENT = 256, 128

@@ -31,11 +31,11 @@ from bucketjit._compile.files.stored import ExecutableFiles, StoredExact, Stored
 from bucketjit._compile.rows import Rows, rows_key, rows_sizes
 from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
-from bucketjit._errors import SpecError, first_line
 from bucketjit._events import emit
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
+from bucketjit._raised import first_line
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.holding import smallest_holding
@@ -48,6 +48,7 @@ from bucketjit._xla_defects.workarounds import (
     must_rebuild,
     workarounds,
 )
+from bucketjit.errors import SpecError
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
 _MOST_UNNAMED = 8

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._errors import ExportError, MaskingError, ShapeCheckError
 from bucketjit._jax.module_building import (
     Building,
     Value,
@@ -42,6 +41,7 @@ from bucketjit._sizes.expressions import (
 )
 from bucketjit._sizes.guards import parse_constraint
 from bucketjit._tracing.program import Program
+from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
 
 _MOST_SIZES = 1 << 16  # combinations of sizes in a bucket that are looked at
 _MOST_TRACES = 1 << 10  # and, of a program of concrete traces, traced at

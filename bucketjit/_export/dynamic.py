@@ -22,7 +22,6 @@ import jax.export  # an attribute of jax only after this import
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._errors import ExportError, in_one_line, is_of_machine
 from bucketjit._export.checked_sizes import checked_sizes
 from bucketjit._ir.associative_lowering import lowered as _lowered  # noqa: F401 (registers it)
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
@@ -31,11 +30,13 @@ from bucketjit._jax.exporting import assert_sizes, evaluate_program, with_deriva
 from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.user_code import source_line
+from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.expressions import Shape, is_symbolic, variables_of
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.program import Program
+from bucketjit.errors import ExportError
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 PLATFORMS = frozenset(("cpu", "cuda", "rocm", "tpu"))

@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import jax.export  # an attribute of jax only after this import
 
-from bucketjit._errors import ExportError, first_line
 from bucketjit._extras import Extra
 from bucketjit._jax import stablehlo
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.stablehlo import BadModule, Module, Tensor
+from bucketjit._raised import first_line
 from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_of
+from bucketjit.errors import ExportError
 
 _MOST = 2**31 - 1  # of a size: XLA and the masks of bucketjit count in int32
 

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bucketjit._errors import MaskingError
 from bucketjit._events import printable, shown
 from bucketjit._inspect.rule_docs import how
 from bucketjit._ir.jax_patches import forgetful_jax
@@ -34,6 +33,7 @@ from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError
 
 
 @dataclass(frozen=True)

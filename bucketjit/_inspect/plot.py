@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bucketjit._errors import SpecError
 from bucketjit._events import printable
 from bucketjit._extras import Extra
 from bucketjit._runtime.statistics import Stats
+from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

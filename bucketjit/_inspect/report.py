@@ -31,7 +31,7 @@ class Report:
 
     Args:
         title: The text above the tables.
-        stats: ``dataclasses.asdict`` of a `bucketjit.Stats`.
+        stats: ``dataclasses.asdict`` of a `bucketjit.types.Stats`.
 
     Attributes:
         title: The text above the tables.

@@ -36,7 +36,7 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
     """The tables of a snapshot.
 
     Args:
-        stats: ``dataclasses.asdict`` of a `bucketjit.Stats`, or the same read from JSON.
+        stats: ``dataclasses.asdict`` of a `bucketjit.types.Stats`, or the same read from JSON.
 
     Returns:
         One table of the plain counters, one for each mapping, and one for each list of records.

@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
-from bucketjit._errors import MaskingError
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
@@ -37,6 +36,7 @@ from bucketjit._jax.tracers import Unshared, equation_of, literal_of, unshared_t
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
 from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
+from bucketjit.errors import MaskingError
 
 _BITS_OF_SIZES = 32
 _DEEPEST = 6  # sums of sizes inside of sums that are looked at

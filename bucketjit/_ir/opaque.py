@@ -17,12 +17,13 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 
-from bucketjit._errors import MaskingError, in_one_line, is_of_machine
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.jaxprs import open_jaxpr, struct_of
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.primitives import implementation
 from bucketjit._jax.size_hooks import watch_equalities
+from bucketjit._raised import in_one_line, is_of_machine
+from bucketjit.errors import MaskingError
 
 
 def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:

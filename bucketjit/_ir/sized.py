@@ -18,8 +18,8 @@ from jax.extend import core as jex_core
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad, batching
 
-from bucketjit._errors import MaskingError
 from bucketjit._sizes.expressions import Dim
+from bucketjit.errors import MaskingError
 
 sized_p = jex_core.Primitive("sized")
 unsized_p = jex_core.Primitive("unsized")

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import jaxlib
 
-from bucketjit._errors import in_one_line
 from bucketjit._jax import names
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import NotPlain, compilation_cache
+from bucketjit._raised import in_one_line
 
 _config = names.module("config")
 _linalg = names.module("lax.linalg")

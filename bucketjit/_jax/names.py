@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._errors import VersionError, VersionWarning
 from bucketjit._events import logger
 from bucketjit._version import __version__
+from bucketjit.errors import VersionError, VersionWarning
 
 # The releases that the tests run with. pyproject.toml, README.md and CI name the same.
 OLDEST, NEWEST = "0.10.2", "0.12"

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._jax import names
+from bucketjit._raised import in_one_line, is_of_machine
 
 _api_util = names.module("api_util")
 _array = names.module("array")

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from bucketjit._errors import first_line
 from bucketjit._jax import names
+from bucketjit._raised import first_line
 
 _lib = names.module("lib")
 _linalg = names.module("lax.linalg")

@@ -20,7 +20,6 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._errors import MaskingError, first_line, is_of_machine
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
@@ -41,8 +40,10 @@ from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._masking.rule_context import RuleContext, RuleTable
 from bucketjit._masking.softmax_padding import SoftmaxPadding
 from bucketjit._masking.vector_signs import hidden_signs
+from bucketjit._raised import first_line, is_of_machine
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
+from bucketjit.errors import MaskingError
 
 # Called after each equation, with the equation, its padded outputs and the sizes. The outputs that
 # it returns replace those of the equation.

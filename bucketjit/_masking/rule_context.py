@@ -20,7 +20,6 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
-from bucketjit._errors import MaskingError
 from bucketjit._ir.size_params import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._jax.arrays import key_impl, key_shape
 from bucketjit._jax.devices import by_platform
@@ -32,6 +31,7 @@ from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._masking.softmax_padding import SoftmaxPadding
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import Dim, Shape, is_symbolic, symbolic_axes
+from bucketjit.errors import MaskingError
 
 Rule = Callable[..., Any]
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bucketjit._errors import in_one_line
 from bucketjit._persistence.file_format import Damaged, Header, unpack_file
+from bucketjit._raised import in_one_line
 
 SUFFIX = ".bjx"
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from bucketjit._errors import PersistenceWarning, frames_inside
 from bucketjit._events import LONGEST, Event, printable
 from bucketjit._persistence import file_format, files
 from bucketjit._persistence.file_format import Damaged, Header
 from bucketjit._persistence.files import Distrusted
+from bucketjit._raised import frames_inside
+from bucketjit.errors import PersistenceWarning
 
 # What warnings say of the executable after a problem with its file.
 _TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"

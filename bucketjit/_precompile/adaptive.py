@@ -20,14 +20,15 @@ from bucketjit._compile.background import Workers
 from bucketjit._compile.process.pool import Ended
 from bucketjit._compile.provider import Cleared
 from bucketjit._config import Background
-from bucketjit._errors import BucketOverflowError, CompileBudgetError, in_one_line
 from bucketjit._events import Event
 from bucketjit._jax.config import ThreadConfig
+from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import BucketOverflowError, CompileBudgetError
 from bucketjit.strategies.base import Strategy
 
 _EVERY = 64  # calls between two searches for a better plan

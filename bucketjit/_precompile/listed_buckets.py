@@ -15,14 +15,15 @@ from collections.abc import Hashable
 
 from bucketjit import strategies
 from bucketjit._config import Config
-from bucketjit._errors import CompileBudgetError, MaskingError, in_one_line
 from bucketjit._events import Event
 from bucketjit._precompile.compile_all import compile_all, volume
 from bucketjit._precompile.requests import requests_for
+from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import CompileBudgetError, MaskingError
 
 _MOST = 1024  # listed buckets that are compiled at most if the cache has no bound
 

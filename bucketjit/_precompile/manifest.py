@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from bucketjit._autodiff.derivatives import Derived
 from bucketjit._compile.executable import Executable, Origin
-from bucketjit._errors import SpecError
 from bucketjit._jax.devices import default_device
 from bucketjit._persistence import files
 from bucketjit._persistence.environment import environment
@@ -35,6 +34,7 @@ from bucketjit._precompile.written_arguments import (
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
+from bucketjit.errors import SpecError
 
 _FORMAT = 1
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from bucketjit._compile.requests import CompileRequest, Source
-from bucketjit._errors import MaskingError
 from bucketjit._events import one_line, printable, shown
+from bucketjit.errors import MaskingError
 
 
 class _Unbreakable:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bucketjit._compile.requests import CompileRequest
-from bucketjit._errors import in_one_line
 from bucketjit._events import printable, shown
+from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bucketjit import strategies
 from bucketjit._config import is_int_from
-from bucketjit._errors import SpecError
+from bucketjit.errors import SpecError
 from bucketjit.strategies.listing import MOST_LISTED
 
 _LOOKED_AT_EACH = 4096  # combinations that are not thinned; looking up the bucket of one is 0.1 ms

@@ -11,14 +11,15 @@ from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
-from bucketjit._errors import FallbackError, in_one_line
 from bucketjit._ragged.batchable import why_not_batched
+from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit.errors import FallbackError
 
 
 class Unmasked(NamedTuple):

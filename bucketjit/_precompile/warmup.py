@@ -18,12 +18,12 @@ from bucketjit._compile.build_exact import result_types
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
-from bucketjit._errors import MaskingError, SpecError, is_of_machine
 from bucketjit._precompile.compile_all import compile_all, volume
 from bucketjit._precompile.progress import progress_of
 from bucketjit._precompile.report import Warmed, WarmupReport
 from bucketjit._precompile.requested_sizes import check_names, combinations
 from bucketjit._precompile.requests import Asked, requests_for
+from bucketjit._raised import is_of_machine
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
@@ -31,6 +31,7 @@ from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.resolved_call import variables_in
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit.errors import MaskingError, SpecError
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time budget is smaller
 

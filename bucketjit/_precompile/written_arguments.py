@@ -18,12 +18,12 @@ import numpy as np
 from bucketjit._autodiff import equations
 from bucketjit._autodiff.derivatives import Derived
 from bucketjit._compile.executable import Origin
-from bucketjit._errors import SpecError
 from bucketjit._jax.arrays import is_on_several_devices, key_impl
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.parameters import PLAIN_STATICS
 from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._sizes.expressions import evaluate_text, variables_of
+from bucketjit.errors import SpecError
 
 _EXPRESSION = re.compile(r"[\w+\-*^(), ]{1,1000}")
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from bucketjit._errors import MaskingError
 from bucketjit._jax.arrays import key_impl
 from bucketjit._jax.jaxprs import all_equations
 from bucketjit._jax.primitives import name_of
@@ -19,6 +18,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError
 
 # Random bits of this generator depend on the key alone. The others draw the bits of all rows from
 # one key under `vmap`.

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._signature.signer import SignedCall, Signer
+from bucketjit.errors import ArgumentError, SpecError
 
 Name = int | str  # of an argument: its position, or its keyword
 Values = tuple[Any, ...]  # the mapped arguments of one example, in the order of `Examples.mapped`

@@ -22,7 +22,6 @@ from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
-from bucketjit._errors import ArgumentError, BucketJitError, FallbackError, MaskingError
 from bucketjit._ragged.batchable import OF_FILE, why_not_batched
 from bucketjit._ragged.examples import Examples, Values, places_of_arguments
 from bucketjit._ragged.placement import placement_of, rows_sharding
@@ -35,6 +34,7 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, MaskingError
 
 _REMEMBERED = 4096  # kinds that a signature remembers
 _MOST_BYTES = 1 << 16  # of the constants of a kind that is remembered

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 
 from bucketjit._config import Out
-from bucketjit._errors import SpecError
 from bucketjit._ragged.examples import Examples
 from bucketjit._ragged.options import Options
 from bucketjit._ragged.reduction import no_examples, reduced
 from bucketjit._ragged.run import MapCall
 from bucketjit._ragged.stacked import Ragged, stacked
 from bucketjit._runtime.engine import Engine
+from bucketjit.errors import SpecError
 
 
 def map_examples(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bucketjit._config import Out, is_positive_int
-from bucketjit._errors import SpecError
+from bucketjit.errors import SpecError
 
 STACKED = "stacked"
 REDUCTIONS = ("sum", "mean")

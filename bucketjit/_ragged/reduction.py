@@ -18,7 +18,6 @@ import numpy as np
 from bucketjit._compile.build_rows import sum_dtype
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._config import Check, Out
-from bucketjit._errors import ArgumentError, MaskingError
 from bucketjit._masking.checks import POISONS, compare, failed
 from bucketjit._ragged.batches import SharedArguments, counted_batch, launch
 from bucketjit._ragged.kinds import Alone, Batched, Row
@@ -26,6 +25,7 @@ from bucketjit._ragged.run import PLACED, MapCall
 from bucketjit._runtime.engine import Engine
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArgumentError, MaskingError
 
 
 def reduced(call: MapCall, engine: Engine, mean: bool, out: Out) -> Any:

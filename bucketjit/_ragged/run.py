@@ -16,7 +16,6 @@ from typing import Any
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._config import Check, Fallback
-from bucketjit._errors import FallbackError, FallbackWarning, MaskingError, frames_inside
 from bucketjit._events import LONGEST, Event, printable
 from bucketjit._ragged.batchable import OF_FILE
 from bucketjit._ragged.batches import (
@@ -30,9 +29,11 @@ from bucketjit._ragged.examples import Examples
 from bucketjit._ragged.kinds import NO_SIZES, Alone, Batched, Kinds, Row
 from bucketjit._ragged.options import Options
 from bucketjit._ragged.plan import Group, batches, default_budget
+from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine import Engine
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
 _WINDOW_ROWS = 1 << 16  # and the most examples

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._errors import ArgumentError
 from bucketjit._jax.arrays import on_default_device
+from bucketjit.errors import ArgumentError
 
 
 class Ragged(Sequence[Any]):

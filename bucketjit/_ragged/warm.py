@@ -7,10 +7,10 @@ from typing import Any
 
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
-from bucketjit._errors import SpecError
 from bucketjit._ragged.examples import mapped_leaves
 from bucketjit._ragged.placement import placement_of, rows_sharding
 from bucketjit._signature.signer import SignedCall, Signer
+from bucketjit.errors import SpecError
 
 
 def rows_to_compile(

@@ -15,9 +15,9 @@ import cachetools
 
 from bucketjit import strategies
 from bucketjit._config import Config, Overflow
-from bucketjit._errors import BucketOverflowError
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import checked_bucket, checked_joint
 from bucketjit.strategies.extended import extended
 

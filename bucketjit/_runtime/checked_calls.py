@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from bucketjit._compile.build_exact import one_by_one
 from bucketjit._compile.executable import Executable, arguments_with, run_poisoned
 from bucketjit._config import Check, Out
-from bucketjit._errors import is_of_machine
 from bucketjit._events import LONGEST, logger, one_line
 from bucketjit._masking.checks import POISONS, blame, compare, failed
 from bucketjit._masking.rule_context import Rule
+from bucketjit._raised import is_of_machine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program

@@ -17,11 +17,11 @@ from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._compile.build_exact import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
-from bucketjit._errors import MaskingError
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall
+from bucketjit.errors import MaskingError
 
 MAX_RUNS_AGAIN = 6  # after the first run of a call
 

@@ -12,13 +12,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from bucketjit._compile.requests import RequestFactory
-from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.refusals import Refusals
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import BucketOverflowError, MaskingError, SplitError
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,8 @@ from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
-from bucketjit._errors import (
-    CompileBudgetError,
-    FallbackError,
-    FallbackWarning,
-    MaskingError,
-    frames_inside,
-)
 from bucketjit._events import LONGEST, Event, emit, printable, shown
+from bucketjit._raised import frames_inside
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
@@ -53,6 +47,7 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import CompileBudgetError, FallbackError, FallbackWarning, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 
-from bucketjit._errors import MaskingError
 from bucketjit._runtime.computed_sizes import EagerSignatures
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import MaskingError
 
 
 class PartRefused(Exception):

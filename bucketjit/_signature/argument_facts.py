@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from bucketjit._errors import ArgumentError
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.mismatches import ArgumentFacts, LeafFacts
 from bucketjit._sizes.dynamic_axes import STATIC
+from bucketjit.errors import ArgumentError
 
 Shape = tuple[int | str, ...]
 

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bucketjit._errors import ArgumentError
 from bucketjit._signature.binding import check_declared
 from bucketjit._sizes.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, tokens_of
 from bucketjit._sizes.expressions import bind_unique_names
+from bucketjit.errors import ArgumentError
 
 Shapes = Sequence[tuple[int, ...]]
 Place = tuple[int, int]  # a leaf, and one of its axes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bucketjit._errors import ArgumentError, SizeMismatchError
 from bucketjit._sizes.dynamic_axes import Tokens, places_of
 from bucketjit._sizes.expressions import evaluate_text, solve, variables_of
+from bucketjit.errors import ArgumentError, SizeMismatchError
 
 
 def check_declared(token: str, size: int, where: str) -> None:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._errors import ArgumentError
 from bucketjit._jax import arrays
 from bucketjit._jax.arrays import explicit_sharding, on_one_device
+from bucketjit.errors import ArgumentError
 
 
 class LeafType(NamedTuple):

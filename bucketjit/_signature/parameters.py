@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bucketjit._errors import ArgumentError, SpecError
+from bucketjit.errors import ArgumentError, SpecError
 
 
 class Parameters:

@@ -18,7 +18,7 @@ from typing import Any
 
 from jax.tree_util import PyTreeDef
 
-from bucketjit._errors import ArgumentError, SpecError, is_of_machine
+from bucketjit._raised import is_of_machine
 from bucketjit._signature.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import LeafType
@@ -29,6 +29,7 @@ from bucketjit._sizes.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._sizes.guards import parse_constraint
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import TraceRefused
+from bucketjit.errors import ArgumentError, SpecError
 
 
 class Signature:

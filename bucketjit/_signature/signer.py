@@ -15,7 +15,6 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
-from bucketjit._errors import ArgumentError, SpecError
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
@@ -30,6 +29,7 @@ from bucketjit._sizes.dynamic_axes import (
     opens,
 )
 from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArgumentError, SpecError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._errors import ArgumentError, first_line
 from bucketjit._jax.arrays import (
     explicit_sharding,
     is_on_several_devices,
@@ -17,7 +16,9 @@ from bucketjit._jax.arrays import (
     key_shape,
     with_type,
 )
+from bucketjit._raised import first_line
 from bucketjit._signature.signer import SignedCall, Signer
+from bucketjit.errors import ArgumentError
 
 
 def array_like(value: object) -> Any:

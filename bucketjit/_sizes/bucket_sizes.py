@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._errors import MaskingError
 from bucketjit._jax.transformations import current_trace
 from bucketjit._sizes.bounds import MOST, MOST_OF_INT64, interval, lower_bound, reach, upper_bound
 from bucketjit._sizes.expressions import Dim, Shape, function_of, is_symbolic, parsed, variables_of
+from bucketjit.errors import MaskingError
 
 
 def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[str, int]) -> Any:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import export
 
-from bucketjit._errors import ArgumentError, SpecError, is_of_machine
+from bucketjit._raised import is_of_machine
+from bucketjit.errors import ArgumentError, SpecError
 
 STATIC = "_"
 Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one token for each of its axes

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._errors import ArgumentError
 from bucketjit._events import shown
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.argument_facts import facts_made_for, facts_of_call, open_shapes
@@ -24,6 +23,7 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import variables_of
 from bucketjit._stages.subject import Subject
+from bucketjit.errors import ArgumentError
 
 
 class Arguments:

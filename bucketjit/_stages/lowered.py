@@ -11,12 +11,12 @@ from bucketjit._compile.build import Masked
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.requests import Lowering
 from bucketjit._config import Check, checked_options
-from bucketjit._errors import ExportError, MaskingError, SpecError
 from bucketjit._export.bounded import bounded_module
 from bucketjit._jax.stablehlo import text_of
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, exact_types, symbolic_types
 from bucketjit._stages.subject import Subject
+from bucketjit.errors import ExportError, MaskingError, SpecError
 
 
 class Lowered(Stage):

@@ -10,7 +10,6 @@ from typing import Any
 
 from bucketjit._compile.argument_types import without_values
 from bucketjit._config import is_int_from
-from bucketjit._errors import MaskingError, SpecError, SplitError
 from bucketjit._events import shown
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
@@ -19,6 +18,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._signature.structs import sign_like
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError, SpecError, SplitError
 
 Inside = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 

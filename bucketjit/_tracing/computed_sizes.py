@@ -21,7 +21,6 @@ import jax
 from jax import export
 from jax.extend.core import Jaxpr
 
-from bucketjit._errors import MaskingError
 from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
 from bucketjit._ir.ranges import solved_for
 from bucketjit._ir.sized import makes_size
@@ -49,6 +48,7 @@ from bucketjit._sizes.expressions import (
 from bucketjit._sizes.guards import Guard, shapes_in
 from bucketjit._sizes.order import is_never_negative
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
+from bucketjit.errors import MaskingError
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
 

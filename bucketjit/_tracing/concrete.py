@@ -15,10 +15,10 @@ import cachetools
 import jax
 from jax.tree_util import PyTreeDef
 
-from bucketjit._errors import is_of_machine
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
+from bucketjit._raised import is_of_machine
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.program import Leaf, TraceRefused, refuse_tracers

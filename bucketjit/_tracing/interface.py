@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bucketjit._errors import MaskingError, ShapeCheckError
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.expressions import (
@@ -24,6 +23,7 @@ from bucketjit._sizes.expressions import (
     variables_in,
 )
 from bucketjit._sizes.guards import Guard
+from bucketjit.errors import MaskingError, ShapeCheckError
 
 _BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
 

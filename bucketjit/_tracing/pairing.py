@@ -37,8 +37,8 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
-from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._jax.user_code import raising_line
+from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._sizes.expressions import bind_unique_names, evaluate_text, variables_of
 from bucketjit._sizes.fit import fit
 from bucketjit._sizes.guards import Guard, decide_even, parse_constraint

@@ -12,12 +12,12 @@ from typing import Any, Self
 import jax
 from jax.extend.core import Jaxpr
 
-from bucketjit._errors import MaskingError
 from bucketjit._jax.jaxprs import all_equations, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import defining_line
 from bucketjit._sizes.expressions import Dim, Shape
 from bucketjit._tracing.interface import Interface, product
+from bucketjit.errors import MaskingError
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._errors import is_of_machine
 from bucketjit._ir.size_params import SIZE_PARAMS
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, is_shaped, open_jaxpr
 from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
 from bucketjit._jax.user_code import source_line
+from bucketjit._raised import is_of_machine
 from bucketjit._tracing.closures import held_by
 
 # Parameters that do not change what an equation computes: names, and functions for derivatives.

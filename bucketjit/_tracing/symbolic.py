@@ -28,7 +28,6 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
-from bucketjit._errors import MaskingError, handled_before, is_of_machine
 from bucketjit._ir.computed_sizes import Noticing, Sizing
 from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax, selecting_jax
 from bucketjit._jax.jaxprs import (
@@ -43,6 +42,7 @@ from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt, watch_equalities
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._raised import handled_before, is_of_machine
 from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_of
 from bucketjit._sizes.guards import (
     Guard,
@@ -77,6 +77,7 @@ from bucketjit._tracing.program import (
     unchecked_reshapes,
 )
 from bucketjit._tracing.size_floats import refuse_decisions
+from bucketjit.errors import MaskingError
 
 MAX_RETRACES = 24  # attempts of one trace, each of which adds a guard
 

@@ -20,11 +20,11 @@ from bucketjit._artifact.manifest import (
     SavedProgram,
     SizeTable,
 )
-from bucketjit._errors import ArtifactError
 from bucketjit._events import shown
 from bucketjit._jax.stablehlo import Tensor, element_of
 from bucketjit._sizes.expressions import variables_of
 from bucketjit._unpack.size_trees import comparison, product_of, solutions, tree_of, value_of
+from bucketjit.errors import ArtifactError
 
 FORMAT = "bucketjit-unpacked"
 VERSION = 2

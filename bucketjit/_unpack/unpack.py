@@ -24,15 +24,16 @@ import jax.export  # an attribute of jax only after this import
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.manifest import Bucket, Manifest, SavedFunction
-from bucketjit._errors import ArtifactError, ExportError, in_one_line
 from bucketjit._export.refine import refine
 from bucketjit._jax import stablehlo
 from bucketjit._jax.custom_calls import custom_call_targets
 from bucketjit._jax.sharding_free import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module
+from bucketjit._raised import in_one_line
 from bucketjit._unpack import layout
 from bucketjit._unpack.layout import Json, Unpacked
 from bucketjit._unpack.readme import readme_of
+from bucketjit.errors import ArtifactError, ExportError
 
 LAYOUT = "layout.json"
 README = "README.md"

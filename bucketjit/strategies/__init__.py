@@ -22,22 +22,40 @@ several variables together. Your own strategy is any object with a ``bucket(n: i
 that keeps the contract of :class:`Strategy`.
 """
 
-from bucketjit.strategies.adaptive import Adaptive as Adaptive
-from bucketjit.strategies.adaptive import Replan as Replan
-from bucketjit.strategies.assessment import Assessment as Assessment
-from bucketjit.strategies.assessment import assess as assess
-from bucketjit.strategies.assessment import assess_joint as assess_joint
-from bucketjit.strategies.base import Strategy as Strategy
-from bucketjit.strategies.base import checked_bucket as checked_bucket
-from bucketjit.strategies.boundaries import Boundaries as Boundaries
-from bucketjit.strategies.bounded_waste import BoundedWaste as BoundedWaste
-from bucketjit.strategies.exact import Exact as Exact
-from bucketjit.strategies.exponential import Exponential as Exponential
-from bucketjit.strategies.extended import Extended as Extended
-from bucketjit.strategies.joint import Joint as Joint
-from bucketjit.strategies.linear import Linear as Linear
-from bucketjit.strategies.listing import buckets_of as buckets_of
-from bucketjit.strategies.multiple_of import MultipleOf as MultipleOf
-from bucketjit.strategies.optimal import Optimal as Optimal
-from bucketjit.strategies.pow2 import Pow2 as Pow2
-from bucketjit.strategies.size_classes import SizeClasses as SizeClasses
+from bucketjit.strategies.adaptive import Adaptive, Replan
+from bucketjit.strategies.assessment import Assessment, assess, assess_joint
+from bucketjit.strategies.base import Strategy, checked_bucket
+from bucketjit.strategies.boundaries import Boundaries
+from bucketjit.strategies.bounded_waste import BoundedWaste
+from bucketjit.strategies.exact import Exact
+from bucketjit.strategies.exponential import Exponential
+from bucketjit.strategies.extended import Extended
+from bucketjit.strategies.joint import Joint
+from bucketjit.strategies.linear import Linear
+from bucketjit.strategies.listing import buckets_of
+from bucketjit.strategies.multiple_of import MultipleOf
+from bucketjit.strategies.optimal import Optimal
+from bucketjit.strategies.pow2 import Pow2
+from bucketjit.strategies.size_classes import SizeClasses
+
+__all__ = [
+    "Adaptive",
+    "Assessment",
+    "Boundaries",
+    "BoundedWaste",
+    "Exact",
+    "Exponential",
+    "Extended",
+    "Joint",
+    "Linear",
+    "MultipleOf",
+    "Optimal",
+    "Pow2",
+    "Replan",
+    "SizeClasses",
+    "Strategy",
+    "assess",
+    "assess_joint",
+    "buckets_of",
+    "checked_bucket",
+]

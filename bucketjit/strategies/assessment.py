@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bucketjit._errors import StrategyContractError
+from bucketjit.errors import StrategyContractError
 from bucketjit.strategies._search.costs import costs_of, joint_costs_of
 from bucketjit.strategies._search.histogram import Sizes, histogram, joint_histogram
 from bucketjit.strategies.base import Strategy, checked_bucket, checked_strategy

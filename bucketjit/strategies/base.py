@@ -9,7 +9,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from bucketjit._errors import BucketOverflowError, StrategyContractError
+from bucketjit.errors import BucketOverflowError, StrategyContractError
 
 _MOST = 2**63 - 1  # the largest size that a shape can hold
 
@@ -26,7 +26,7 @@ class Strategy(Protocol):
     * ``bucket(bucket(n)) == bucket(n)``: idempotent, a bucket is its own bucket;
     * ``bucket(n) == bucket(n)``: deterministic, also between processes.
 
-    Beyond its largest bucket, if it has one, it raises :class:`~bucketjit.BucketOverflowError`.
+    Beyond its largest bucket, if it has one, it raises `bucketjit.errors.BucketOverflowError`.
 
     Examples:
         >>> class Tens:
@@ -112,7 +112,7 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
         >>> checked_bucket(Boundaries([30, 60]), "seq", 61)
         Traceback (most recent call last):
             ...
-        bucketjit._errors.BucketOverflowError: dimension 'seq' has size 61, beyond ...
+        bucketjit.errors.BucketOverflowError: dimension 'seq' has size 61, beyond ...
     """
     if isinstance(strategy, Changing):
         strategy = strategy.plan

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 from collections.abc import Iterable
 
-from bucketjit._errors import BucketOverflowError
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import logical_size, positive_int
 
 
@@ -30,7 +30,7 @@ class Boundaries:
         >>> strategy.bucket(91)
         Traceback (most recent call last):
             ...
-        bucketjit._errors.BucketOverflowError: a dimension has size 91, beyond ...
+        bucketjit.errors.BucketOverflowError: a dimension has size 91, beyond ...
     """
 
     boundaries: tuple[int, ...]

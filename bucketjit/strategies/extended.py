@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bucketjit._errors import BucketOverflowError
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Changing, Ladder, Strategy, checked_strategy
 from bucketjit.strategies.exponential import Exponential
 from bucketjit.strategies.multiple_of import MultipleOf

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
-from bucketjit._errors import BucketOverflowError
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._search.boxes import cheapest_boxes
 from bucketjit.strategies._search.histogram import Sizes
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
@@ -49,7 +49,7 @@ class Joint:
         >>> plan.bucket_of({"b": 5, "s": 129})
         Traceback (most recent call last):
             ...
-        bucketjit._errors.BucketOverflowError: dimension 's' has size 129, beyond ...
+        bucketjit.errors.BucketOverflowError: dimension 's' has size 129, beyond ...
     """
 
     dims: tuple[str, ...]

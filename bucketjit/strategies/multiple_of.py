@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bucketjit._errors import BucketOverflowError
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
 
 
@@ -34,7 +34,7 @@ class MultipleOf:
         >>> strategy.bucket(41)
         Traceback (most recent call last):
             ...
-        bucketjit._errors.BucketOverflowError: a dimension has size 41, beyond ... bucket 40; ...
+        bucketjit.errors.BucketOverflowError: a dimension has size 41, beyond ... bucket 40; ...
     """
 
     inner: Strategy

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-from bucketjit._errors import BucketOverflowError
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._search.costs import check_total, costs_of
 from bucketjit.strategies._search.grid import cheapest_grid
 from bucketjit.strategies._search.histogram import Sizes, histogram, largest_bucket, rounded_up

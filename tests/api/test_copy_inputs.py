@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, SpecError
+from bucketjit import BucketedExec
+from bucketjit.errors import SpecError
 
 _SLOW = np.full((256, 256), 1 / 256, np.float32)
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, SpecError, strategies
+from bucketjit import BucketedExec, strategies
+from bucketjit.errors import SpecError
 from tests.comparison import assert_same, ramp
 
 
@@ -131,14 +132,14 @@ def test_sizes_beyond_the_largest_bucket() -> None:
         double, dynamic_axes="b, s", buckets={"b": [4], "s": [8]}, overflow={"s": "extend"}
     )
     assert both(np.ones((3, 9), np.float32)).shape == (3, 9)
-    with pytest.raises(bucketjit.BucketOverflowError, match="'b'"):
+    with pytest.raises(bucketjit.errors.BucketOverflowError, match="'b'"):
         both(np.ones((5, 8), np.float32))
-    with pytest.raises(bucketjit.SpecError, match="overflow policy"):
+    with pytest.raises(bucketjit.errors.SpecError, match="overflow policy"):
         bucketjit.jit(double, overflow="grow")
 
 
 def test_a_budget_of_compiles() -> None:
     double = bucketjit.jit(lambda x: x * 2, compile_budget=1)
     double(np.ones(3))
-    with pytest.raises(bucketjit.CompileBudgetError):
+    with pytest.raises(bucketjit.errors.CompileBudgetError):
         double(np.ones(5))

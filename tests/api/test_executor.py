@@ -20,20 +20,10 @@ import pytest
 from jax import lax
 from jax.experimental import sparse
 
-from bucketjit import (
-    BucketedExec,
-    BucketStats,
-    CacheInfo,
-    Check,
-    CompileBudget,
-    Fallback,
-    FallbackError,
-    FallbackWarning,
-    MaskingError,
-    SpecError,
-    strategies,
-)
+from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._runtime import buckets
+from bucketjit.errors import FallbackError, FallbackWarning, MaskingError, SpecError
+from bucketjit.types import BucketStats, CacheInfo
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import ArgumentError, BucketedExec, sized
+from bucketjit import BucketedExec, sized
+from bucketjit.errors import ArgumentError
 
 X = np.arange(6, dtype=np.float32)
 

@@ -26,9 +26,10 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
 import bucketjit
-from bucketjit import ArtifactError, BucketedExec, SpecError
+from bucketjit import BucketedExec
 from bucketjit._artifact.archive import member_of
 from bucketjit._jax.stablehlo import write_module
+from bucketjit.errors import ArtifactError, SpecError
 
 MANIFEST = "manifest.json"
 SIZES = {"n": [4, 8]}

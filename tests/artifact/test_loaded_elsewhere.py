@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import ArgumentError, ArtifactError, BucketedExec, SpecError
+from bucketjit import BucketedExec
+from bucketjit.errors import ArgumentError, ArtifactError, SpecError
 from tests.artifact.test_saved_functions import check_equal, floats, of, saved
 
 WEIGHTS = np.arange(1000, dtype=np.float32)

@@ -15,15 +15,9 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import (
-    ArgumentError,
-    ArtifactError,
-    BucketedExec,
-    BucketOverflowError,
-    Loaded,
-    Padded,
-    SpecError,
-)
+from bucketjit import BucketedExec, Padded
+from bucketjit.errors import ArgumentError, ArtifactError, BucketOverflowError, SpecError
+from bucketjit.types import Loaded
 
 SIZES = {"n": [4, 8, 16]}
 Function = Callable[..., Any]
@@ -273,7 +267,7 @@ def test_wrong_arguments(args: tuple[Any, ...], told: str, tmp_path: Path) -> No
 
 def test_two_sizes_of_one_variable(tmp_path: Path) -> None:
     loaded = saved(tmp_path, lambda x, y: x @ y, ("n", "n"), of(4), of(4))
-    with pytest.raises(bucketjit.SizeMismatchError, match="n"):
+    with pytest.raises(bucketjit.errors.SizeMismatchError, match="n"):
         loaded(floats(3), floats(4))
 
 
@@ -314,7 +308,7 @@ def test_an_empty_axis(tmp_path: Path) -> None:
 def test_reshapes_are_checked(tmp_path: Path) -> None:
     loaded = saved(tmp_path, lambda x: x.reshape(-1, 2).sum(0), "n", of(4))
     check_equal(loaded(floats(6)), floats(6).reshape(-1, 2).sum(0))
-    with pytest.raises((bucketjit.ShapeCheckError, ArtifactError)):
+    with pytest.raises((bucketjit.errors.ShapeCheckError, ArtifactError)):
         loaded(floats(5))
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit import BucketedExec, Check, Fallback
+from bucketjit.errors import FallbackError, FallbackWarning
 from tests.comparison import assert_same, ramp
 
 SIZES = (3, 5, 7, 4, 8, 1)

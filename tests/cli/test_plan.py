@@ -11,7 +11,7 @@ from bucketjit._cli.app import main
 from bucketjit._cli.command import CommandError
 from bucketjit._cli.comparison import _shares, compare, compare_joint
 from bucketjit._cli.lengths import parse_lengths
-from bucketjit._errors import StrategyError
+from bucketjit.errors import StrategyError
 from bucketjit.strategies import (
     Boundaries,
     BoundedWaste,

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Check, Fallback, SpecError
+from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._compile import requests
 from bucketjit._xla_defects import workarounds
+from bucketjit.errors import SpecError
 from tests.comparison import ramp
 
 NO_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}  # seen in what is compiled

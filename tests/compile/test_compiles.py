@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, FallbackWarning
+from bucketjit import BucketedExec
+from bucketjit.errors import FallbackWarning
 from tests.comparison import ramp, unrolled
 
 Count = Callable[[], int]

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Event, Overflow, strategies
+from bucketjit import BucketedExec, Overflow, strategies
+from bucketjit.types import Event
 from tests.comparison import ramp
 
 

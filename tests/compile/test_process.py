@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Event, SpecError
+from bucketjit import BucketedExec
 from bucketjit._compile import provider
 from bucketjit._compile.background import _Turns
 from bucketjit._compile.process import messages, throttle, worker
@@ -27,6 +27,8 @@ from bucketjit._compile.process import pool as pool_module
 from bucketjit._compile.process.pool import Pool
 from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere
 from bucketjit._jax.serialization import serialized
+from bucketjit.errors import SpecError
+from bucketjit.types import Event
 from tests.comparison import assert_same, ramp
 from tests.process_table import SECONDS, assert_gone, child, state
 

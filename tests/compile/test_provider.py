@@ -29,21 +29,17 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import (
-    BucketedExec,
-    Check,
-    CompileBudget,
+from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
+from bucketjit._compile.provider import ExecutableProvider
+from bucketjit._precompile import requested_sizes, warmup
+from bucketjit.errors import (
     CompileBudgetError,
     CompileBudgetWarning,
-    Event,
-    Fallback,
     FallbackWarning,
     SpecError,
     StrategyContractError,
-    strategies,
 )
-from bucketjit._compile.provider import ExecutableProvider
-from bucketjit._precompile import requested_sizes, warmup
+from bucketjit.types import Event
 from tests.comparison import (
     assert_goes_with_its_last_reference,
     assert_like_jit,
@@ -386,7 +382,7 @@ def test_warm_up_without_a_strategy_finds_out_what_varies() -> None:
                 executor(ramp(n, 4), ramp(n if varies else 4, 4))
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 @pytest.mark.parametrize("strategy", [strategies.Exact(), strategies.Pow2()])
 def test_warm_up_of_sizes_that_are_neither_named_nor_traced(strategy: Any) -> None:
     executor = BucketedExec(lambda x, y: (unrolled(x), unrolled(y))).with_strategy(strategy)
@@ -421,7 +417,7 @@ def test_one_failure_does_not_lose_the_rest() -> None:
     assert "failed batch=8" in str(report)
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_what_cannot_be_masked_is_said() -> None:
     executor = BucketedExec(lambda x: unrolled(x), dynamic_axes="n").with_pow2()
     report = executor.warmup(ramp(3), sizes={"n": [3, 0]}, progress=False)
@@ -696,7 +692,7 @@ def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
     executor = BucketedExec(fn, dynamic_axes="b, s").with_plan(plan).with_overflow(policy, "b")
     for b, s in ((3, 9), (9, 9), (20, 16)):
         assert_like_jit(executor, fn, ramp(b, s))
-        with pytest.raises(bucketjit.BucketOverflowError):
+        with pytest.raises(bucketjit.errors.BucketOverflowError):
             executor(ramp(b, 17))
     sizes = {tuple(b.values()) for b in buckets(executor)}
     assert (
@@ -1371,7 +1367,7 @@ def test_what_jit_compiles_once_more_is_told_of(
 
 
 @pytest.mark.parametrize("budget", [CompileBudget(0, action="warn"), CompileBudget(1)])
-@pytest.mark.filterwarnings("ignore::bucketjit.CompileBudgetWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.CompileBudgetWarning")
 def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
     budget: CompileBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1562,7 +1558,7 @@ def test_a_joint_plan_chooses_buckets() -> None:
         assert_like_jit(executor, fn, ramp(b, s), ramp(b))
     seen = {(b["b"], b["s"]) for b in buckets(executor)}
     assert seen == {(4, 16), (8, 8), (8, 16)}
-    with pytest.raises(bucketjit.BucketOverflowError, match="'s' has size 17"):
+    with pytest.raises(bucketjit.errors.BucketOverflowError, match="'s' has size 17"):
         executor(ramp(1, 17), ramp(1))
     with pytest.raises(SpecError, match="no such variable"):
         BucketedExec(fn, dynamic_axes=("b, t", "n")).with_plan(plan)(ramp(1, 1), ramp(1))

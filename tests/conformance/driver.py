@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import bucketjit
-from bucketjit import BucketedExec, Fallback, FallbackError, MaskingError, ShapeCheckError
+from bucketjit import BucketedExec, Fallback
 from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
@@ -31,6 +31,7 @@ from bucketjit._sizes.expressions import evaluate
 from bucketjit._tracing.program import Leaf, Program, TraceRefused
 from bucketjit._tracing.symbolic import trace
 from bucketjit._xla_defects.workarounds import hooks, workarounds
+from bucketjit.errors import FallbackError, MaskingError, ShapeCheckError
 from tests.conformance.compare import difference
 from tests.conformance.harnesses import Harness
 from tests.conformance.outcome import (

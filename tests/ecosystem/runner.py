@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import tests.ecosystem.libraries
-from bucketjit import BucketedExec, Check, FallbackWarning
+from bucketjit import BucketedExec, Check
 from bucketjit._signature import traced_programs
 from bucketjit._tracing.program import TraceRefused
+from bucketjit.errors import FallbackWarning
 from tests.ecosystem.model import Model
 
 

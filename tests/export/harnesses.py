@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit import BucketedExec, ExportError
+from bucketjit import BucketedExec
+from bucketjit.errors import ExportError
 from tests.conformance.compare import difference
 from tests.conformance.harnesses import Harness, harness, selection
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Check, ExportError
+from bucketjit import BucketedExec, Check
 from bucketjit._jax import stablehlo
+from bucketjit.errors import ExportError
 from tests.export.modules import main_line, padded, run, text, with_static_entry
 
 
@@ -196,7 +197,7 @@ def test_it_is_written_for_the_oldest_version() -> None:  # check 7
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_what_has_no_such_module(executor: BucketedExec, args: Any, message: str) -> None:
     with pytest.raises(ExportError, match=message):  # check 8
         executor.export_bounded(*args)

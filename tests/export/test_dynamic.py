@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, ExportError
+from bucketjit import BucketedExec
+from bucketjit.errors import ExportError
 from tests.export.modules import in_another_process
 
 Args = Sequence[tuple[Any, ...]]

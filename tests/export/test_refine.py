@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, ExportError, MissingExtraError
+from bucketjit import BucketedExec
 from bucketjit._jax import stablehlo
+from bucketjit.errors import ExportError, MissingExtraError
 from tests.export.modules import in_another_process, main_line, run, text
 
 
@@ -337,7 +338,7 @@ raw = open("whole", "rb").read()
 for cut in range(len(raw)):
     try:
         bucketjit.refine(raw[:cut], [(8, 2), (2, 2)])
-    except bucketjit.ExportError:
+    except bucketjit.errors.ExportError:
         pass
 print("done")
 """

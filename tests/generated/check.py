@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bucketjit import MaskingError
 from bucketjit._sizes.expressions import evaluate_text
+from bucketjit.errors import MaskingError
 from tests.generated.programs import Generated
 from tests.harness import check
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import ArgumentError, BucketedExec
+from bucketjit import BucketedExec
+from bucketjit.errors import ArgumentError
 from tests.comparison import ramp, unrolled
 
 F32 = jnp.float32

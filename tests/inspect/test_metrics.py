@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, FallbackWarning, MissingExtraError, SpecError, metrics
+from bucketjit import BucketedExec, metrics
+from bucketjit.errors import FallbackWarning, MissingExtraError, SpecError
 
 
 def ones(*shape: int) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, MissingExtraError, SpecError
+from bucketjit import BucketedExec
+from bucketjit.errors import MissingExtraError, SpecError
 
 
 def used() -> BucketedExec:

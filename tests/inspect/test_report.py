@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, FallbackWarning, MissingExtraError
+from bucketjit import BucketedExec
 from bucketjit._cli.app import main
+from bucketjit.errors import FallbackWarning, MissingExtraError
 
 
 def used(fn: Any = lambda x: x.sum(axis=1)) -> BucketedExec:

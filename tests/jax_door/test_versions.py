@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, FallbackWarning
+from bucketjit import BucketedExec
 from bucketjit._jax import arrays, names, transformations
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.names import NEWEST, OLDEST, USES, Without, trouble_of_versions
 from bucketjit._jax.transformations import parts_of_a_linearization, set_linearization
+from bucketjit.errors import FallbackWarning
 
 ROOT = Path(bucketjit.__file__).parent.parent
 # As many as there are: fewer is better, and one more needs a reason. Two modules and six names are
@@ -215,7 +216,7 @@ def test_essential_names_that_are_missing_are_one_error() -> None:
     done = run("import bucketjit", missing)
     assert done.returncode == 1
     expected = told("jax._src.core.eval_trace, jax._src.mesh.get_concrete_mesh")
-    assert done.stderr.splitlines()[-1] == f"bucketjit._errors.VersionError: {expected}"
+    assert done.stderr.splitlines()[-1] == f"bucketjit.errors.VersionError: {expected}"
     assert done.stderr.count("VersionError: ") == 1 and "Warning" not in done.stderr
 
 
@@ -301,7 +302,7 @@ behind.wait_for_compiles()
 found["ELSEWHERE"] = [e.detail for e in events if e.kind == "process"]
 try:
     bucketjit.refine(b"", {})
-except bucketjit.ExportError as error:
+except bucketjit.errors.ExportError as error:
     found["EXPORT"] = [str(error)]
 found["SINGLE_THREADED"] = single_threaded_device() is None
 print(json.dumps(found))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import MaskingError, RuleContext
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Leaf, Program
 from bucketjit._tracing.symbolic import trace
+from bucketjit.errors import MaskingError
+from bucketjit.rules import RuleContext
 from tests.comparison import ramp
 
 

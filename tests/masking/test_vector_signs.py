@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Fallback, FallbackError
+from bucketjit import BucketedExec, Fallback
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
+from bucketjit.errors import FallbackError
 from tests.comparison import assert_same
 
 

@@ -23,14 +23,14 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
-from bucketjit import BucketedExec, Check, PersistenceWarning, SpecError
+from bucketjit import BucketedExec, Check
 from bucketjit._compile import requests
 from bucketjit._compile.files import preload, stored
-from bucketjit._errors import CompileBudgetError
 from bucketjit._jax import compiler, serialization
 from bucketjit._persistence import environment, file_format, files
 from bucketjit._persistence.files import SUFFIX
 from bucketjit._persistence.store import Store
+from bucketjit.errors import CompileBudgetError, PersistenceWarning, SpecError
 
 
 def rows(n: int, *shape: int) -> np.ndarray:

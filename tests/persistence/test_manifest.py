@@ -19,8 +19,10 @@ import numpy as np
 import optax
 import pytest
 
-from bucketjit import ArgumentError, BucketedExec, Event, Manifest, SpecError, WarmupReport
+from bucketjit import BucketedExec, Manifest
 from bucketjit._persistence import environment
+from bucketjit.errors import ArgumentError, SpecError
+from bucketjit.types import Event, WarmupReport
 from tests.comparison import assert_like_jit
 
 
@@ -86,7 +88,7 @@ def test_exact_shapes_are_signatures_of_their_own():
 
 
 @pytest.mark.parametrize("strategy", [None, "pow2"])
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_warm_up_as_another_that_ran_exact(strategy):
     def make() -> Any:
         made = BucketedExec(lambda x, w: jnp.linalg.eigh(x @ w @ w.T @ x.T)[1])

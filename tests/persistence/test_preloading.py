@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, PersistenceWarning
+from bucketjit import BucketedExec
 from bucketjit._compile.files import preload
 from bucketjit._persistence.files import SUFFIX
+from bucketjit.errors import PersistenceWarning
 
 ROOT = Path(__file__).parents[2]
 SIZES = (3, 7, 15)

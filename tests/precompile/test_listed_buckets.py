@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import (
-    BucketedExec,
+from bucketjit import BucketedExec
+from bucketjit._compile import provider
+from bucketjit.errors import (
     BucketOverflowError,
     CompileBudgetError,
     CompileBudgetWarning,
-    Event,
     FallbackWarning,
     SpecError,
     SplitError,
 )
-from bucketjit._compile import provider
 from bucketjit.strategies import Adaptive, Joint, Linear, Optimal
+from bucketjit.types import Event
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
 LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}

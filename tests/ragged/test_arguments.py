@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import ArgumentError, BucketedExec, BucketOverflowError, Overflow, Ragged, SpecError
+from bucketjit import BucketedExec, Overflow, Ragged
+from bucketjit.errors import ArgumentError, BucketOverflowError, SpecError
 
 LENGTHS = [3, 1, 6, 3, 8]
 

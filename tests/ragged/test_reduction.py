@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning
+from bucketjit import BucketedExec, Check
+from bucketjit.errors import ArgumentError, FallbackWarning
 
 RANDOM = np.random.default_rng(3)
 D = 5

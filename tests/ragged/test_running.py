@@ -13,17 +13,14 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import (
+from bucketjit import BucketedExec, Check, Fallback, strategies
+from bucketjit.errors import (
     ArgumentError,
-    BucketedExec,
     BucketOverflowError,
-    Check,
     CompileBudgetError,
-    Fallback,
     FallbackError,
     FallbackWarning,
     SpecError,
-    strategies,
 )
 
 F32 = np.float32

@@ -13,17 +13,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import (
-    BucketedExec,
-    BucketOverflowError,
-    Check,
-    Event,
-    Overflow,
-    Padded,
-    SpecError,
-    SplitError,
-    strategies,
-)
+from bucketjit import BucketedExec, Check, Overflow, Padded, strategies
+from bucketjit.errors import BucketOverflowError, SpecError, SplitError
+from bucketjit.types import Event
 from tests.comparison import assert_like_jit, assert_same, ramp
 
 

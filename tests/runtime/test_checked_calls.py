@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check, MaskingError, SpecError
+from bucketjit import BucketedExec, Check
+from bucketjit.errors import MaskingError, SpecError
 
 
 def pooled(x: Any, w: Any) -> Any:

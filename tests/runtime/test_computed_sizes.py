@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning, Padded
+from bucketjit import BucketedExec, Check, Fallback, Padded
+from bucketjit.errors import FallbackError, FallbackWarning
 
 W = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
 EDGES = (1, 7, 8, 9)  # sizes at the edges of the buckets 8 and 16
@@ -184,7 +185,7 @@ def test_a_stage_of_what_runs_without_jit_is_refused_with_the_reason(stage: str)
     executor = BucketedExec(REFUSED["vmap"][0], dynamic_axes="n").with_pow2()
     with (
         pytest.warns(FallbackWarning),
-        pytest.raises(bucketjit.MaskingError, match="computes sizes.*vmap over a selection"),
+        pytest.raises(bucketjit.errors.MaskingError, match="computes sizes.*vmap over a selection"),
     ):
         getattr(executor, stage)(np.ones(3, np.float32))
 
@@ -490,7 +491,9 @@ def test_a_compiled_stage_refuses_a_call_of_another_decision() -> None:
     compiled = executor.lower(np.ones(8, np.float32)).compile()
     for _ in range(2):
         assert float(compiled(np.ones(7, np.float32))) == 7
-        with pytest.raises(bucketjit.ArgumentError, match=r"size_1 - 1 = 0, which needs another"):
+        with pytest.raises(
+            bucketjit.errors.ArgumentError, match=r"size_1 - 1 = 0, which needs another"
+        ):
             compiled(-np.ones(7, np.float32))
     np.testing.assert_allclose(executor(-np.ones(7, np.float32)), 7)
 
@@ -520,7 +523,7 @@ def test_a_saved_function_has_no_program_for_what_raises(tmp_path: Any) -> None:
     loaded = bucketjit.load(tmp_path / "saved.bkt")
     for _ in range(2):
         assert float(loaded(np.ones(5, np.float32))) == 1
-        with pytest.raises(bucketjit.ArtifactError, match="computes size_1 - 1 = 0"):
+        with pytest.raises(bucketjit.errors.ArtifactError, match="computes size_1 - 1 = 0"):
             loaded(-np.ones(5, np.float32))
 
 
@@ -528,11 +531,11 @@ def test_what_cannot_carry_computed_sizes_says_so(tmp_path: Any) -> None:
     x = np.ones(5, np.float32)
     executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
     for export in (executor.export_dynamic, executor.export_bounded):
-        with pytest.raises(bucketjit.ExportError, match="computes sizes"):
+        with pytest.raises(bucketjit.errors.ExportError, match="computes sizes"):
             export(x)
-    with pytest.raises(bucketjit.ExportError, match="computes sizes"):
+    with pytest.raises(bucketjit.errors.ExportError, match="computes sizes"):
         executor.lower(x).as_text("stablehlo-bounded")
-    with pytest.raises(bucketjit.ArtifactError, match="depend on computed sizes"):
+    with pytest.raises(bucketjit.errors.ArtifactError, match="depend on computed sizes"):
         executor.save(tmp_path / "saved.bkt", x, derivatives=1)
 
 

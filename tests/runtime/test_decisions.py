@@ -10,18 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import (
-    BucketedExec,
-    BucketOverflowError,
-    Fallback,
-    FallbackError,
-    Overflow,
-    SplitError,
-    strategies,
-)
+from bucketjit import BucketedExec, Fallback, Overflow, strategies
 from bucketjit._runtime.decisions import Because, Chunked, Decision, Exact, Masked, Refused
+from bucketjit.errors import BucketOverflowError, FallbackError, SplitError
 
-pytestmark = pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 
 
 def rows(*shape: int) -> np.ndarray:

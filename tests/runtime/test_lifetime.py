@@ -23,15 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import (
-    BucketedExec,
-    Fallback,
-    FallbackError,
-    Manifest,
-    SplitError,
-    metrics,
-    strategies,
-)
+from bucketjit import BucketedExec, Fallback, Manifest, metrics, strategies
+from bucketjit.errors import FallbackError, SplitError
 from tests.comparison import ramp
 
 Method = Callable[[Any], Any]
@@ -208,7 +201,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_lets_go_of_its_arguments(name: str) -> None:
     refused = REFUSED[name]
@@ -268,7 +261,7 @@ def _total(fn: Method, x: Any) -> Any:
     return sum(y.sum() for y in jax.tree_util.tree_leaves(fn(x)))
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 @pytest.mark.parametrize("derive", [False, True])
 @pytest.mark.parametrize("name", CLOSED_OVER)
 def test_what_a_function_closes_over_goes_with_its_executor(name: str, derive: bool) -> None:

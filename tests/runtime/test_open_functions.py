@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit import BucketedExec, Check, Fallback
+from bucketjit.errors import FallbackError, FallbackWarning
 from tests.runtime.test_computed_sizes import EDGES, arrays, checked
 
 
@@ -374,7 +375,7 @@ def test_the_sizes_of_a_bound_that_sized_gives() -> None:
         got, places = executor(x, counts)
         np.testing.assert_array_equal(got, np.repeat(x, counts))
         np.testing.assert_array_equal(places, np.arange(counts.sum()))
-    with pytest.raises(bucketjit.ArgumentError, match="computes is 65"):
+    with pytest.raises(bucketjit.errors.ArgumentError, match="computes is 65"):
         executor(x, np.array([65, *[0] * (size - 1)], np.int32))
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._jax.compiler import is_defect_of_xla
+from bucketjit.errors import FallbackError, FallbackWarning
 
 
 def by_square(x: Any) -> Any:

@@ -13,9 +13,10 @@ import pytest
 from jax import lax
 
 import bucketjit
-from bucketjit import ArgumentError, BucketedExec, Check, FallbackWarning, Padded, SpecError
+from bucketjit import BucketedExec, Check, Padded
 from bucketjit._arrays.padding import pad, padder, plain
 from bucketjit._runtime.fast_path.dispatch import _MAX_ROUTES
+from bucketjit.errors import ArgumentError, FallbackWarning, SpecError
 from tests.comparison import assert_same, ramp, unrolled
 
 SIZES = (3, 5, 4, 8, 1, 3, 5)
@@ -345,7 +346,7 @@ def _scan_free(x: Any) -> Any:
         "no strategy",
     ],
 )
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_calls_like_an_earlier_one_take_the_warm_path(
     fn: Any, options: dict[str, Any], call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,7 +492,7 @@ def by_rows(w: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("strategy", ["pow2", "none"])
 @pytest.mark.parametrize("fn", [step, by_rows])
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_padded_is_what_has_open_axes_also_without_a_program(fn: Any, strategy: str) -> None:
     executor = BucketedExec(fn, out="padded", dynamic_axes=(None, "b, _"))
     executor = executor if strategy == "none" else executor.with_pow2()
@@ -501,7 +502,7 @@ def test_padded_is_what_has_open_axes_also_without_a_program(fn: Any, strategy: 
         np.testing.assert_allclose(w, fn(np.ones(2), np.ones((n, 2)))[0], rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_results_that_grow_by_jumps_are_padded() -> None:
     def parts(x: Any) -> Any:
         total = sum(x[i] for i in range(x.shape[0]))
@@ -513,7 +514,7 @@ def test_results_that_grow_by_jumps_are_padded() -> None:
         assert [type(y) is Padded for y in found] == [True, True, True, False]
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_all_is_padded_where_other_sizes_are_not_taken() -> None:
     def picky(x: Any) -> Any:
         if x.shape[0] != 3:

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Check, FallbackWarning, MaskingError, strategies
+from bucketjit import BucketedExec, Check, strategies
 from bucketjit._runtime import statistics
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.statistics import REASONS_KEPT
 from bucketjit._runtime.timeline import MOMENTS
+from bucketjit.errors import FallbackWarning, MaskingError
 
 
 def ones(*shape: int) -> np.ndarray:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import ArgumentError, BucketedExec, FallbackWarning, SizeMismatchError, SpecError
+from bucketjit import BucketedExec
 from bucketjit._sizes.dynamic_axes import STATIC, Anonymous, leaf_entries, tokens_of
+from bucketjit.errors import ArgumentError, FallbackWarning, SizeMismatchError, SpecError
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 

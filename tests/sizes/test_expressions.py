@@ -17,7 +17,6 @@ import pytest
 from jax import export
 
 from bucketjit import BucketedExec
-from bucketjit._errors import MaskingError
 from bucketjit._sizes.bounds import upper_bound, upper_bound_text
 from bucketjit._sizes.bucket_sizes import BucketSizes, evaluate_traced
 from bucketjit._sizes.expressions import (
@@ -30,6 +29,7 @@ from bucketjit._sizes.expressions import (
     symbolic_axes,
     variables_of,
 )
+from bucketjit.errors import MaskingError
 
 VARIABLES = ("b", "s", "t")
 

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Fallback, FallbackWarning, ShapeCheckError
+from bucketjit import BucketedExec, Fallback
 from bucketjit._sizes.guards import Guard, parse_constraint
 from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.symbolic import trace
+from bucketjit.errors import FallbackWarning, ShapeCheckError
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (3, 1, 4, 5, 8, 3)
@@ -295,7 +296,7 @@ RESHAPES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", RESHAPES)
-@pytest.mark.filterwarnings("ignore::bucketjit.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_a_reshape_raises_where_exact_raises(name: str) -> None:
     fn = RESHAPES[name]
     executor = BucketedExec(fn).with_pow2()

@@ -17,7 +17,8 @@ import pytest
 from jax import lax
 
 import bucketjit
-from bucketjit import ArgumentError, BucketedExec, Check, Padded, ShapeCheckError, SizeMismatchError
+from bucketjit import BucketedExec, Check, Padded
+from bucketjit.errors import ArgumentError, ShapeCheckError, SizeMismatchError
 from bucketjit.stages import Compiled
 from tests.comparison import assert_like_jit, assert_same, ramp
 

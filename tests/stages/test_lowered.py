@@ -12,14 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import (
+from bucketjit import BucketedExec, Check, Fallback
+from bucketjit.errors import (
     ArgumentError,
-    BucketedExec,
     BucketOverflowError,
-    Check,
     CompileBudgetError,
     ExportError,
-    Fallback,
     FallbackError,
     FallbackWarning,
     SpecError,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketjit._errors import BucketOverflowError, StrategyContractError
+from bucketjit.errors import BucketOverflowError, StrategyContractError
 from bucketjit.strategies import (
     Adaptive,
     Linear,

@@ -1,6 +1,6 @@
 import pytest
 
-from bucketjit._errors import BucketOverflowError, StrategyContractError
+from bucketjit.errors import BucketOverflowError, StrategyContractError
 from bucketjit.strategies import Boundaries, Exact, Joint, Pow2, assess, assess_joint
 
 

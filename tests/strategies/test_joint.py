@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketjit._errors import BucketOverflowError, StrategyContractError
+from bucketjit.errors import BucketOverflowError, StrategyContractError
 from bucketjit.strategies import Boundaries, Joint, Linear, Optimal, Pow2, assess_joint
 
 SIZES = {"b": [32, 32, 31, 4, 4, 3], "s": [10, 12, 11, 100, 90, 95]}

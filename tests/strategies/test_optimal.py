@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit import BucketedExec
-from bucketjit._errors import BucketOverflowError, StrategyContractError
+from bucketjit.errors import BucketOverflowError, StrategyContractError
 from bucketjit.strategies import Boundaries, Linear, MultipleOf, Optimal, Pow2, assess, assess_joint
 from tests.strategies.contract import check_contract
 from tests.strategies.search.brute import boundary_choices, plan_cost

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, FallbackWarning
+from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.skeleton import decompose
+from bucketjit.errors import FallbackError, FallbackWarning
 from tests.comparison import assert_like_jit, assert_same, ramp
 
 SIZES = (5, 7, 3, 8, 6, 4, 5, 9, 16)

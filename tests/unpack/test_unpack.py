@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import ArtifactError, BucketedExec
+from bucketjit import BucketedExec
 from bucketjit._artifact.archive import Archive, write_archive
 from bucketjit._unpack.unpack import unpack
+from bucketjit.errors import ArtifactError
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")
 

@@ -33,7 +33,6 @@ from bucketjit._compile.files.keys import (
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._config import Persistent
 from bucketjit._cores.placement import device_of_chunks
-from bucketjit._errors import in_one_line, is_of_machine
 from bucketjit._events import Event
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import has_bytes
@@ -54,6 +53,7 @@ from bucketjit._persistence.environment import environment
 from bucketjit._persistence.file_format import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest, program_digest
 from bucketjit._persistence.store import Store, Wanted
+from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
 

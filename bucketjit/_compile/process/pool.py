@@ -18,8 +18,8 @@ from pathlib import Path
 
 from bucketjit._compile.process import messages, throttle
 from bucketjit._compile.process.worker import stamp
-from bucketjit._errors import in_one_line
 from bucketjit._jax.compiler import NotElsewhere
+from bucketjit._raised import in_one_line
 
 _COMPILER = "bucketjit._compile.process.worker"
 _IS_ONE = "_BUCKETJIT_COMPILES"  # set in the environment of these processes, which start no others

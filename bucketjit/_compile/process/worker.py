@@ -9,9 +9,9 @@ import jax
 
 from bucketjit._compile.process import messages
 from bucketjit._compile.process.throttle import BUSY, IDLE
-from bucketjit._errors import in_one_line
 from bucketjit._events import LONGEST, printable
 from bucketjit._jax.compiler import compile_to_bytes, jaxlib_version
+from bucketjit._raised import in_one_line
 from bucketjit._version import __version__
 
 _PATIENCE = 120.0  # seconds without a program after which the process ends

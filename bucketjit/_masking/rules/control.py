@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Jaxpr
 
-from bucketjit._errors import is_of_machine
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import dtype_of, expand_hi_primitive, open_jaxpr, shape_of, stage
 from bucketjit._jax.primitives import called_jaxpr, primitives
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._raised import is_of_machine
 
 
 def strong(x: Array) -> Any:

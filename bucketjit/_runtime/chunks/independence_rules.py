@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bucketjit._errors import first_line, is_of_machine
 from bucketjit._ir.associative_scan import PRIMAL, associative_scan_p
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._jax.arrays import key_impl
 from bucketjit._jax.jaxprs import dtype_of, expand_hi_primitive, open_jaxpr, scan_arity, shape_of
 from bucketjit._jax.primitives import called_jaxpr, primitives
+from bucketjit._raised import first_line, is_of_machine
 from bucketjit._runtime.chunks.independence_walk import Rule, Step
 from bucketjit._sizes.reshape_groups import groups, without_ones
 

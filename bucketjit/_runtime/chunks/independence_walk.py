@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._errors import MaskingError
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._jax.jaxprs import first_effect, is_jaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import Dim, Shape, is_multiple, is_symbolic, variables_of
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError
 
 Axis = int | None  # where a value has its axis of the variable's size; None if it has none
 

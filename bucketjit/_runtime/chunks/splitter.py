@@ -21,7 +21,6 @@ from bucketjit._arrays.padding import fresh, plain
 from bucketjit._arrays.results import joined
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._config import Config, Out, Overflow
-from bucketjit._errors import BucketOverflowError, MaskingError, SplitError
 from bucketjit._runtime.buckets import policy_of
 from bucketjit._runtime.chunks.chunked_handler import ChunkedHandler, Piece, by_argument, spans
 from bucketjit._runtime.chunks.independence import split_axes
@@ -33,6 +32,7 @@ from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.concrete import at_other_sizes
 from bucketjit._tracing.program import Program
+from bucketjit.errors import BucketOverflowError, MaskingError, SplitError
 
 # How many sizes below the largest bucket are tried for chunks, to satisfy the program's guards.
 _ATTEMPTS = 16

@@ -11,8 +11,8 @@ import pytest
 from jax import random
 from jax.extend.random import define_prng_impl, threefry_2x32
 
-from bucketjit._errors import MaskingError
 from bucketjit._masking.rules.random import linear_index
+from bucketjit.errors import MaskingError
 from tests.harness import Arg, Case, check
 
 SIZES = [(5,), (3, 4), (7, 1, 9), (70000, 70001), (3, 1 << 31), (123456, 654321, 1000003)]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Fallback, FallbackError
-from bucketjit._errors import MaskingError
+from bucketjit import BucketedExec, Fallback
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
+from bucketjit.errors import FallbackError, MaskingError
 
 
 def refusal(fn: Callable[..., Any], *leaves: Leaf, **bucket: int) -> MaskingError:

@@ -16,13 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
-from bucketjit._errors import MaskingError
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._masking.rules.refused import REFUSED
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
+from bucketjit.errors import MaskingError
 
 
 def refusal(fn: Callable[..., Any], *shape: int | str, dtype: Any = "float32") -> MaskingError:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, MaskingError, SplitError
+from bucketjit import BucketedExec
 from bucketjit._jax.primitives import primitives
 from bucketjit._runtime.chunks import independence, independence_rules
 from bucketjit._runtime.chunks.independence import split_axes
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError, SplitError
 
 
 def program_of(fn: Callable[..., Any], axes: Any, *args: Any) -> Program:

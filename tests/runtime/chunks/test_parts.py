@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Check, Fallback, FallbackError, MaskingError, SplitError
+from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._ir.size_constant import size_constant_p
+from bucketjit.errors import FallbackError, MaskingError, SplitError
 from tests.comparison import assert_same
 from tests.runtime.test_buckets import floats
 

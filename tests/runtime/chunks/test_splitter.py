@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Padded, SpecError, SplitError
+from bucketjit import BucketedExec, Padded
 from bucketjit._arrays import padding
 from bucketjit._cores import helper_threads
 from bucketjit._runtime.chunks import chunked_handler
+from bucketjit.errors import SpecError, SplitError
 from tests.comparison import assert_like_jit, assert_same, ramp
 from tests.runtime.chunks.test_helper_threads import the_helpers
 from tests.runtime.test_buckets import SPLITS, buckets, floats, mlp, rows

@@ -1,0 +1,86 @@
+"""Questions about exceptions that were raised: what caused them, and what to quote of them."""
+
+from __future__ import annotations
+
+import sys
+
+#: Status codes of XLA for errors that the device or the moment causes, not the program.
+_STATUSES_OF_MACHINE = (
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "ABORTED",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+)
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Whether the machine or the moment caused an error, not the user's function.
+
+    Such errors are missing memory, recursion too deep for the stack, errors of files and
+    connections, interrupts, and a plain ``RuntimeError``, which may be anything. They are raised to
+    the caller unchanged, and the call is not refused in future: it may succeed a moment later.
+
+    A subclass of ``RuntimeError`` is about the function: ``NotImplementedError``, einops' errors,
+    and JAX's unless its status is one of the device. An error with an explicit cause is judged by
+    its cause, too.
+
+    Args:
+        error: The error.
+
+    Returns:
+        True if the machine or the moment caused it.
+    """
+    seen: set[int] = set()  # chains of causes may be circular
+    told: BaseException | None = error
+    while told is not None and id(told) not in seen:
+        seen.add(id(told))
+        if isinstance(told, MemoryError | OSError | RecursionError):
+            return True
+        if not isinstance(told, Exception):
+            return True
+        if type(told).__name__ == "JaxRuntimeError":  # this module does not import JAX
+            return str(told).startswith(_STATUSES_OF_MACHINE)
+        cause, _ = _cause_and_context(told)
+        if cause is None and type(told) is RuntimeError:
+            return True
+        told = cause
+    return False
+
+
+def handled_before(error: BaseException) -> BaseException | None:
+    """The error that was being handled when ``error`` was raised; None if there was none."""
+    return _cause_and_context(error)[1]
+
+
+# Errors that JAX sets as the cause of another one to show a traceback. The real cause and context
+# of that one are moved to them.
+_TRACEBACKS = ("JaxStackTraceBeforeTransformation", "UnfilteredStackTrace")
+
+
+def _cause_and_context(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    while error.__cause__ is not None and type(error.__cause__).__name__ in _TRACEBACKS:
+        error = error.__cause__
+    return error.__cause__, error.__context__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for use inside another one."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def in_one_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message, for use inside another one."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def frames_inside() -> int:
+    """The ``stacklevel`` with which a warning by the caller points to the user's code.
+
+    Returns:
+        The number of frames of bucketjit and JAX from the caller outwards, plus 1.
+    """
+    depth = 1  # frame 1 is the caller, which ``stacklevel=1`` points to
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
+        depth += 1
+    return depth

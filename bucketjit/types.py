@@ -1,0 +1,43 @@
+"""The classes of what executors return: for annotations, and for ``isinstance``.
+
+=====================  ==================================================
+class                  returned by
+=====================  ==================================================
+``Stats``              ``stats``; it has ``BucketStats``, ``ProgramStats`` and ``Moment``
+``Report``             ``report``
+``Explanation``        ``explain``; it has ``MaskedEquation``
+``MapExplanation``     ``explain_map``
+``WarmupReport``       ``warmup``
+``CacheInfo``          ``cache_info``
+``CompileGuard``       ``forbid_compiles``
+``Event``              what ``with_on_event`` passes to a function
+``Loaded``             ``bucketjit.load``
+=====================  ==================================================
+"""
+
+from bucketjit._api.loaded import Loaded
+from bucketjit._compile.budget import CompileGuard
+from bucketjit._compile.cache_store import CacheInfo
+from bucketjit._events import Event
+from bucketjit._inspect.explain import Explanation, MaskedEquation
+from bucketjit._inspect.report import Report
+from bucketjit._precompile.report import WarmupReport
+from bucketjit._ragged.explained import MapExplanation
+from bucketjit._runtime.statistics import BucketStats, ProgramStats, Stats
+from bucketjit._runtime.timeline import Moment
+
+__all__ = [
+    "BucketStats",
+    "CacheInfo",
+    "CompileGuard",
+    "Event",
+    "Explanation",
+    "Loaded",
+    "MapExplanation",
+    "MaskedEquation",
+    "Moment",
+    "ProgramStats",
+    "Report",
+    "Stats",
+    "WarmupReport",
+]
