@@ -1563,18 +1563,15 @@ def test_pinned_executables_stay() -> None:
     [
         ({"maxsize": 0}, "maxsize"),
         ({"max_bytes": 0}, "max_bytes"),
-        ({"policy": "fifo"}, "policy"),
-        ({"hysteresis": -1}, "hysteresis"),
-        ({"hysteresis": False}, "hysteresis"),
-        ({"hysteresis": 1.5}, "hysteresis"),
-        ({"hysteresis": 0.0}, "hysteresis"),
-        ({"hysteresis": np.False_}, "hysteresis"),
-        ({"hysteresis": np.array([0, 0])}, "hysteresis"),
+        ({"eviction": "fifo"}, "policy must be 'lru' or 'lfu', got 'fifo'"),
     ],
 )
 def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         BucketedExec(jnp.exp).with_maxsize(**options)
+    for hysteresis in (-1, False, 1.5, 0.0, np.False_, np.array([0, 0])):
+        with pytest.raises(SpecError, match="hysteresis must be 0 or a positive int"):
+            Eviction(hysteresis=hysteresis)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="workers"):
         BucketedExec(jnp.exp).with_background_compile(0)
 
