@@ -132,6 +132,16 @@ def one_line(text: str, most: int | None = None) -> str:
     return printable(" ".join(_cut(text, most).split()), most)
 
 
+def counted(count: int, what: str) -> str:
+    """A number with its noun, such as ``1 executable`` and ``2 executables``.
+
+    Args:
+        count: The number.
+        what: The noun, in the singular.
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def _cut(text: str, most: int | None) -> str:
     """A text without its middle: its start says what it is about, its end often names a line."""
     if most is None or len(text) <= most:

@@ -166,6 +166,7 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
         real=sum(kind.real * n for kind, n in kinds.items()),
         total=sum(math.prod(shape) for i, shape in entry.pads if i in opened),
         flops=entry.flops,
+        keys=[kind.key for kind in kinds],
     )
 
 

@@ -26,6 +26,7 @@ from bucketjit._runtime.statistics import (
     Stats,
     share,
 )
+from bucketjit._runtime.summary import SHAPES_KEPT
 from bucketjit._runtime.timeline import Clock, Reading
 from bucketjit._tracing.interface import Interface
 
@@ -45,6 +46,7 @@ class CallCounter:
         total: Elements of the padded arguments, per call.
         flops: Floating point operations of a call; NaN if not known.
         reason: Why the calls are not masked, or not wholly; None if they are.
+        key: `SignedCall.shape_key`; None of calls that are not counted as a shape.
 
     Attributes:
         calls: The atomic count; never reset, see `count`.
@@ -56,6 +58,7 @@ class CallCounter:
         "calls",
         "clock",
         "flops",
+        "key",
         "logical",
         "padded",
         "real",
@@ -71,6 +74,7 @@ class CallCounter:
         total: int = 0,
         flops: float = math.nan,
         reason: str | None = None,
+        key: int | None = None,
     ) -> None:
         self.calls = AtomicCount()
         self._before = 0
@@ -81,6 +85,7 @@ class CallCounter:
         self.total = total
         self.flops = flops
         self.reason = reason
+        self.key = key
 
     def count(self) -> int:
         """Calls since the counters started or were reset."""
@@ -103,6 +108,7 @@ class CountedBatch:
         real: Elements of the padded arguments that are not padding.
         total: Elements of the padded arguments.
         flops: Floating point operations of the batch; NaN if not known.
+        keys: `SignedCall.shape_key` of the examples, each once.
     """
 
     rows: int
@@ -112,6 +118,7 @@ class CountedBatch:
     real: int
     total: int
     flops: float
+    keys: Sequence[int | None] = ()
 
 
 @dataclass
@@ -152,11 +159,13 @@ class _Sums:
     sizes: dict[str, _Sizes] = field(default_factory=dict)
     rows: int = 0
     alone: dict[str, int] = field(default_factory=dict)
+    shapes: set[int] = field(default_factory=set)
 
     def add(self, line: CallCounter, calls: int) -> None:
         if not calls:
             return
         self._add_elements(calls, line.real, line.total, line.flops)
+        self.add_shape(line.key)
         if line.reason is not None:
             self.add_reason(line.reason, calls)
         for variable, size in line.logical:
@@ -168,6 +177,8 @@ class _Sums:
     def add_batch(self, batch: CountedBatch) -> None:
         self._add_elements(1, batch.real, batch.total, batch.flops)
         self.rows += batch.rows
+        for key in batch.keys:
+            self.add_shape(key)
         for sizes, rows in batch.logical:
             for variable, size in sizes.items():
                 self.sizes.setdefault(variable, _Sizes()).add(size, rows)
@@ -185,6 +196,10 @@ class _Sums:
             self.flops += calls * flops
             self.wasted_flops += calls * flops * (total - real) / total
 
+    def add_shape(self, key: int | None) -> None:
+        if key is not None and len(self.shapes) < SHAPES_KEPT:
+            self.shapes.add(key)
+
     def add_reason(self, reason: str, calls: int) -> None:
         name, _ = self.seen.see(reason)
         self.reasons[name] = self.reasons.get(name, 0) + calls
@@ -198,6 +213,7 @@ class _Sums:
             padded=dict(self.padded),
             sizes=sizes,
             alone=dict(self.alone),
+            shapes=set(self.shapes),
         )
 
 
@@ -254,6 +270,9 @@ class Counters:
             self._retired.clear()
             self._warned = Reasons()
             self._alone = Reasons()
+            # Calls in chunks are noted when they are cut for the first time only, so a reset keeps
+            # their shapes.
+            self._split: set[int] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -297,6 +316,16 @@ class Counters:
             self._sums.add_batch(batch)
             self._missed += compiled
         self._tick()
+
+    def split(self, key: int | None) -> None:
+        """Note the shapes of a call that is served in chunks, each of which is counted as a call.
+
+        Args:
+            key: `SignedCall.shape_key`.
+        """
+        with self._lock:
+            if key is not None and len(self._split) < SHAPES_KEPT:
+                self._split.add(key)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -450,6 +479,7 @@ class Counters:
             sums = self._sums.copy()
             for line in self._every_line():
                 sums.add(line, line.count())
+            shapes = len(sums.shapes | self._split)
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
             loads, load_seconds = self._loads, self._load_seconds
             dropped_runs = self._dropped_runs
@@ -481,4 +511,5 @@ class Counters:
             since=self._since,
             rows=sums.rows,
             rows_alone=FrozenDict(sums.alone),
+            shapes=min(shapes, SHAPES_KEPT),
         )

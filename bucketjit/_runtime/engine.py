@@ -410,7 +410,8 @@ class Engine:
                 return run_eagerly(signed, out, reason)
         entry, source, _ = found
         finish = exact_finisher(entry, signed, program, out)
-        line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
+        named = sizes or signed.signature.guessed_sizes(signed.shapes)
+        line = CallCounter(named, reason=reason, key=signed.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = counted(self.counters, line, source == "compile") if is_call else nullcontext()
         with counting:
@@ -435,6 +436,7 @@ class Engine:
         assert call.program is not None
         fast_path = self.memory.of_chunks(call.program)
         given = given if self.config.check is Check.OFF else None
+        self.counters.split(signed.shape_key)
         try:
             result, handler = self.splitter.run(
                 serve, self.find_handler, signed, call, splitting, out, given, fast_path

@@ -32,7 +32,7 @@ def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> Cal
     """A call counter for calls like this one, served by this executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
-    return CallCounter(logical, entry.sizes, real, total, entry.flops)
+    return CallCounter(logical, entry.sizes, real, total, entry.flops, key=signed.shape_key)
 
 
 @contextmanager

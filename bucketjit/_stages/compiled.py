@@ -203,7 +203,7 @@ class Compiled(Stage):
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         program = self._subject.call.program
         finish = exact_finisher(entry, signed, program, engine.config.out)
-        line = CallCounter(self.bucket)
+        line = CallCounter(self.bucket, key=signed.shape_key)
         with counted(engine.counters, line, False):
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
