@@ -6,7 +6,8 @@
     └── BucketJitError                    everything bucketjit raises on purpose
         ├── SpecError (ValueError)        a malformed ``dynamic_axes``, constraint or option
         ├── ArgumentError (TypeError)     the arguments of a call do not fit what was declared
-        │   └── SizeMismatchError         one dimension variable was given two sizes
+        │   ├── SizeMismatchError         one dimension variable was given two sizes
+        │   └── MutationError             the function changes an argument, which would be lost
         ├── StrategyError (ValueError)    a bucket could not be chosen
         │   ├── BucketOverflowError       a size is beyond the largest bucket
         │   │   └── SplitError            and the call cannot be split into chunks
@@ -46,6 +47,7 @@ __all__ = [
     "FallbackWarning",
     "MaskingError",
     "MissingExtraError",
+    "MutationError",
     "PersistenceWarning",
     "ShapeCheckError",
     "SizeMismatchError",
@@ -72,6 +74,40 @@ class ArgumentError(BucketJitError, TypeError):
 
 class SizeMismatchError(ArgumentError):
     """One dimension variable was bound to two different sizes in one call."""
+
+
+class MutationError(ArgumentError):
+    """The function changes an object among its arguments in place, and the change would be lost.
+
+    A function is traced with copies of its arguments. What it changes in a module, an optimizer or
+    another object of a pytree class changes the copy, unless the function returns it. In plain
+    dicts and lists a change is left alone, as in ``jit``.
+
+    Attributes:
+        leaves: The paths of the leaves that were changed.
+
+    Examples:
+        >>> import dataclasses, jax, numpy as np, bucketjit
+        >>> @jax.tree_util.register_dataclass
+        ... @dataclasses.dataclass
+        ... class Mean:
+        ...     total: jax.Array
+        >>> @bucketjit.jit
+        ... def add(mean, x):
+        ...     mean.total = mean.total + x.sum()
+        >>> try:
+        ...     add(Mean(np.float32(0)), np.ones(3, np.float32))
+        ... except MutationError as error:
+        ...     print(error.leaves)
+        ('mean.total',)
+    """
+
+    def __init__(self, message: str, leaves: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.leaves = leaves
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.leaves)
 
 
 class StrategyError(BucketJitError, ValueError):
