@@ -23,6 +23,7 @@
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
     ├── CompileBudgetWarning              a compile beyond the budget
+    ├── RecompileWarning                  a function compiles for each size, or beyond its buckets
     ├── PersistenceWarning                a file of executables is damaged, or cannot be used
     └── VersionWarning                    this JAX lacks names, and features are left out
 
@@ -49,6 +50,7 @@ __all__ = [
     "MissingExtraError",
     "MutationError",
     "PersistenceWarning",
+    "RecompileWarning",
     "ShapeCheckError",
     "SizeMismatchError",
     "SpecError",
@@ -97,7 +99,7 @@ class MutationError(ArgumentError):
         ...     mean.total = mean.total + x.sum()
         >>> try:
         ...     add(Mean(np.float32(0)), np.ones(3, np.float32))
-        ... except MutationError as error:
+        ... except bucketjit.errors.MutationError as error:
         ...     print(error.leaves)
         ('mean.total',)
     """
@@ -249,6 +251,27 @@ class FallbackWarning(UserWarning):
 
 class CompileBudgetWarning(UserWarning):
     """An executable was compiled beyond the compile budget."""
+
+
+class RecompileWarning(UserWarning):
+    """A function compiles again and again; the message says which axis varied, and the cure.
+
+    It is shown once per executor: at the third size of a function without any strategy, or once
+    more executables than ``warn_after`` were compiled.
+
+    Examples:
+        >>> import warnings, jax.numpy as jnp, numpy as np, bucketjit
+        >>> mean = bucketjit.BucketedExec(jnp.mean)
+        >>> _ = mean.with_pow2()  # a new executor, which is thrown away
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     for n in (3, 5, 6, 7):
+        ...         _ = mean(np.ones(n, np.float32))
+        >>> [warning.category.__name__ for warning in told]
+        ['RecompileWarning']
+        >>> print(str(told[0].message)[:74])
+        mean compiles for each size: axis 0 of a varied, 3 sizes: 3, 5, 6. Without
+    """
 
 
 class PersistenceWarning(UserWarning):

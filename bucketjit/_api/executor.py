@@ -26,7 +26,15 @@ from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._config import Check, CompileBudget, Config, Fallback, Out, checked_options
+from bucketjit._config import (
+    Check,
+    CompileBudget,
+    Config,
+    Fallback,
+    Out,
+    checked_count,
+    checked_options,
+)
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
@@ -88,6 +96,9 @@ class BucketedExec(
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             For a call inside another ``jit``, the options of that ``jit`` hold.
+        warn_after: How many executables calls compile before a `RecompileWarning` tells which axis
+            varied. By default 16 above the number of buckets; without any strategy two sizes; none
+            where you chose one compile per size (`with_exact`). 0 for no warning.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -127,6 +138,7 @@ class BucketedExec(
         copy_inputs: bool = False,
         compile_budget: int | CompileBudget | None = None,
         compiler_options: Mapping[str, Any] | None = None,
+        warn_after: int | None = None,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -165,6 +177,7 @@ class BucketedExec(
                 copy_inputs,
                 budget=compile_budget,
                 compiler_options=checked_options(compiler_options),
+                warn_after=checked_count(warn_after),
             )
         )
 
