@@ -23,6 +23,7 @@
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
     ├── CompileBudgetWarning              a compile beyond the budget
+    ├── InlinedWarning                    a call inside ``jax.jit`` and the like is not bucketed
     ├── RecompileWarning                  a function compiles for each size, or beyond its buckets
     ├── PersistenceWarning                a file of executables is damaged, or cannot be used
     └── VersionWarning                    this JAX lacks names, and features are left out
@@ -46,6 +47,7 @@ __all__ = [
     "ExportError",
     "FallbackError",
     "FallbackWarning",
+    "InlinedWarning",
     "MaskingError",
     "MissingExtraError",
     "MutationError",
@@ -251,6 +253,24 @@ class FallbackWarning(UserWarning):
 
 class CompileBudgetWarning(UserWarning):
     """An executable was compiled beyond the compile budget."""
+
+
+class InlinedWarning(UserWarning):
+    """An executor with a strategy is called inside ``jit``, ``vmap`` and the like.
+
+    The function itself runs there, and nothing is padded. It is shown once per executor.
+
+    Examples:
+        >>> import warnings, jax, jax.numpy as jnp, numpy as np, bucketjit
+        >>> total = bucketjit.jit(jnp.sum)
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     _ = jax.jit(total)(np.ones(3, np.float32))
+        >>> print(str(told[0].message)[:68])
+        sum is called inside jax.jit, scan or another function that JAX trac
+        >>> total.stats().inlined_calls
+        1
+    """
 
 
 class RecompileWarning(UserWarning):

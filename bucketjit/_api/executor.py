@@ -43,6 +43,7 @@ from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
+from bucketjit._runtime.inlined import note_inlined
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 from bucketjit._sizes.guards import parse_constraint
@@ -67,7 +68,8 @@ class BucketedExec(
     Without a strategy every size gets its own executable; add one with `with_pow2` and the
     like. Executors are immutable: every ``with_...`` returns a new one with an empty cache.
     Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the like
-    the function itself is inlined; its derivatives by ``jax.grad`` and ``jax.jvp`` are bucketed.
+    the function itself is inlined, which is warned of once; its derivatives by ``jax.grad`` and
+    ``jax.jvp`` are bucketed.
 
     Args:
         fn: A function that ``jax.jit`` accepts.
@@ -240,6 +242,8 @@ class BucketedExec(
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
+        if not jit_disabled():
+            note_inlined(engine.config, engine.name, engine.counters)
         try:
             return self._config.fn(*args, **kwargs)
         except (jax.errors.NonConcreteBooleanIndexError, jax.errors.ConcretizationTypeError) as no:

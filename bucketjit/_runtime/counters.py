@@ -254,6 +254,7 @@ class Counters:
             self._retired.clear()
             self._warned = Reasons()
             self._alone = Reasons()
+            self._has_inlined = False
         self.reset()
 
     def reset(self) -> None:
@@ -261,6 +262,7 @@ class Counters:
         with self._lock:
             self._sums = _Sums()
             self._missed = 0
+            self._inlined = 0
             self._compiles = 0
             self._compile_seconds = 0.0
             self._loads = 0
@@ -317,6 +319,17 @@ class Counters:
             name, is_new = self._alone.see(reason)
             self._sums.alone[name] = self._sums.alone.get(name, 0) + examples
             return is_new
+
+    def inlined(self) -> bool:
+        """Count a call inside a transformation, where the function itself runs.
+
+        Returns:
+            Whether it is the first one.
+        """
+        with self._lock:
+            self._inlined += 1
+            is_first, self._has_inlined = not self._has_inlined, True
+            return is_first
 
     def open(self, line: CallCounter) -> None:
         """Add a call counter of the fast path, and give it the clock."""
@@ -452,7 +465,7 @@ class Counters:
                 sums.add(line, line.count())
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
             loads, load_seconds = self._loads, self._load_seconds
-            dropped_runs = self._dropped_runs
+            dropped_runs, inlined = self._dropped_runs, self._inlined
         waste = share(sums.total - sums.real, sums.total)
         reading = (sums.calls, sums.calls - missed, compiles, waste)
         return Stats(
@@ -481,4 +494,5 @@ class Counters:
             since=self._since,
             rows=sums.rows,
             rows_alone=FrozenDict(sums.alone),
+            inlined_calls=inlined,
         )

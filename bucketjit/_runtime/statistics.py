@@ -150,6 +150,8 @@ class Stats:
         rows: Examples that `BucketedExec.map` has run in batches; a batch is one of ``calls``, and
             ``size_counts`` has the sizes of each example.
         rows_alone: Number of examples that `map` has run one by one, by reason.
+        inlined_calls: Calls inside ``jit``, ``vmap``, ``scan`` and the like, where the function
+            itself runs, once for each trace. They are not among ``calls``.
     """
 
     calls: int
@@ -173,6 +175,7 @@ class Stats:
     dropped_runs: int = 0
     rows: int = 0
     rows_alone: Mapping[str, int] = FrozenDict[str, int]()
+    inlined_calls: int = 0
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.

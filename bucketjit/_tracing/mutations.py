@@ -18,6 +18,7 @@ So is one whose new value, or whose object, the function returns: then it is not
 from __future__ import annotations
 
 import functools
+import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,14 @@ from bucketjit.errors import MutationError
 _PLAIN = (dict, list, tuple, OrderedDict, defaultdict, type(None))
 
 _MOST_NAMED = 6  # leaves that an error names
+
+
+_thread = threading.local()  # how many functions of executors this thread runs, one in another
+
+
+def is_traced_here() -> bool:
+    """Whether this thread runs the function of an executor, to trace it."""
+    return getattr(_thread, "depth", 0) > 0
 
 
 def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -47,7 +56,12 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     def traced(*args: Any, **kwargs: Any) -> Any:
         given = args, kwargs
         before = _flat(given)
-        results = fn(*args, **kwargs)
+        depth = getattr(_thread, "depth", 0)
+        _thread.depth = depth + 1
+        try:
+            results = fn(*args, **kwargs)
+        finally:
+            _thread.depth = depth
         if before is not None and before.has_objects:
             _check(before, given, results, names)
         return results

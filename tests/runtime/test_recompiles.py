@@ -46,7 +46,7 @@ def test_without_a_strategy_the_third_size_is_told_of_once() -> None:
     assert "axis 0 of x varied" in text and "3, 5, 6" in text
     assert "executor = executor.with_pow2()" in text and "with_exact" in text
     assert [e.detail for e in events if e.kind == "recompile"] == [text.removeprefix("total ")]
-    executor.clear_cache()
+    executor.cache_clear()
     assert len(told(calls(executor, *(ones(n) for n in (3, 4, 5, 6))))) == 1
 
 
