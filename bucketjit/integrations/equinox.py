@@ -246,10 +246,10 @@ class FilteredExec(Wrapped):
         ints_by_name = [k for k, x in kwargs.items() if type(x) is int]
         if ints or ints_by_name:
             # An int with an entry of `dynamic_axes` is a size.
-            opened = signer.arguments_with_open_axes(len(args), list(kwargs)) or (set(), set())
-            for where in opened[0].intersection(ints):
+            opened = signer.arguments_with_open_axes(len(args), list(kwargs))
+            for where in opened[0].intersection(ints) if opened else ():
                 plain[where] = args[where]
-            for name in opened[1].intersection(ints_by_name):
+            for name in opened[1].intersection(ints_by_name) if opened else ():
                 named[name] = kwargs[name]
         return tuple(plain), named
 
