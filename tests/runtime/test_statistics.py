@@ -142,7 +142,7 @@ def test_reset_keeps_the_cache_and_counts_on() -> None:
 
 
 def test_reset_does_not_change_what_is_evicted() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2()._with(policy="lfu", maxsize=2)
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2, eviction="lfu")
     for n in (4, 4, 4, 8):
         executor(ones(n))
     executor.reset_stats()
