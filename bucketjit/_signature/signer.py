@@ -214,10 +214,10 @@ class Signer:
     ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
         try:
             pairs = [leaf_type(x, "") for x in leaves]
-        except ArgumentError:  # paths take long to make, so only an error has them
-            for path, x in self._paths(positions, args, kwargs):
-                leaf_type(x, path)
-            raise
+        except ArgumentError:
+            pairs = []
+        if len(pairs) < len(leaves):  # paths take long to make, so only an error has them
+            pairs = [leaf_type(x, path) for path, x in self._paths(positions, args, kwargs)]
         return tuple(t for t, _ in pairs), [s for _, s in pairs]
 
     def _paths(
