@@ -222,7 +222,7 @@ def test_every_way_to_run_the_function(name: str) -> None:
     assert frames[-3:] == ["deep", "middle", "inner"] and frames.count("deep") == 1
     assert all(f.filename == __file__ for f in traceback.extract_tb(error.__traceback__))
     of_map = [note for note in error.__notes__ if "example 0 of map" in note]
-    assert len(error.__notes__) == 1 + len(of_map) and bool(of_map) == ("map" in name)
+    assert len(error.__notes__) == 1 + len(of_map) and bool(of_map) == (name in ("map", "explain_map"))
 
 
 def test_what_the_caller_handles_stays_the_context() -> None:
