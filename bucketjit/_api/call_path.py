@@ -18,6 +18,7 @@ from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
 from bucketjit._runtime.fast_path.handler import Evicted
+from bucketjit._sizes.lists_of_numbers import note_lists
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +89,8 @@ class CallPath(Generic[P, R]):
         except Exception as error:
             failed = None  # its traceback may refer to this frame
             shortened(error)
+            named = (self._engine.signer.name(i) for i in range(len(args)))
+            note_lists(error, [*zip(named, args, strict=False), *kwargs.items()])
             raise
 
     def _serve_slowly(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from bucketjit._sizes.dynamic_axes import (
     entries_of_arguments,
     is_leaf_entry,
     leaf_entries,
+    names_in,
     opens,
 )
 from bucketjit._tracing.interface import Interface
@@ -311,25 +311,38 @@ class Signer:
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
         """Refuse a strategy, plan or policy for a variable that ``dynamic_axes`` does not have."""
-        text = repr(self._config.dynamic_axes)
-        words = re.findall(r"\w+", text)
-        unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
         wanted = {
             **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
             **dict.fromkeys(self._config.planned, "a plan"),
             **dict.fromkeys(self._config.per_dim, "a strategy"),
         }
+        self.refuse_unknown(wanted, any(isinstance(s, Anonymous) for s in specs))
+
+    def refuse_unknown(self, wanted: Mapping[str, str], unnamed: bool = True) -> None:
+        """Refuse what is meant for a dimension variable that the calls cannot have.
+
+        Args:
+            wanted: What is meant, in words, by variable.
+            unnamed: Whether ``dynamic_axes`` may open axes without a name.
+
+        Raises:
+            SpecError: ``dynamic_axes`` does not have such a variable.
+        """
+        spec = self._config.dynamic_axes
+        words = names_in(spec)
         for dim, what in wanted.items():
-            if dim in words or (unnamed and is_default_name(dim)):
+            if dim in words or ((unnamed or spec is None) and is_default_name(dim)):
                 continue
-            if self._config.dynamic_axes is None:
+            if spec is None:
                 raise SpecError(
                     f"there is {what} for dimension {dim!r}, but without dynamic_axes the "
-                    "dimensions are called batch, axis1, axis2 and so on"
+                    "dimensions are called batch, axis1, axis2 and so on; name them with "
+                    "dynamic_axes, or use these names"
                 )
+            names = ", ".join(words) or "batch, axis1, axis2 and so on"
             raise SpecError(
-                f"there is {what} for dimension {dim!r}, but dynamic_axes {text} has no "
-                "such variable"
+                f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
+                f"variable; the variables are {names}"
             )
 
 
