@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.explained import MapExplanation, explain_map
@@ -19,6 +20,7 @@ class Batching:
     _engine: Engine
     _inside: Any  # a method of `BucketedExec`
 
+    @boundary
     def map(
         self,
         *args: Any,
@@ -86,6 +88,7 @@ class Batching:
         inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled()
         return map_examples(engine, examples, options, self._inside if inside else None)
 
+    @boundary
     def explain_map(
         self,
         *args: Any,

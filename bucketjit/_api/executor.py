@@ -47,6 +47,7 @@ from bucketjit._config import (
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
@@ -285,6 +286,7 @@ class BucketedExec(
     def _name(self) -> str:
         return self._engine.name
 
+    @boundary
     def explain(self, *args: object, **kwargs: object) -> Explanation:
         """Explain what a call with these arguments would do, without compiling or running it.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._events import Event
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
 from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
@@ -23,6 +24,7 @@ class Warming:
     _engine: Engine
     _derivatives: Derivatives
 
+    @boundary
     def warmup(
         self,
         *args: Any,

@@ -21,6 +21,8 @@ from bucketjit._compile.executable import Executable, SignatureChanged, sizes_ar
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import LONGEST, Event, emit, printable, shown
+from bucketjit._jax.debug_info import hide_own_lines
+from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
@@ -90,6 +92,8 @@ class Engine:
     def __init__(
         self, config: Config, shared: SharedState[Engine] | None = None, parts: Parts = TRACED
     ) -> None:
+        hide_own_frames()
+        hide_own_lines()
         self.config = config
         self.signer = parts.signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
-from bucketjit._signature.leaf_types import LeafType, leaf_type, remedy_for
+from bucketjit._signature.foreign_values import remedy_for
+from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
 from bucketjit._sizes.dynamic_axes import (
@@ -26,6 +26,7 @@ from bucketjit._sizes.dynamic_axes import (
     entries_of_arguments,
     is_leaf_entry,
     leaf_entries,
+    names_in,
     opens,
 )
 from bucketjit._tracing.interface import Interface
@@ -227,11 +228,12 @@ class Signer:
     ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
         try:
             pairs = [leaf_type(x, "") for x in leaves]
-        except ArgumentError:  # paths take long to make, so only an error has them
+        except ArgumentError:
+            pairs = []
+        if len(pairs) < len(leaves):  # paths take long to make, so only an error has them
             remedy = remedy_for((args, kwargs))
-            for path, x in self._paths(positions, args, kwargs):
-                leaf_type(x, path, remedy)
-            raise
+            paths = self._paths(positions, args, kwargs)
+            pairs = [leaf_type(x, path, remedy) for path, x in paths]
         return tuple(t for t, _ in pairs), [s for _, s in pairs]
 
     def _paths(
@@ -327,25 +329,38 @@ class Signer:
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
         """Refuse a strategy, plan or policy for a variable that ``dynamic_axes`` does not have."""
-        text = repr(self._config.dynamic_axes)
-        words = re.findall(r"\w+", text)
-        unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
         wanted = {
             **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
             **dict.fromkeys(self._config.planned, "a plan"),
             **dict.fromkeys(self._config.per_dim, "a strategy"),
         }
+        self.refuse_unknown(wanted, any(isinstance(s, Anonymous) for s in specs))
+
+    def refuse_unknown(self, wanted: Mapping[str, str], unnamed: bool = True) -> None:
+        """Refuse what is meant for a dimension variable that the calls cannot have.
+
+        Args:
+            wanted: What is meant, in words, by variable.
+            unnamed: Whether ``dynamic_axes`` may open axes without a name.
+
+        Raises:
+            SpecError: ``dynamic_axes`` does not have such a variable.
+        """
+        spec = self._config.dynamic_axes
+        words = names_in(spec)
         for dim, what in wanted.items():
-            if dim in words or (unnamed and is_default_name(dim)):
+            if dim in words or ((unnamed or spec is None) and is_default_name(dim)):
                 continue
-            if self._config.dynamic_axes is None:
+            if spec is None:
                 raise SpecError(
                     f"there is {what} for dimension {dim!r}, but without dynamic_axes the "
-                    "dimensions are called batch, axis1, axis2 and so on"
+                    "dimensions are called batch, axis1, axis2 and so on; name them with "
+                    "dynamic_axes, or use these names"
                 )
+            names = ", ".join(words) or "batch, axis1, axis2 and so on"
             raise SpecError(
-                f"there is {what} for dimension {dim!r}, but dynamic_axes {text} has no "
-                "such variable"
+                f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
+                f"variable; the variables are {names}"
             )
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
 from bucketjit._sizes.expressions import evaluate_text, variables_of
@@ -98,18 +98,22 @@ class Tracer:
         arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
         out_tree: Any = None
 
-        @functools.wraps(self._fn)  # JAX's errors then name the user's function
-        def flat(*values: object) -> list[Any]:
+        def flat(*values: object) -> Any:
             nonlocal out_tree
             rest = iter(values)
             given = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in inputs]
             args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, given)
-            outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
+            outs = self._fn(*args, **kwargs)
+            out_tree = jax.tree_util.tree_structure(outs)
             return outs
 
+        args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, inputs)
+        as_user_code(
+            flat, self._fn, args, kwargs, [isinstance(x, jax.ShapeDtypeStruct) for x in inputs]
+        )
         try:
             # A trace that fails is freed.
-            with forgetful_jax(), selecting_jax(), Noticing().active():
+            with forgetful_jax(), selecting_jax(), traced_anew(), Noticing().active():
                 closed = jax.make_jaxpr(flat)(*arrays)
         except SizeIsComputed as error:
             refusal = TraceRefused(
