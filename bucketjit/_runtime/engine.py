@@ -22,10 +22,10 @@ from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import LONGEST, Event, emit, printable, shown
 from bucketjit._raised import frames_inside
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
     Chunked,

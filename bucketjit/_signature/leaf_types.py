@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,12 @@ class LeafType(NamedTuple):
 # Signing a call then costs one dict look-up a leaf, in place of a new tuple.
 _leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
 
+# A library, the class of its modules, and the function that takes them.
+_WRAPPERS = (
+    ("equinox", "Module", "bucketjit.integrations.equinox.filter_jit"),
+    ("flax.nnx", "Module", "bucketjit.integrations.nnx.jit"),
+)
+
 _SCALARS = {
     bool: np.dtype(bool),
     int: np.dtype(int),
@@ -45,12 +52,16 @@ _SCALARS = {
 }
 
 
-def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
+_REMEDY = "pass other values as static arguments (static_argnums, static_argnames)"
+
+
+def leaf_type(value: object, path: str, remedy: str = _REMEDY) -> tuple[LeafType, tuple[int, ...]]:
     """The type and the logical shape of an argument leaf.
 
     Args:
         value: The leaf: an array of JAX or NumPy, a `Padded` array, or a Python scalar.
         path: How errors name it.
+        remedy: What an error advises for a value that is no array.
 
     Returns:
         Its type and its shape.
@@ -90,8 +101,7 @@ def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
         if (dtype := _SCALARS.get(kind)) is not None:
             return LeafType(jax.dtypes.canonicalize_dtype(dtype), kind is not bool, 0), ()
     raise ArgumentError(
-        f"{path}: expected an array or a Python scalar, got {type(value).__name__}; pass other "
-        "values as static arguments (static_argnums, static_argnames)"
+        f"{path}: expected an array or a Python scalar, got {type(value).__name__}; {remedy}"
     )
 
 
@@ -116,3 +126,29 @@ def _is_extension(dtype: np.dtype) -> bool:
         return bool(jax.dtypes.issubdtype(dtype, np.number)) and dtype.kind == "V"
     except TypeError:
         return False
+
+
+def remedy_for(values: object) -> str:
+    """What an error advises for a value that is no array, inside of some arguments.
+
+    Args:
+        values: The arguments, as a pytree.
+
+    Returns:
+        The wrapper of `bucketjit.integrations` if a module of its library is among them, else the
+        options for static arguments.
+    """
+    for library, kind, wrapper in _WRAPPERS:
+        module = getattr(sys.modules.get(library), kind, None)
+        if module is not None and _holds(values, module):
+            return f"use {wrapper}, which takes such modules"
+    return _REMEDY
+
+
+def _holds(tree: object, kind: type) -> bool:
+    """Whether an object of a class is in a pytree, which may be a pytree itself."""
+
+    def is_one(value: object) -> bool:
+        return isinstance(value, kind)
+
+    return any(map(is_one, jax.tree_util.tree_leaves(tree, is_leaf=is_one)))

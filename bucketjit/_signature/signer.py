@@ -18,7 +18,7 @@ from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
-from bucketjit._signature.leaf_types import LeafType, leaf_type
+from bucketjit._signature.leaf_types import LeafType, leaf_type, remedy_for
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
 from bucketjit._sizes.dynamic_axes import (
@@ -228,8 +228,9 @@ class Signer:
         try:
             pairs = [leaf_type(x, "") for x in leaves]
         except ArgumentError:  # paths take long to make, so only an error has them
+            remedy = remedy_for((args, kwargs))
             for path, x in self._paths(positions, args, kwargs):
-                leaf_type(x, path)
+                leaf_type(x, path, remedy)
             raise
         return tuple(t for t, _ in pairs), [s for _, s in pairs]
 
