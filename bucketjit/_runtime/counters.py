@@ -273,6 +273,7 @@ class Counters:
             # Calls in chunks are noted when they are cut for the first time only, so a reset keeps
             # their shapes.
             self._split: set[int] = set()
+            self._has_inlined = False
         self.reset()
 
     def reset(self) -> None:
@@ -280,6 +281,7 @@ class Counters:
         with self._lock:
             self._sums = _Sums()
             self._missed = 0
+            self._inlined = 0
             self._compiles = 0
             self._compile_seconds = 0.0
             self._loads = 0
@@ -346,6 +348,17 @@ class Counters:
             name, is_new = self._alone.see(reason)
             self._sums.alone[name] = self._sums.alone.get(name, 0) + examples
             return is_new
+
+    def inlined(self) -> bool:
+        """Count a call inside a transformation, where the function itself runs.
+
+        Returns:
+            Whether it is the first one.
+        """
+        with self._lock:
+            self._inlined += 1
+            is_first, self._has_inlined = not self._has_inlined, True
+            return is_first
 
     def open(self, line: CallCounter) -> None:
         """Add a call counter of the fast path, and give it the clock."""
@@ -482,7 +495,7 @@ class Counters:
             shapes = len(sums.shapes | self._split)
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
             loads, load_seconds = self._loads, self._load_seconds
-            dropped_runs = self._dropped_runs
+            dropped_runs, inlined = self._dropped_runs, self._inlined
         waste = share(sums.total - sums.real, sums.total)
         reading = (sums.calls, sums.calls - missed, compiles, waste)
         return Stats(
@@ -512,4 +525,5 @@ class Counters:
             rows=sums.rows,
             rows_alone=FrozenDict(sums.alone),
             shapes=min(shapes, SHAPES_KEPT),
+            inlined_calls=inlined,
         )

@@ -41,6 +41,7 @@ from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.observers import CallObserver, Preparer
+from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
@@ -71,6 +72,7 @@ class Engine:
         cache: The executables; part of ``shared``.
         provider: Loads or compiles executables; part of ``shared``.
         counters: Count what is done; part of ``shared``.
+        recompiles: Warns of too many compiles.
         signer: Finds the signature of a call's arguments.
         requests: Makes compile requests, and the keys of executables.
         memory: The calls that the fast path serves.
@@ -94,6 +96,7 @@ class Engine:
         self.shared.engines.add(self)
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
+        self.recompiles = Recompiles(config, self.name)
         self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
@@ -114,6 +117,7 @@ class Engine:
             for memory in (self.memory, *self.memories_apart):
                 memory.clear()
             self.refusals.clear()
+            self.recompiles.clear()
             self.splitter.clear()
             self.buckets.clear()
 
@@ -223,6 +227,8 @@ class Engine:
             if call.presumed is not None:
                 raise
             differ = other
+        if is_compiled:
+            self.recompiles.note(signed, call.sizes)
         if differ is not None:
             return run_again(
                 *(differ, signed, call),
@@ -417,6 +423,8 @@ class Engine:
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
+        if is_call and source == "compile":
+            self.recompiles.note(signed, sizes)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
             self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))

@@ -153,6 +153,8 @@ class Stats:
         rows_alone: Number of examples that `map` has run one by one, by reason.
         shapes: Different combinations of shapes, types and static arguments that were called, at
             most 16,384. ``jax.jit`` would have compiled once for each.
+        inlined_calls: Calls inside ``jit``, ``vmap``, ``scan`` and the like, where the function
+            itself runs, once for each trace. They are not among ``calls``.
     """
 
     calls: int
@@ -176,6 +178,7 @@ class Stats:
     dropped_runs: int = 0
     rows: int = 0
     rows_alone: Mapping[str, int] = FrozenDict[str, int]()
+    inlined_calls: int = 0
     shapes: int = 0
 
     @property

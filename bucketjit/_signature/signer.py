@@ -29,6 +29,7 @@ from bucketjit._sizes.dynamic_axes import (
     opens,
 )
 from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.mutations import refusing_mutations
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -269,7 +270,9 @@ class Signer:
             final.append(kind)
         names = [path for path, _ in paths]
         return Signature(
-            key.statics.bind(self._config.fn),
+            refusing_mutations(
+                key.statics.bind(self._config.fn), list(map(self._parameters.name, positions))
+            ),
             key.tree,
             final,
             names,
