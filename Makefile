@@ -10,6 +10,8 @@
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
 #                                 release without JAX=
+#   make test-wheel               build the wheel, install it without extras into an environment of
+#                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
 #   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
 #                                 served (a third of them with PYTEST_ARGS='--every 3')
@@ -38,7 +40,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 test-jax test-core conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-detect bench bench-micro bench-peers lint types format clean
+.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-detect bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -74,6 +76,9 @@ test-jax:
 test-core: $(STAMP)-test
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
 	$(PYTEST) -n $(JOBS) -m "not slow" --core --every 10 tests $(PYTEST_ARGS)
+
+test-wheel: $(STAMP)-venv
+	$(BIN)/python -m tests.wheel $(ARGS)
 
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)
