@@ -28,12 +28,12 @@ from typing import Any, Unpack, overload
 import jax
 import numpy as np
 
-from bucketjit._api.decorator import Options
 from bucketjit._api.decorator import jit as bucketed
 from bucketjit._api.executor import BucketedExec
+from bucketjit._api.options import Options
 from bucketjit._arrays.padding import without_padding
 from bucketjit._extras import Extra
-from bucketjit.integrations._wrapped import Wrapped
+from bucketjit.integrations._wrapped import P, R, Wrapped
 
 __all__ = ["ModuleExec", "jit"]
 
@@ -149,7 +149,7 @@ def _on_host(tree: Any) -> Any:
     )
 
 
-class ModuleExec(Wrapped):
+class ModuleExec(Wrapped[P, R]):
     """A bucketed function of NNX modules; `jit` makes it.
 
     It has the methods of `BucketedExec` that ask (``stats``, ``explain``, ``report``), its
@@ -160,11 +160,11 @@ class ModuleExec(Wrapped):
         executor: The executor that runs the function on the arrays of the modules.
     """
 
-    def __init__(self, fn: Callable[..., Any], executor: BucketedExec, out: str) -> None:
+    def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any], out: str) -> None:
         super().__init__(fn, executor)
         self._out = out
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function, and write back what it changes in its arguments.
 
         Args:
@@ -197,13 +197,13 @@ class ModuleExec(Wrapped):
 
 
 @overload
-def jit(fn: Callable[..., Any], **options: Unpack[Options]) -> ModuleExec: ...
+def jit(fn: Callable[P, R], **options: Unpack[Options]) -> ModuleExec[P, R]: ...
 
 
 @overload
 def jit(
     fn: None = None, **options: Unpack[Options]
-) -> Callable[[Callable[..., Any]], ModuleExec]: ...
+) -> Callable[[Callable[P, R]], ModuleExec[P, R]]: ...
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -250,7 +250,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         (True, 2)
     """
 
-    def decorate(fn: Callable[..., Any]) -> ModuleExec:
+    def decorate(fn: Callable[..., Any]) -> ModuleExec[..., Any]:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         out = options.get("out", "jax")
