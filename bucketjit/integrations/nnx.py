@@ -22,6 +22,7 @@ runs the function on the arrays; and what the function changed is written back::
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, overload
 
@@ -33,6 +34,7 @@ from bucketjit._api.executor import BucketedExec
 from bucketjit._api.options import Options
 from bucketjit._arrays.padding import without_padding
 from bucketjit._extras import Extra
+from bucketjit.errors import SpecError
 from bucketjit.integrations._wrapped import P, R, Wrapped
 
 __all__ = ["ModuleExec", "jit"]
@@ -196,6 +198,25 @@ class ModuleExec(Wrapped[P, R]):
         return plain
 
 
+def _refuse_bound(fn: Callable[..., Any]) -> None:
+    """Refuse a module and its bound methods: its arrays would be constants of the program.
+
+    Raises:
+        SpecError: The function is one of these.
+    """
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    owner = getattr(inner, "__self__", inner)
+    if "flax.nnx" in sys.modules and _is_node(owner):
+        name = type(owner).__name__
+        method = getattr(inner, "__name__", "__call__")
+        raise SpecError(
+            f"fn is bound to a {name}, whose later changes it would not see; decorate the method "
+            f"in the class, or wrap {name}.{method} and pass the module as its first argument"
+        )
+
+
 @overload
 def jit(fn: Callable[P, R], **options: Unpack[Options]) -> ModuleExec[P, R]: ...
 
@@ -227,7 +248,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         The function, or a decorator that makes it.
 
     Raises:
-        SpecError: An option is malformed.
+        SpecError: An option is malformed, or ``fn`` is a module, or a method of one.
         TypeError: ``fn`` is not callable, or an option is unknown.
 
     Examples:
@@ -253,6 +274,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     def decorate(fn: Callable[..., Any]) -> ModuleExec[..., Any]:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        _refuse_bound(fn)
         out = options.get("out", "jax")
         # NumPy arrays in modules would go to the device again in each call.
         own = {**options, "out": "jax"} if out == "numpy" else options
