@@ -32,9 +32,11 @@ class Event:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
             for a new signature, or with other axes open), ``"stand-in"`` (a larger bucket serves a
             call while its own compiles), ``"budget"`` (a compile beyond the compile budget),
-            ``"plan"`` (an adaptive strategy changed its buckets), ``"ahead"`` (listed buckets were
-            not compiled with the first call, and why), ``"process"`` (no other process compiles
-            an executable in the background, and why), ``"error"`` (a compile in the background
+            ``"recompile"`` (a function compiles for each size, or beyond its buckets),
+            ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"plan"`` (an adaptive
+            strategy changed its buckets), ``"ahead"`` (listed buckets were not compiled with the
+            first call, and why), ``"process"`` (no other process compiles an executable in the
+            background, and why), ``"error"`` (a compile in the background
             failed), ``"load"`` (an executable was read from a file), ``"stale"`` (a file was made
             for another version, program or machine), ``"damaged"``, ``"distrusted"``,
             ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and why), or
@@ -71,7 +73,7 @@ def shown(sizes: Mapping[str, int]) -> str:
 Listener = Callable[[Event], object]
 
 _LEVELS = {
-    **dict.fromkeys(("fallback", "budget"), logging.WARNING),
+    **dict.fromkeys(("fallback", "budget", "recompile"), logging.WARNING),
     **dict.fromkeys(("damaged", "distrusted", "unreadable", "unwritable"), logging.WARNING),
     "error": logging.ERROR,
 }
@@ -130,6 +132,16 @@ def one_line(text: str, most: int | None = None) -> str:
         The text, in one line.
     """
     return printable(" ".join(_cut(text, most).split()), most)
+
+
+def counted(count: int, what: str) -> str:
+    """A number with its noun, such as ``1 executable`` and ``2 executables``.
+
+    Args:
+        count: The number.
+        what: The noun, in the singular.
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _cut(text: str, most: int | None) -> str:

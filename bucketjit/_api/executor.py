@@ -52,6 +52,7 @@ from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
+from bucketjit._runtime.inlined import note_inlined
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 
@@ -86,7 +87,8 @@ class BucketedExec(
     Without a strategy every size gets its own executable; add one with `with_pow2` and the
     like. Executors are immutable: every ``with_...`` returns a new one with an empty cache.
     Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the like
-    the function itself is inlined; its derivatives by ``jax.grad`` and ``jax.jvp`` are bucketed.
+    the function itself is inlined, which is warned of once; its derivatives by ``jax.grad`` and
+    ``jax.jvp`` are bucketed.
 
     Args:
         fn: A function that ``jax.jit`` accepts.
@@ -124,6 +126,9 @@ class BucketedExec(
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             For a call inside another ``jit``, the options of that ``jit`` hold.
+        warn_after: How many executables calls compile before a `RecompileWarning` tells which axis
+            varied. By default 16 above the number of buckets; without any strategy two sizes; none
+            where you chose one compile per size (`with_exact`). 0 for no warning.
         in_shardings: Not an option: calls keep the shardings of their arguments.
         out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.
 
@@ -171,6 +176,7 @@ class BucketedExec(
         maxsize: int | None = DEFAULT_MAXSIZE,
         compile_budget: CompileBudget | int | None = None,
         compiler_options: Mapping[str, Any] | None = None,
+        warn_after: int | None = None,
         in_shardings: None = None,
         out_shardings: None = None,
     ) -> None:
@@ -190,6 +196,7 @@ class BucketedExec(
             "maxsize": maxsize,
             "compile_budget": compile_budget,
             "compiler_options": compiler_options,
+            "warn_after": warn_after,
             "in_shardings": in_shardings,
             "out_shardings": out_shardings,
         }
@@ -262,6 +269,8 @@ class BucketedExec(
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
+        if not jit_disabled():
+            note_inlined(engine.config, engine.name, engine.counters)
         try:
             return self._config.fn(*args, **kwargs)
         except (jax.errors.NonConcreteBooleanIndexError, jax.errors.ConcretizationTypeError) as no:

@@ -18,9 +18,8 @@ from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._artifact.transformed import Transformed
 from bucketjit._config import CompileBudget
-from bucketjit._events import one_line
+from bucketjit._events import counted, one_line
 from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
-from bucketjit._inspect.tables import counted
 from bucketjit._inspect.views import Views
 from bucketjit._jax.names import Without, lacking
 from bucketjit._precompile.report import WarmupReport, report_of

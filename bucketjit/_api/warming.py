@@ -58,8 +58,8 @@ class Warming:
                 largest size in each bucket are looked at.
             workers: Number of threads that compile; by default one per core, up to four.
             time_budget: Seconds after which no further compile begins.
-            progress: Whether to show progress on standard error: by tqdm in a terminal, if it is
-                installed, and by lines elsewhere.
+            progress: Whether to show progress on standard error: a bar in a terminal, if rich is
+                installed, and lines elsewhere.
             first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
                 On CPU, the first run of one with many matrix multiplications takes longer, by
                 45 ms for a 6-layer encoder. Executables that have effects, callbacks or a

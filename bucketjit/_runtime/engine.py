@@ -22,10 +22,10 @@ from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import LONGEST, Event, emit, printable, shown
 from bucketjit._raised import frames_inside
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
     Chunked,
@@ -41,6 +41,7 @@ from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.observers import CallObserver, Preparer
+from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
@@ -71,6 +72,7 @@ class Engine:
         cache: The executables; part of ``shared``.
         provider: Loads or compiles executables; part of ``shared``.
         counters: Count what is done; part of ``shared``.
+        recompiles: Warns of too many compiles.
         signer: Finds the signature of a call's arguments.
         requests: Makes compile requests, and the keys of executables.
         memory: The calls that the fast path serves.
@@ -94,6 +96,7 @@ class Engine:
         self.shared.engines.add(self)
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
+        self.recompiles = Recompiles(config, self.name)
         self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
@@ -114,6 +117,7 @@ class Engine:
             for memory in (self.memory, *self.memories_apart):
                 memory.clear()
             self.refusals.clear()
+            self.recompiles.clear()
             self.splitter.clear()
             self.buckets.clear()
 
@@ -223,6 +227,8 @@ class Engine:
             if call.presumed is not None:
                 raise
             differ = other
+        if is_compiled:
+            self.recompiles.note(signed, call.sizes)
         if differ is not None:
             return run_again(
                 *(differ, signed, call),
@@ -410,12 +416,15 @@ class Engine:
                 return run_eagerly(signed, out, reason)
         entry, source, _ = found
         finish = exact_finisher(entry, signed, program, out)
-        line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
+        named = sizes or signed.signature.guessed_sizes(signed.shapes)
+        line = CallCounter(named, reason=reason, key=signed.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = counted(self.counters, line, source == "compile") if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
+        if is_call and source == "compile":
+            self.recompiles.note(signed, sizes)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
             self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))
@@ -435,6 +444,7 @@ class Engine:
         assert call.program is not None
         fast_path = self.memory.of_chunks(call.program)
         given = given if self.config.check is Check.OFF else None
+        self.counters.split(signed.shape_key)
         try:
             result, handler = self.splitter.run(
                 serve, self.find_handler, signed, call, splitting, out, given, fast_path

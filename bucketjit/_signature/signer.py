@@ -29,6 +29,7 @@ from bucketjit._sizes.dynamic_axes import (
     opens,
 )
 from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.mutations import refusing_mutations
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -44,6 +45,7 @@ class SignedCall:
         statics: The static arguments.
         dynamic: Positions, among all positional arguments, of the dynamic ones.
         donate: Positions, among the dynamic arguments, of the donated ones.
+        is_chunk: Whether it is a chunk of a call.
     """
 
     signature: Signature
@@ -53,6 +55,17 @@ class SignedCall:
     statics: Statics
     dynamic: list[int]
     donate: list[int]
+    is_chunk: bool = False
+
+    @property
+    def shape_key(self) -> int | None:
+        """A hash of what `jax.jit` compiles for: shapes, types, static arguments.
+
+        None of a chunk: the call that it belongs to has one.
+        """
+        if self.is_chunk:
+            return None
+        return hash((self.tree, self.signature.types, *self.shapes, self.statics))
 
     def with_leaves(self, leaves: list[Any]) -> SignedCall:
         """The same call with other leaves of the same shapes.
@@ -258,7 +271,9 @@ class Signer:
             final.append(kind)
         names = [path for path, _ in paths]
         return Signature(
-            key.statics.bind(self._config.fn),
+            refusing_mutations(
+                key.statics.bind(self._config.fn), list(map(self._parameters.name, positions))
+            ),
             key.tree,
             final,
             names,

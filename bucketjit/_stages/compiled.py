@@ -22,7 +22,7 @@ from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.map import map_examples
 from bucketjit._ragged.options import options_of
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher
@@ -203,7 +203,7 @@ class Compiled(Stage):
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         program = self._subject.call.program
         finish = exact_finisher(entry, signed, program, engine.config.out)
-        line = CallCounter(self.bucket)
+        line = CallCounter(self.bucket, key=signed.shape_key)
         with counted(engine.counters, line, False):
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)

@@ -45,7 +45,7 @@ class Wrapped(Generic[P, R]):
 
     def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any]) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self.executor = executor
+        self.executor: BucketedExec[..., Any] = executor
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""

@@ -19,7 +19,8 @@ import pytest
 
 from bucketjit import BucketedExec, Check, strategies
 from bucketjit._runtime import statistics
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.statistics import REASONS_KEPT
 from bucketjit._runtime.timeline import MOMENTS
 from bucketjit.errors import FallbackWarning, MaskingError
