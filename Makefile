@@ -13,8 +13,9 @@
 #   make test-wheel               build the wheel, install it without extras into an environment of
 #                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
-#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
-#                                 served (a third of them with PYTEST_ARGS='--every 3')
+#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, how each is
+#                                 served, and the recipes of docs/frameworks.md (a third of the
+#                                 models with PYTEST_ARGS='--every 3')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences demo-serve demo-detect   the examples, also as `make demo ARGS=--help`
@@ -85,7 +86,7 @@ conformance: $(STAMP)-test
 
 # The same as a table: `python -m tests.ecosystem`, in the virtual environment.
 ecosystem: $(STAMP)-ecosystem
-	$(PYTEST) -n $(JOBS) tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) tests/ecosystem tests/integrations $(PYTEST_ARGS)
 
 fuzz: $(STAMP)-test
 	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)

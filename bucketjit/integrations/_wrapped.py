@@ -7,11 +7,15 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from bucketjit._api.executor import BucketedExec
 from bucketjit._precompile.manifest import Manifest
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
 # Methods of an executor that take no arguments of the function, and change no option.
 _SAME = (
@@ -27,7 +31,7 @@ _SAME = (
 )
 
 
-class Wrapped:
+class Wrapped(Generic[P, R]):
     """A function of a library's objects, which an executor runs on their arrays.
 
     Args:
@@ -43,9 +47,17 @@ class Wrapped:
         functools.update_wrapper(self, fn, updated=())
         self.executor: BucketedExec[..., Any] = executor
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
         raise NotImplementedError
+
+    @overload
+    def __get__(self, instance: None, owner: object = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: Wrapped[Concatenate[Any, Q], R], instance: object, owner: object = None
+    ) -> Callable[Q, R]: ...
 
     def __get__(self, instance: object, owner: object = None) -> Any:
         """Bind to an instance if the function is a method of a class."""
@@ -70,7 +82,7 @@ class Wrapped:
         build = getattr(self.executor, name)
 
         @functools.wraps(build)
-        def builder(*args: Any, **kwargs: Any) -> Wrapped:
+        def builder(*args: Any, **kwargs: Any) -> Any:
             return self._around(build(*args, **kwargs))
 
         return builder

@@ -34,7 +34,7 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit.errors import ArgumentError, SpecError
-from bucketjit.integrations._wrapped import Wrapped
+from bucketjit.integrations._wrapped import P, R, Wrapped
 
 __all__ = ["FilteredExec", "filter_jit"]
 
@@ -204,7 +204,7 @@ def _of_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:
     return on_arrays
 
 
-class FilteredExec(Wrapped):
+class FilteredExec(Wrapped[P, R]):
     """A bucketed function of Equinox modules; `filter_jit` makes it.
 
     It has the methods of `BucketedExec` that ask (``stats``, ``explain``, ``report``), its
@@ -215,7 +215,7 @@ class FilteredExec(Wrapped):
         executor: The executor that runs the function on the arrays of the modules.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
 
         Args:
@@ -230,8 +230,8 @@ class FilteredExec(Wrapped):
             ArgumentError: A static value cannot be hashed.
             Exception: What a call of the executor raises; see `BucketedExec`.
         """
-        args, kwargs = self._plain(args, kwargs)
-        return _restored(self.executor(*args, **kwargs))
+        plain, named = self._plain(args, kwargs)
+        return _restored(self.executor(*plain, **named))
 
     def _plain(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -256,14 +256,14 @@ class FilteredExec(Wrapped):
 
 @overload
 def filter_jit(
-    fn: Callable[..., Any], *, donate: Donate = "none", **options: Unpack[Options]
-) -> FilteredExec: ...
+    fn: Callable[P, R], *, donate: Donate = "none", **options: Unpack[Options]
+) -> FilteredExec[P, R]: ...
 
 
 @overload
 def filter_jit(
     fn: None = None, *, donate: Donate = "none", **options: Unpack[Options]
-) -> Callable[[Callable[..., Any]], FilteredExec]: ...
+) -> Callable[[Callable[P, R]], FilteredExec[P, R]]: ...
 
 
 def filter_jit(
@@ -309,7 +309,7 @@ def filter_jit(
         if options.get(name) is not None:
             raise SpecError(f"{name}: filter_jit makes static by itself what is no array")
 
-    def decorate(fn: Callable[..., Any]) -> FilteredExec:
+    def decorate(fn: Callable[..., Any]) -> FilteredExec[..., Any]:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         own = dict(options)

@@ -22,6 +22,7 @@ runs the function on the arrays; and what the function changed is written back::
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, overload
 
@@ -33,7 +34,8 @@ from bucketjit._api.executor import BucketedExec
 from bucketjit._api.options import Options
 from bucketjit._arrays.padding import without_padding
 from bucketjit._extras import Extra
-from bucketjit.integrations._wrapped import Wrapped
+from bucketjit.errors import SpecError
+from bucketjit.integrations._wrapped import P, R, Wrapped
 
 __all__ = ["ModuleExec", "jit"]
 
@@ -149,7 +151,7 @@ def _on_host(tree: Any) -> Any:
     )
 
 
-class ModuleExec(Wrapped):
+class ModuleExec(Wrapped[P, R]):
     """A bucketed function of NNX modules; `jit` makes it.
 
     It has the methods of `BucketedExec` that ask (``stats``, ``explain``, ``report``), its
@@ -164,7 +166,7 @@ class ModuleExec(Wrapped):
         super().__init__(fn, executor)
         self._out = out
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function, and write back what it changes in its arguments.
 
         Args:
@@ -196,14 +198,33 @@ class ModuleExec(Wrapped):
         return plain
 
 
+def _refuse_bound(fn: Callable[..., Any]) -> None:
+    """Refuse a module and its bound methods: its arrays would be constants of the program.
+
+    Raises:
+        SpecError: The function is one of these.
+    """
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    owner = getattr(inner, "__self__", inner)
+    if "flax.nnx" in sys.modules and _is_node(owner):
+        name = type(owner).__name__
+        method = getattr(inner, "__name__", "__call__")
+        raise SpecError(
+            f"fn is bound to a {name}, whose later changes it would not see; decorate the method "
+            f"in the class, or wrap {name}.{method} and pass the module as its first argument"
+        )
+
+
 @overload
-def jit(fn: Callable[..., Any], **options: Unpack[Options]) -> ModuleExec: ...
+def jit(fn: Callable[P, R], **options: Unpack[Options]) -> ModuleExec[P, R]: ...
 
 
 @overload
 def jit(
     fn: None = None, **options: Unpack[Options]
-) -> Callable[[Callable[..., Any]], ModuleExec]: ...
+) -> Callable[[Callable[P, R]], ModuleExec[P, R]]: ...
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -227,7 +248,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         The function, or a decorator that makes it.
 
     Raises:
-        SpecError: An option is malformed.
+        SpecError: An option is malformed, or ``fn`` is a module, or a method of one.
         TypeError: ``fn`` is not callable, or an option is unknown.
 
     Examples:
@@ -250,9 +271,10 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         (True, 2)
     """
 
-    def decorate(fn: Callable[..., Any]) -> ModuleExec:
+    def decorate(fn: Callable[..., Any]) -> ModuleExec[..., Any]:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        _refuse_bound(fn)
         out = options.get("out", "jax")
         # NumPy arrays in modules would go to the device again in each call.
         own = {**options, "out": "jax"} if out == "numpy" else options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -275,6 +276,10 @@ def test_modules_hold_arrays_of_jax_whatever_the_form_of_results() -> None:
 def test_errors_of_options_and_of_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="buckets="):
         jit(linear_loss, buckets="pow3")
+    model = linear()[0]
+    for bound in (model, model.__call__, functools.partial(model.__call__)):
+        with pytest.raises(SpecError, match=r"wrap Linear\.__call__ and pass the module"):
+            jit(bound)
     with pytest.raises(TypeError, match="callable"):
         jit(3)  # type: ignore[call-overload]
     bucketjit.integrations.nnx._flax.cache_clear()
