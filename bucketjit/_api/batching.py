@@ -18,6 +18,7 @@ class Batching:
 
     _engine: Engine
     _inside: Any  # a method of `BucketedExec`
+    _plain: Any
 
     def map(
         self,
@@ -83,7 +84,7 @@ class Batching:
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)
-        inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled()
+        inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled() or self._plain is not None
         return map_examples(engine, examples, options, self._inside if inside else None)
 
     def explain_map(

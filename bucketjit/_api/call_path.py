@@ -27,6 +27,7 @@ class CallPath:
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None
+    _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the function.
@@ -80,7 +81,7 @@ class CallPath:
                         return engine.serve(signed)
                     raise
             table = table.next
-        if jit_disabled():
+        if jit_disabled() or self._plain is not None:
             return self._inside(args, kwargs)
         if self._of_copies is not None:
             args, kwargs = self._engine.signer.with_copies(args, kwargs)

@@ -20,6 +20,7 @@ from bucketjit._api.batching import Batching
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
+from bucketjit._api.disabled import PlainJit
 from bucketjit._api.exporting import Exporting
 from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
@@ -35,6 +36,7 @@ from bucketjit._config import (
     checked_count,
     checked_options,
 )
+from bucketjit._environment import is_disabled, log_as_asked
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
@@ -70,6 +72,10 @@ class BucketedExec(
     Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the like
     the function itself is inlined, which is warned of once; its derivatives by ``jax.grad`` and
     ``jax.jvp`` are bucketed.
+
+    Two environment variables are read when an executor is made: ``BUCKETJIT_DISABLE=1`` makes it
+    plain ``jax.jit``, and ``BUCKETJIT_LOG=compiles``, ``fallbacks`` or ``all`` prints its events to
+    standard error.
 
     Args:
         fn: A function that ``jax.jit`` accepts.
@@ -184,8 +190,12 @@ class BucketedExec(
         )
 
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
+        log_as_asked()
         self._config = config
         self._engine = Engine(config, shared)
+        if is_disabled():
+            self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
+            self._engine.counters.disabled = True
         self._fast_path = self._engine.memory.fast_path
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
@@ -234,6 +244,8 @@ class BucketedExec(
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
+        if self._plain is not None:
+            return self._plain(args, kwargs)
         engine = self._engine
         if self._config.copy_inputs:
             args, kwargs = engine.signer.with_copies(args, kwargs)

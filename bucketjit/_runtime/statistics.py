@@ -152,6 +152,8 @@ class Stats:
         rows_alone: Number of examples that `map` has run one by one, by reason.
         inlined_calls: Calls inside ``jit``, ``vmap``, ``scan`` and the like, where the function
             itself runs, once for each trace. They are not among ``calls``.
+        disabled: Whether ``BUCKETJIT_DISABLE=1`` was set when the executor was made, so that calls
+            are those of plain ``jit``, which has the compiles.
     """
 
     calls: int
@@ -176,6 +178,7 @@ class Stats:
     rows: int = 0
     rows_alone: Mapping[str, int] = FrozenDict[str, int]()
     inlined_calls: int = 0
+    disabled: bool = False
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.

@@ -70,13 +70,16 @@ class Signer:
     Args:
         config: What the user chose: the function, its static arguments, ``dynamic_axes``.
 
+    Attributes:
+        parameters: The parameters of the function.
+
     Raises:
         SpecError: The options do not fit the parameters of the function.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._parameters = Parameters(
+        self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
         self._signatures: dict[Key, Signature] = {}
