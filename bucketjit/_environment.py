@@ -1,7 +1,7 @@
 """The environment variables of bucketjit, for who runs a program that someone else wrote.
 
 - ``BUCKETJIT_DISABLE=1``: every executor is ``jax.jit`` of its function. Nothing is padded, and
-  every size is compiled. ``stats().disabled`` says so.
+  every size is compiled. ``stats().fallback_reasons`` says so.
 - ``BUCKETJIT_LOG=compiles``, ``fallbacks`` or ``all``, or several with commas: events are printed
   to standard error.
 

@@ -12,8 +12,11 @@ import numpy as np
 from bucketjit._arrays.padding import without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Config, Out
+from bucketjit._environment import DISABLE
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._signature.signer import Signer
+
+_REASON = f"{DISABLE} is set: plain jit"
 
 
 class PlainJit:
@@ -48,7 +51,7 @@ class PlainJit:
             args, kwargs = self._signer.with_copies(args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
         result = self._jitted(*self._sizes(args, kwargs))(*args, **kwargs)
-        self._counters.call(CallCounter({}))
+        self._counters.call(CallCounter({}, reason=_REASON))
         match self._config.out:
             case Out.JAX:
                 return result

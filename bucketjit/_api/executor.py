@@ -195,7 +195,6 @@ class BucketedExec(
         self._engine = Engine(config, shared)
         if is_disabled():
             self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
-            self._engine.counters.disabled = True
         self._fast_path = self._engine.memory.fast_path
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)

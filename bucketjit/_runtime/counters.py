@@ -229,13 +229,9 @@ class Counters:
     """All counters of an executor except hits, misses and evictions, which its cache counts.
 
     Safe to use from several threads.
-
-    Attributes:
-        disabled: Whether calls are those of plain ``jit``; see `bucketjit._environment`.
     """
 
     def __init__(self) -> None:
-        self.disabled = False
         self._lock = threading.Lock()
         self._lines: dict[int, CallCounter] = {}
         self._retired: deque[CallCounter] = deque()
@@ -499,5 +495,4 @@ class Counters:
             rows=sums.rows,
             rows_alone=FrozenDict(sums.alone),
             inlined_calls=inlined,
-            disabled=self.disabled,
         )

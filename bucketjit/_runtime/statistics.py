@@ -129,7 +129,8 @@ class Stats:
         compile_seconds: Seconds spent on compiling.
         evictions: Executables dropped to make room.
         fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
-            beyond the largest bucket (``Overflow.EXACT``).
+            beyond the largest bucket (``Overflow.EXACT``), or as ``BUCKETJIT_DISABLE`` made the
+            executor plain ``jit``, whose compiles are not counted.
         fallback_reasons: Number of fallback calls by reason; the counts add up to
             ``fallback_calls``. A reason is printable text of at most 500 characters. Calls with
             other reasons than the first 64 are counted as ``"other"``.
@@ -152,8 +153,6 @@ class Stats:
         rows_alone: Number of examples that `map` has run one by one, by reason.
         inlined_calls: Calls inside ``jit``, ``vmap``, ``scan`` and the like, where the function
             itself runs, once for each trace. They are not among ``calls``.
-        disabled: Whether ``BUCKETJIT_DISABLE=1`` was set when the executor was made, so that calls
-            are those of plain ``jit``, which has the compiles.
     """
 
     calls: int
@@ -178,7 +177,6 @@ class Stats:
     rows: int = 0
     rows_alone: Mapping[str, int] = FrozenDict[str, int]()
     inlined_calls: int = 0
-    disabled: bool = False
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.
