@@ -84,7 +84,9 @@ class BucketedExec(
             ``{0: "b"}``, a tuple ``("b", None)``, a list of axes ``[0, 1]``, or a pytree
             (prefix) of these for containers; or a dict of entries by argument name. One name
             is one size. A Python int argument with entry ``"n"`` is a size itself. By default
-            axis 0 of every argument that is an array, called ``batch``.
+            axis 0 of every argument that is an array, called ``batch``, and of the arrays of a
+            container whose arrays all have one size there, such as a batch in a dict. What else
+            is in containers is static until it varies.
         constraints: Conditions that the sizes of every call satisfy, as in ``jax.export``:
             ``"s >= 4"``, ``"mod(s, 2) == 0"``.
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.

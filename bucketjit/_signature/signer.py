@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
+from bucketjit._signature.default_rule import default_entries
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
@@ -277,14 +277,11 @@ class Signer:
         self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
         spec = self._config.dynamic_axes
-        entries: list[Any]
         if spec is None:
-            entries = [_default_entry(a) for a in args]
-            by_name = {k: _default_entry(v) for k, v in kwargs.items()}
-        else:
-            every, by_name = self._entries(spec, positions, list(kwargs))
-            self._refuse_entries_of_statics(spec, every)
-            entries = [every[i] for i in positions]
+            return default_entries([*args, *(kwargs[name] for name in sorted(kwargs))])
+        every, by_name = self._entries(spec, positions, list(kwargs))
+        self._refuse_entries_of_statics(spec, every)
+        entries = [every[i] for i in positions]
         pairs = []
         for position, entry, value in zip(positions, entries, args, strict=True):
             pairs += leaf_entries(entry, value, self._parameters.name(position))
@@ -337,13 +334,3 @@ class Signer:
                 f"there is {what} for dimension {dim!r}, but dynamic_axes {text} has no "
                 "such variable"
             )
-
-
-def _default_entry(value: object) -> Any:
-    """The entry of an argument under the default rule.
-
-    It opens axis 0 of an array. Containers and scalars are static.
-    """
-    if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
-        return Anonymous((0,))
-    return None

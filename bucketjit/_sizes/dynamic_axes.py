@@ -82,9 +82,12 @@ class Anonymous:
 
     Attributes:
         axes: The axes, possibly negative.
+        is_guessed: Whether bucketjit takes them to be open, which is given up if the function
+            cannot be traced so.
     """
 
     axes: tuple[int, ...]
+    is_guessed: bool = False
 
 
 LeafSpec = Any  # of one leaf: text, Anonymous, _NegativeAxes, a tuple of names by axis, or None
