@@ -25,6 +25,7 @@ PACKAGES = (
     "_raised",
     "_extras",
     "_events",
+    "_environment",
     "strategies",
     "_config",
     "_jax",

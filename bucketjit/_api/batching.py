@@ -19,6 +19,7 @@ class Batching:
 
     _engine: Engine
     _inside: Any  # a method of `BucketedExec`
+    _plain: Any
 
     @boundary
     def map(
@@ -85,7 +86,7 @@ class Batching:
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)
-        inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled()
+        inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled() or self._plain is not None
         return map_examples(engine, examples, options, self._inside if inside else None)
 
     @boundary

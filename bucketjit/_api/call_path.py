@@ -32,6 +32,7 @@ class CallPath(Generic[P, R]):
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None
+    _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
@@ -108,7 +109,7 @@ class CallPath(Generic[P, R]):
                 raise failed
             finally:
                 failed = None  # its traceback refers to this frame
-        if jit_disabled():
+        if jit_disabled() or self._plain is not None:
             return self._inside(args, kwargs)
         if self._of_copies is not None:
             copied, named = engine.signer.with_copies(args, kwargs)

@@ -23,6 +23,7 @@ class Warming:
 
     _engine: Engine
     _derivatives: Derivatives
+    _plain: Any
 
     @boundary
     def warmup(
@@ -97,6 +98,8 @@ class Warming:
             ({'rows': 16, 'n': 8}, {'rows': 16, 'n': 4}, {'rows': 1, 'n': 8}, {'rows': 1, 'n': 4})
         """
         check_options(workers, time_budget, progress=progress, first_run=first_run)
+        if self._plain is not None:  # calls would not use what is compiled
+            return report_of([], self._engine, None)
         how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
         if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
             if len(args) != 1 or sizes is not None or rows is not None or kwargs:

@@ -428,7 +428,7 @@ class Engine:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
-            self.recompiles.note(signed, sizes)
+            self.recompiles.note(signed, sizes, is_fallback=reason is not None)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
             self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
+from bucketjit._signature.default_rule import default_entries
 from bucketjit._signature.foreign_values import remedy_for
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
@@ -83,13 +83,16 @@ class Signer:
     Args:
         config: What the user chose: the function, its static arguments, ``dynamic_axes``.
 
+    Attributes:
+        parameters: The parameters of the function.
+
     Raises:
         SpecError: The options do not fit the parameters of the function.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._parameters = Parameters(
+        self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
         self._signatures: dict[Key, Signature] = {}
@@ -289,14 +292,11 @@ class Signer:
         self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
         spec = self._config.dynamic_axes
-        entries: list[Any]
         if spec is None:
-            entries = [_default_entry(a) for a in args]
-            by_name = {k: _default_entry(v) for k, v in kwargs.items()}
-        else:
-            every, by_name = self._entries(spec, positions, list(kwargs))
-            self._refuse_entries_of_statics(spec, every)
-            entries = [every[i] for i in positions]
+            return default_entries([*args, *(kwargs[name] for name in sorted(kwargs))])
+        every, by_name = self._entries(spec, positions, list(kwargs))
+        self._refuse_entries_of_statics(spec, every)
+        entries = [every[i] for i in positions]
         pairs = []
         for position, entry, value in zip(positions, entries, args, strict=True):
             pairs += leaf_entries(entry, value, self._parameters.name(position))
@@ -362,13 +362,3 @@ class Signer:
                 f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
                 f"variable; the variables are {names}"
             )
-
-
-def _default_entry(value: object) -> Any:
-    """The entry of an argument under the default rule.
-
-    It opens axis 0 of an array. Containers and scalars are static.
-    """
-    if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
-        return Anonymous((0,))
-    return None

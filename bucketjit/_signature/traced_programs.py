@@ -23,6 +23,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.concrete import Tracer
+from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
@@ -307,6 +308,13 @@ class TracedPrograms:
             ArgumentError: A size does not fit what was declared.
             Exception: Whatever the function raises at these sizes.
         """
+        with holding_output() as held:
+            call = self._attempt(tokens, shapes, presumed)
+            held.is_dropped = call.program is None  # the exact run shows it
+            return call
+
+    def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> ResolvedCall:
+        """See `attempt`."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         program: Program | TraceRefused | RuntimeError

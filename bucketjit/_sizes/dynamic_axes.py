@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import export
 
 from bucketjit._raised import is_of_machine
@@ -84,9 +85,12 @@ class Anonymous:
 
     Attributes:
         axes: The axes, possibly negative.
+        is_guessed: Whether bucketjit takes them to be open, which is given up if the function
+            cannot be traced so.
     """
 
     axes: tuple[int, ...]
+    is_guessed: bool = False
 
 
 LeafSpec = Any  # of one leaf: text, Anonymous, _NegativeAxes, a tuple of names by axis, or None
@@ -235,9 +239,10 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
         return [pair for part in nested for pair in part]
     own = dict(_children(entry)) if not jax.tree_util.all_leaves([entry]) else {}
     keys = [key for key, _ in children]
-    # A dict may leave keys out: they are static.
     if isinstance(value, dict) and isinstance(entry, Mapping) and set(own) < set(keys):
-        own = {key: own.get(key) for key in keys}
+        missing = {key: child for key, child in children if key not in own}
+        _refuse_missing_keys(entry, missing, keys, path)
+        own |= dict.fromkeys(missing)
     if set(own) != set(keys):
         raise SpecError(
             f"dynamic_axes of {path}: {entry!r} does not match its structure; expected an entry "
@@ -245,6 +250,26 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
         )
     nested = [leaf_entries(own[key], child, path + key) for key, child in children]
     return [pair for part in nested for pair in part]
+
+
+def _refuse_missing_keys(
+    entry: object, missing: Mapping[str, Any], keys: Sequence[str], path: str
+) -> None:
+    """Refuse arrays without an entry: each of their sizes would have an executable of its own.
+
+    Raises:
+        SpecError: A missing key has an array with axes.
+    """
+    arrays = [
+        key for key, child in missing.items() if any(map(np.ndim, jax.tree_util.tree_leaves(child)))
+    ]
+    if arrays:
+        named = ", ".join(key[1:-1] for key in arrays)
+        raise SpecError(
+            f"dynamic_axes of {path}: {entry!r} has no entry for {named}; the argument has "
+            f"{', '.join(key[1:-1] for key in keys)}. Give each array an entry, and None to one "
+            f"whose sizes never change: {{..., {arrays[0][1:-1]}: None}}"
+        )
 
 
 def _children(node: object) -> list[tuple[str, Any]]:

@@ -67,6 +67,7 @@ from bucketjit._tracing.computed_sizes import (
     with_counts,
     with_sizes_alive,
 )
+from bucketjit._tracing.held_output import begin_trace
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
@@ -195,6 +196,7 @@ class _Tracing:
 
     def outcome(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
         """Trace the function. Returns a closed jaxpr, or what the function raises."""
+        begin_trace()
         try:
             return self.run(fn, in_tree), None
         except Exception as error:
