@@ -127,6 +127,7 @@ lint: $(STAMP)-dev
 
 types: $(STAMP)-dev
 	$(BIN)/mypy
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(STAMP)-dev
 	$(BIN)/ruff check --fix .

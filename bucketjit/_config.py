@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class Overflow(enum.Enum):
     Attributes:
         ERROR: Raise `BucketOverflowError`.
         EXTEND: Continue the strategy's rule beyond its largest bucket, if it has one. Otherwise use
-            twice the largest bucket, four times, and so on; see `strategies.Extended`.
+            twice the largest bucket, four times, and so on.
         EXACT: Give that variable its exact size in this call, which costs a compile for each such
             size. The call is counted in ``stats().fallback_calls``, without a warning.
         SPLIT: Cut the call into chunks of the largest bucket along that variable, and concatenate
@@ -124,6 +124,38 @@ class CompileBudget:
         if self.action not in ("error", "warn"):
             raise SpecError(
                 f"compile budget: action must be 'error' or 'warn', got {self.action!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Eviction:
+    """Which executable leaves a full cache first, and when it comes back.
+
+    Attributes:
+        policy: ``"lru"``, the least recently used, or ``"lfu"``, the least frequently used.
+        hysteresis: An evicted executable is compiled again only after so many calls needed it, as
+            long as a larger bucket can serve these calls. The number doubles each time that the
+            executable is evicted again, up to 128 times the first, so buckets that alternate soon
+            stop evicting each other. 0 compiles it at once.
+
+    Raises:
+        SpecError: There is no such policy, or ``hysteresis`` is negative or no int.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from bucketjit import BucketedExec
+        >>> kept = BucketedExec(jnp.exp).with_pow2().with_maxsize(8, eviction=Eviction("lfu", 4))
+    """
+
+    policy: Literal["lru", "lfu"] = "lru"
+    hysteresis: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("lru", "lfu"):
+            raise SpecError(f"eviction: policy must be 'lru' or 'lfu', got {self.policy!r}")
+        if not is_int_from(self.hysteresis, 0):
+            raise SpecError(
+                f"eviction: hysteresis must be 0 or a positive int, got {self.hysteresis!r}"
             )
 
 
@@ -226,9 +258,7 @@ class Config:
         rules: The user's masking rules by primitive.
         maxsize: The most executables in the cache; None for no bound.
         max_bytes: The most bytes of executables in the cache; None for no bound.
-        policy: Which executable is evicted first, ``"lru"`` or ``"lfu"``.
-        hysteresis: How often an evicted executable must be asked for to be compiled again while
-            a larger bucket can serve its calls.
+        eviction: Which executable is evicted first, and when it is compiled again.
         budget: How much may be compiled.
         background: How to compile in the background; None not to.
         ahead: How to compile all listed buckets with the first call; None not to.
@@ -257,8 +287,7 @@ class Config:
     rules: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     maxsize: int | None = DEFAULT_MAXSIZE
     max_bytes: int | None = None
-    policy: str = "lru"
-    hysteresis: int = 0
+    eviction: Eviction = dataclasses.field(default_factory=Eviction)
     budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
     background: Background | None = None
     ahead: AheadOfCalls | None = None

@@ -36,10 +36,10 @@ class _Collector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._executors: dict[str, weakref.ref[BucketedExec]] = {}
+        self._executors: dict[str, weakref.ref[BucketedExec[..., Any]]] = {}
         self._climbing = _Climbing()
 
-    def add(self, name: str, executor: BucketedExec) -> None:
+    def add(self, name: str, executor: BucketedExec[..., Any]) -> None:
         with self._lock:
             known = self._executors.get(name)
             other = None if known is None else known()
@@ -50,7 +50,7 @@ class _Collector:
                 )
             self._executors[name] = weakref.ref(executor)
 
-    def remove(self, name: str, executor: weakref.ref[BucketedExec]) -> None:
+    def remove(self, name: str, executor: weakref.ref[BucketedExec[..., Any]]) -> None:
         with self._lock:
             if self._executors.get(name) == executor:
                 del self._executors[name]
@@ -120,7 +120,7 @@ class Registration:
 
     name: str
     _collector: _Collector = field(repr=False)
-    _executor: weakref.ref[BucketedExec] = field(repr=False)
+    _executor: weakref.ref[BucketedExec[..., Any]] = field(repr=False)
     _collects: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _climbing: _Climbing = field(default_factory=_Climbing, repr=False, compare=False)
 
@@ -147,7 +147,10 @@ _lock = threading.Lock()
 
 
 def prometheus(
-    executor: BucketedExec, *, name: str | None = None, registry: CollectorRegistry | None = None
+    executor: BucketedExec[..., Any],
+    *,
+    name: str | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> Registration:
     """Register an executor's counters with prometheus-client.
 

@@ -1,4 +1,4 @@
-"""The classes of what executors return: for annotations, and for ``isinstance``.
+"""The types of options and results: for annotations, and for ``isinstance``.
 
 =====================  ==================================================
 class                  returned by
@@ -13,11 +13,16 @@ class                  returned by
 ``Event``              what ``with_on_event`` passes to a function
 ``Loaded``             ``bucketjit.load``
 =====================  ==================================================
+
+Options: ``DynamicAxes`` is what ``dynamic_axes`` takes, ``Buckets`` what ``buckets`` takes, and
+`Eviction` is for ``with_maxsize``.
 """
 
 from bucketjit._api.loaded import Loaded
+from bucketjit._api.options import Buckets, DynamicAxes
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache_store import CacheInfo
+from bucketjit._config import Eviction
 from bucketjit._events import Event
 from bucketjit._inspect.explain import Explanation, MaskedEquation
 from bucketjit._inspect.report import Report
@@ -28,9 +33,12 @@ from bucketjit._runtime.timeline import Moment
 
 __all__ = [
     "BucketStats",
+    "Buckets",
     "CacheInfo",
     "CompileGuard",
+    "DynamicAxes",
     "Event",
+    "Eviction",
     "Explanation",
     "Loaded",
     "MapExplanation",

@@ -395,7 +395,7 @@ def test_beyond_the_largest_bucket_in_the_first_call() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"fallback": "exact"}, "Fallback.EXACT"),
+        ({"fallback": "none"}, "one of .exact., .error., got .none."),
         ({"fallback": None}, "fallback"),
         ({"check": True}, "check"),
         ({"constraints": ("b",)}, "'b'"),

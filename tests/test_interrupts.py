@@ -10,6 +10,7 @@ import pytest
 _SCRIPT = """
 import faulthandler, os, random, signal, sys, threading, time
 import jax.numpy as jnp, numpy as np
+from bucketjit.types import Eviction
 from bucketjit import BucketedExec
 
 what, seconds = sys.argv[1], float(sys.argv[2])
@@ -28,7 +29,7 @@ def watch():
 signal.signal(signal.SIGALRM, interrupt)
 sys.unraisablehook = lambda *_: None
 draw = random.Random(2)
-executor = BucketedExec(jnp.tanh).with_pow2(max=64).with_cache(2)
+executor = BucketedExec(jnp.tanh).with_pow2(max=64).with_maxsize(2, eviction=Eviction(hysteresis=8))
 if what == "background":
     executor = executor.with_background_compile(process=False)
 every = {n: np.ones((n, 4), np.float32) for n in ((64,) if what == "clock" else range(1, 65))}

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from bucketjit import strategies
 from bucketjit._api.chunked_log import chunked_log
+from bucketjit._api.options import DynamicAxes, OverflowName, checked_dim, checked_strategy, member
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._api.source_builders import SourceBuilders
 from bucketjit._config import Overflow
@@ -29,7 +30,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         strategy: Strategy,
         dim: str | None = None,
         *,
-        overflow: Overflow | str | None = None,
+        overflow: Overflow | OverflowName | None = None,
     ) -> Self:
         """Round sizes up with a strategy of your own.
 
@@ -48,15 +49,11 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         """
         if overflow is not None:
             return self.with_overflow(overflow, dim).with_strategy(strategy, dim)
-        if isinstance(strategy, type) or not callable(getattr(strategy, "bucket", None)):
-            raise StrategyContractError(
-                f"a strategy is an object with a method bucket(n) -> int, got {strategy!r}"
-            )
+        strategy = checked_strategy(strategy)
         if dim is None:
             return self._with(default=strategy)
-        if not isinstance(dim, str):
-            raise SpecError(f"dim must be the name of a dimension variable, got {dim!r}")
-        return self._with(per_dim=MappingProxyType({**self._config.per_dim, dim: strategy}))
+        per_dim = {**self._config.per_dim, checked_dim(dim): strategy}
+        return self._with(per_dim=MappingProxyType(per_dim))
 
     def with_pow2(
         self,
@@ -65,7 +62,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         min: int = 1,
         max: int | None = None,
         multiple_of: int = 1,
-        overflow: Overflow | str | None = None,
+        overflow: Overflow | OverflowName | None = None,
     ) -> Self:
         """Round sizes up to powers of two.
 
@@ -96,7 +93,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         min: int = 1,
         max: int | None = None,
         multiple_of: int = 1,
-        overflow: Overflow | str | None = None,
+        overflow: Overflow | OverflowName | None = None,
     ) -> Self:
         """Round sizes up to multiples of ``step``; otherwise like `with_pow2`.
 
@@ -129,7 +126,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         min: int = 1,
         max: int | None = None,
         multiple_of: int = 1,
-        overflow: Overflow | str | None = None,
+        overflow: Overflow | OverflowName | None = None,
     ) -> Self:
         """Round sizes up to powers of ``base``; otherwise like `with_pow2`.
 
@@ -159,7 +156,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         buckets: Sequence[int],
         dim: str | None = None,
         *,
-        overflow: Overflow | str | None = None,
+        overflow: Overflow | OverflowName | None = None,
     ) -> Self:
         """Use these sizes as buckets, and no others; otherwise like `with_pow2`.
 
@@ -191,7 +188,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         """
         return self.with_strategy(strategies.Exact(), dim)
 
-    def with_overflow(self, policy: Overflow | str, dim: str | None = None) -> Self:
+    def with_overflow(self, policy: Overflow | OverflowName, dim: str | None = None) -> Self:
         """Choose what happens to sizes beyond the largest bucket.
 
         Args:
@@ -217,22 +214,13 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             >>> [dict(bucket.sizes) for bucket in extended.stats().buckets]
             [{'batch': 32}]
         """
-        try:
-            policy = Overflow(policy)
-        except ValueError:
-            names = ", ".join(repr(member.value) for member in Overflow)
-            raise SpecError(
-                f"the overflow policy must be a member of bucketjit.Overflow or one of {names}, "
-                f"got {policy!r}"
-            ) from None
+        chosen = member(Overflow, "the overflow policy", policy)
         if dim is None:
-            return self._with(overflow=policy)
-        if not isinstance(dim, str):
-            raise SpecError(f"dim must be the name of a dimension variable, got {dim!r}")
-        policies = {**self._config.overflow_per_dim, dim: policy}
+            return self._with(overflow=chosen)
+        policies = {**self._config.overflow_per_dim, checked_dim(dim): chosen}
         return self._with(overflow_per_dim=MappingProxyType(policies))
 
-    def with_dynamic_axes(self, spec: object) -> Self:
+    def with_dynamic_axes(self, spec: DynamicAxes) -> Self:
         """Declare the open axes; see ``dynamic_axes`` of the class."""
         return self._with(dynamic_axes=spec)
 

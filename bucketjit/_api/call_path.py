@@ -6,7 +6,7 @@ An executor and a function that was loaded from a file have the same one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.computed_results import SizesDiffer
@@ -18,17 +18,20 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
 from bucketjit._runtime.fast_path.handler import Evicted
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
 
-class CallPath:
+class CallPath(Generic[P, R]):
     """A callable whose calls an engine serves."""
 
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
 
         Args:
@@ -83,8 +86,8 @@ class CallPath:
         if jit_disabled():
             return self._inside(args, kwargs)
         if self._of_copies is not None:
-            args, kwargs = self._engine.signer.with_copies(args, kwargs)
-            return self._of_copies(*args, **kwargs)
+            copied, named = self._engine.signer.with_copies(args, kwargs)
+            return self._of_copies(*copied, **named)
         signed = self._engine.signer.sign(args, kwargs)
         return self._engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
 

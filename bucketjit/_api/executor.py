@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import jax
 
@@ -21,12 +21,29 @@ from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
 from bucketjit._api.exporting import Exporting
+from bucketjit._api.options import (
+    Buckets,
+    CheckName,
+    DynamicAxes,
+    FallbackName,
+    Options,
+    OutName,
+    OverflowName,
+    config_of,
+)
 from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._config import Check, CompileBudget, Config, Fallback, Out, checked_options
+from bucketjit._config import (
+    DEFAULT_MAXSIZE,
+    Check,
+    CompileBudget,
+    Config,
+    Fallback,
+    Overflow,
+)
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
@@ -37,8 +54,10 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
-from bucketjit._sizes.guards import parse_constraint
-from bucketjit.errors import SpecError
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
 _INLINED = (
     "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "
@@ -47,7 +66,15 @@ _INLINED = (
 
 
 class BucketedExec(
-    CallPath, Batching, BucketBuilders, CacheControl, Exporting, Saving, Staging, Warming, Views
+    CallPath[P, R],
+    Batching,
+    BucketBuilders,
+    CacheControl,
+    Exporting,
+    Saving,
+    Staging,
+    Warming,
+    Views,
 ):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
@@ -69,6 +96,11 @@ class BucketedExec(
             (prefix) of these for containers; or a dict of entries by argument name. One name
             is one size. A Python int argument with entry ``"n"`` is a size itself. By default
             axis 0 of every argument that is an array, called ``batch``.
+        buckets: The buckets of all variables, or a dict of them by variable: ``"pow2"``,
+            ``"exact"``, a list of sizes, or a strategy. The ``with_...`` methods are the same. By
+            default every size gets an executable of its own.
+        overflow: What happens to sizes beyond the largest bucket, or a dict of that by variable:
+            ``"error"``, ``"extend"``, ``"exact"`` or ``"split"``; see `Overflow`.
         constraints: Conditions that the sizes of every call satisfy, as in ``jax.export``:
             ``"s >= 4"``, ``"mod(s, 2) == 0"``.
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.
@@ -76,8 +108,11 @@ class BucketedExec(
         donate_argnums: Positions of arguments whose buffers may be reused, as in ``jit``.
             Of an argument with open axes the padded copy is donated, if an output can reuse it;
             the argument itself is then deleted, as one that needs no padding is.
-        fallback: What to do with calls that cannot be masked.
-        check: Checked execution, for tests; see `Check`.
+        donate_argnames: Names of such arguments; they are donated if they are passed by position.
+        fallback: What to do with calls that cannot be masked: ``"exact"`` runs them at their exact
+            shape, ``"error"`` raises; see `Fallback`.
+        check: Checked execution, for tests: ``"off"``, ``"poison"``, ``"exact"`` or
+            ``"exact always"``; see `Check`.
         out: The form of results: ``"jax"`` for arrays of logical shape, ``"numpy"`` for host
             arrays, ``"padded"`` for `Padded` ones, which another executor takes without cutting
             and padding them again.
@@ -85,13 +120,18 @@ class BucketedExec(
             overwritten as soon as it returns. Without it, as in ``jit``, one that fits its bucket,
             or has no open axes, may be read after the call has returned: wait for the result
             before you write to it.
+        maxsize: How many executables to keep; None for no bound. See `with_maxsize`.
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             For a call inside another ``jit``, the options of that ``jit`` hold.
+        in_shardings: Not an option: calls keep the shardings of their arguments.
+        out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.
 
     Raises:
-        TypeError: ``fn`` is not callable.
+        TypeError: ``fn`` is not callable, or a bucket is no int.
         SpecError: An option is malformed.
+        StrategyContractError: A strategy in ``buckets`` has no ``bucket`` method.
+        ValueError: A list of buckets is empty, or not positive and strictly increasing.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
@@ -114,59 +154,46 @@ class BucketedExec(
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[P, R],
         *,
-        dynamic_axes: object = None,
-        constraints: Sequence[str] = (),
-        static_argnums: int | Sequence[int] | None = (),
-        static_argnames: str | Sequence[str] | None = (),
-        donate_argnums: int | Sequence[int] | None = (),
-        fallback: Fallback = Fallback.EXACT,
-        check: Check = Check.OFF,
-        out: str = "jax",
+        dynamic_axes: DynamicAxes = None,
+        buckets: Buckets | Mapping[str, Buckets] | None = None,
+        overflow: Overflow | OverflowName | Mapping[str, Overflow | OverflowName] = "error",
+        constraints: str | Sequence[str] = (),
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Sequence[str] | None = None,
+        donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Sequence[str] | None = None,
+        fallback: Fallback | FallbackName = "exact",
+        check: Check | CheckName = "off",
+        out: OutName = "jax",
         copy_inputs: bool = False,
-        compile_budget: int | CompileBudget | None = None,
+        maxsize: int | None = DEFAULT_MAXSIZE,
+        compile_budget: CompileBudget | int | None = None,
         compiler_options: Mapping[str, Any] | None = None,
+        in_shardings: None = None,
+        out_shardings: None = None,
     ) -> None:
-        if not callable(fn):
-            raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-        if not isinstance(fallback, Fallback):
-            raise SpecError(f"fallback must be Fallback.EXACT or Fallback.ERROR, got {fallback!r}")
-        if not isinstance(check, Check):
-            raise SpecError(f"check must be a member of bucketjit.Check, got {check!r}")
-        if out not in [form.value for form in Out]:
-            raise SpecError(f"out must be 'jax', 'numpy' or 'padded', got {out!r}")
-        if not isinstance(copy_inputs, bool):
-            raise SpecError(f"copy_inputs must be True or False, got {copy_inputs!r}")
-        if not isinstance(compile_budget, CompileBudget):
-            compile_budget = CompileBudget(compile_budget)
-        if isinstance(constraints, str):
-            constraints = (constraints,)
-        if not isinstance(constraints, Iterable):
-            raise SpecError(f"constraints must be a list such as ['s >= 4'], got {constraints!r}")
-        for text in constraints:
-            if not isinstance(text, str):
-                raise SpecError(f"constraints: expected text such as 's >= 4', got {text!r}")
-            try:
-                parse_constraint(text)
-            except (ValueError, SyntaxError) as error:
-                raise SpecError(f"constraints: {error}") from error
-        self._setup(
-            Config(
-                fn,
-                dynamic_axes,
-                tuple(constraints),
-                static_argnums,
-                static_argnames,
-                donate_argnums,
-                fallback,
-                check,
-                Out(out),
-                copy_inputs,
-                budget=compile_budget,
-                compiler_options=checked_options(compiler_options),
-            )
-        )
+        options: Options = {
+            "dynamic_axes": dynamic_axes,
+            "buckets": buckets,
+            "overflow": overflow,
+            "constraints": constraints,
+            "static_argnums": static_argnums,
+            "static_argnames": static_argnames,
+            "donate_argnums": donate_argnums,
+            "donate_argnames": donate_argnames,
+            "fallback": fallback,
+            "check": check,
+            "out": out,
+            "copy_inputs": copy_inputs,
+            "maxsize": maxsize,
+            "compile_budget": compile_budget,
+            "compiler_options": compiler_options,
+            "in_shardings": in_shardings,
+            "out_shardings": out_shardings,
+        }
+        self._setup(config_of(fn, options))
 
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
         self._config = config
@@ -179,7 +206,7 @@ class BucketedExec(
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
         # name of an attribute of this object.
         functools.update_wrapper(self, config.fn, updated=())
-        self._of_copies: BucketedExec | None = None
+        self._of_copies: Callable[..., Any] | None = None
         if config.copy_inputs:
             # A twin without this option serves the calls. This object has an empty fast path, so
             # its calls reach the line that copies the arguments and calls the twin. Other executors
@@ -210,6 +237,14 @@ class BucketedExec(
             f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
             "function again where it is needed (with_persistence shares what is compiled)"
         )
+
+    @overload
+    def __get__(self, instance: None, owner: object = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: BucketedExec[Concatenate[Any, Q], R], instance: object, owner: object = None
+    ) -> Callable[Q, R]: ...
 
     def __get__(self, instance: object, owner: object = None) -> Any:
         """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""

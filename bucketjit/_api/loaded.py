@@ -17,6 +17,7 @@ from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._artifact.transformed import Transformed
+from bucketjit._config import CompileBudget
 from bucketjit._events import one_line
 from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
 from bucketjit._inspect.tables import counted
@@ -31,7 +32,7 @@ from bucketjit._tracing.interface import Interface
 from bucketjit.errors import ArtifactError, SpecError
 
 
-class Loaded(CallPath, Batching, ResourceBuilders, CacheControl, Views):
+class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views):
     """A function that was saved by `BucketedExec.save`, served without its source.
 
     It is called like the executor that was saved, without static arguments, and takes every size up
@@ -211,6 +212,7 @@ def load(
     *,
     trust_executables: bool = False,
     key: str | bytes | None = None,
+    compile_budget: CompileBudget | int | None = None,
 ) -> Loaded:
     """Load a function that `BucketedExec.save` has saved. Its source is not needed.
 
@@ -224,6 +226,7 @@ def load(
             has. Do so for files of your own only. Executables of another machine or of other
             versions are not used.
         key: The secret that the file was signed with; without one no signature is looked at.
+        compile_budget: How much may be compiled, as for `BucketedExec`.
 
     Returns:
         The function.
@@ -255,4 +258,6 @@ def load(
     source = Source(archive, trust_executables)
     functions = tuple(LoadedFunction(source, record) for record in manifest.functions)
     source.read_all()
-    return Loaded(functions)
+    if not isinstance(compile_budget, CompileBudget):
+        compile_budget = CompileBudget(compile_budget)
+    return Loaded(functions, {"budget": compile_budget})

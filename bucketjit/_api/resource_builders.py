@@ -6,15 +6,14 @@ Each returns a new executor with an empty cache. Those about sizes and masks are
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Literal, Self
 
-from bucketjit._compile.cache_store import POLICIES
+from bucketjit._api.options import bound
 from bucketjit._config import (
     DEFAULT_MAXSIZE,
     Background,
-    CompileBudget,
     Config,
-    is_int_from,
+    Eviction,
     is_positive_int,
 )
 from bucketjit._events import Listener
@@ -62,63 +61,52 @@ class ResourceBuilders:
             raise SpecError(f"on_event: expected a function of an event, got {callback!r}")
         return self._with(listeners=(*self._config.listeners, callback))
 
-    def with_maxsize(self, maxsize: int | None) -> Self:
-        """Bound the number of executables kept; the least recently used one is evicted first.
-
-        As in `functools.lru_cache`, an evicted executable is compiled again by the next call that
-        needs it. `with_cache` has a hysteresis against that.
-
-        Args:
-            maxsize: The largest number of executables; None for no bound. An executable takes
-                73-145 memory maps of the system's 65,530, so some 450 of them end the process.
-
-        Returns:
-            A new executor.
-
-        Raises:
-            SpecError: ``maxsize`` is not a positive int or None.
-        """
-        return self._with(maxsize=bound("maxsize", maxsize))
-
-    def with_cache(
+    def with_maxsize(
         self,
         maxsize: int | None = DEFAULT_MAXSIZE,
         *,
         max_bytes: int | None = None,
-        policy: str = "lru",
-        hysteresis: int = 8,
+        eviction: Eviction | Literal["lru", "lfu"] = "lru",
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
+
+        As in `functools.lru_cache`, the least recently used one is evicted first, and an evicted
+        one is compiled again by the next call that needs it. `bucketjit.types.Eviction` has other
+        ways. Executables that `BucketedExec.pin` named stay.
 
         When the last executable of a program is evicted, the program and the arrays that the
         function closed over are dropped too, unless it was differentiated or cannot be masked. A
         later call of its signature traces again.
 
         Args:
-            maxsize: The largest number of executables; None for no bound, but see `with_maxsize`.
+            maxsize: The largest number of executables; None for no bound. An executable takes
+                73-145 memory maps of the system's 65,530, so some 450 of them end the process.
             max_bytes: The largest number of bytes of all executables, by XLA's memory analysis and
                 the arrays that they close over; None for no bound. A single executable that takes
                 more is kept alone.
-            policy: Which one is evicted first: ``"lru"``, the least recently used, or ``"lfu"``,
-                the least frequently used. Pinned ones stay, see `BucketedExec.pin`.
-            hysteresis: An evicted executable is compiled again only after so many calls needed it,
-                as long as a larger bucket can serve these calls. The number doubles each time that
-                the executable is evicted again, up to 128 times the first, so buckets that
-                alternate soon stop evicting each other. 0 compiles it at once.
+            eviction: Which one is evicted first, and when it is compiled again: ``"lru"``,
+                ``"lfu"``, or an `Eviction`.
 
         Returns:
             A new executor.
 
         Raises:
             SpecError: An option is malformed.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2)
+            >>> for n in (1, 2, 4):
+            ...     _ = double(np.ones(n, np.float32))
+            >>> double.cache_size(), double.stats().evictions
+            (2, 1)
         """
-        maxsize, max_bytes = bound("maxsize", maxsize), bound("max_bytes", max_bytes)
-        if policy not in POLICIES:
-            raise SpecError(f"policy must be one of {POLICIES}, got {policy!r}")
-        if not is_int_from(hysteresis, 0):
-            raise SpecError(f"hysteresis must be 0 or a positive int, got {hysteresis!r}")
+        how = eviction if isinstance(eviction, Eviction) else Eviction(eviction)
         return self._with(
-            maxsize=maxsize, max_bytes=max_bytes, policy=policy, hysteresis=int(hysteresis)
+            maxsize=bound("maxsize", maxsize),
+            max_bytes=bound("max_bytes", max_bytes),
+            eviction=how,
         )
 
     def with_background_compile(
@@ -171,45 +159,3 @@ class ResourceBuilders:
         if not isinstance(process, bool):
             raise SpecError(f"process must be True or False, got {process!r}")
         return self._with(background=Background(int(workers), int(queue), process))
-
-    def with_compile_budget(
-        self,
-        compiles: int | None = None,
-        *,
-        seconds: float | None = None,
-        action: str = "error",
-    ) -> Self:
-        """Limit how much is compiled; see `bucketjit.CompileBudget`.
-
-        Args:
-            compiles: The largest number of compiles; None for no limit.
-            seconds: The largest number of seconds spent compiling; None for no limit.
-            action: What a call that needs one more compile does: ``"error"`` or ``"warn"``.
-
-        Returns:
-            A new executor.
-
-        Raises:
-            SpecError: A limit is negative or no number, or there is no such action.
-        """
-        return self._with(budget=CompileBudget(compiles, seconds, action))
-
-
-def bound(name: str, given: Any) -> int | None:
-    """Check the bound of a cache.
-
-    Args:
-        name: Name of the option.
-        given: The bound, or None for no bound.
-
-    Returns:
-        The bound.
-
-    Raises:
-        SpecError: It is no positive int.
-    """
-    if given is None:
-        return None
-    if not is_positive_int(given):
-        raise SpecError(f"{name} must be a positive int or None, got {given!r}")
-    return int(given)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from bucketjit._api.resource_builders import bound
+from bucketjit._api.options import bound
 from bucketjit._config import AheadOfCalls, Config, Persistent, is_positive_int
 from bucketjit._persistence.files import Distrusted, check_directory
 from bucketjit.errors import SpecError

@@ -157,17 +157,7 @@ class Warming:
         """What the cache holds, derivatives included, so that another process can warm up the same.
 
         Returns:
-            The manifest; pass it to `warmup`.
+            The manifest. ``save`` writes it to a file, ``Manifest.load`` reads it, and `warmup`
+            takes it.
         """
         return manifest_of(self._engine, self._derivatives.known())
-
-    def save_manifest(self, path: str | os.PathLike[str]) -> None:
-        """Write what the cache holds to a file; ``Manifest.load`` reads it.
-
-        Args:
-            path: The file, which is replaced atomically.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        self.manifest().save(path)

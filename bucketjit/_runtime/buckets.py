@@ -18,8 +18,8 @@ from bucketjit._config import Config, Overflow
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._tracing.interface import Interface
 from bucketjit.errors import BucketOverflowError
+from bucketjit.strategies._extended import extended
 from bucketjit.strategies.base import checked_bucket, checked_joint
-from bucketjit.strategies.extended import extended
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 

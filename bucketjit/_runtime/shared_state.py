@@ -128,7 +128,7 @@ def make_cache(
     cache: ExecutableCache[Any, Executable] = ExecutableCache(
         config.maxsize,
         max_bytes=config.max_bytes,
-        policy=config.policy,
+        policy=config.eviction.policy,
         weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
         on_evict=evicted,
     )
@@ -137,7 +137,7 @@ def make_cache(
         name,
         config.budget,
         config.background,
-        config.hysteresis,
+        config.eviction.hysteresis,
         compiled,
         functools.partial(emit, listeners=config.listeners),
     )

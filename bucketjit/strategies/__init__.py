@@ -12,7 +12,6 @@ strategy            buckets                                     choose it for
 ``Optimal.fit``     fitted to the sizes seen                    the least padding
 ``Adaptive``        fitted while it runs                        sizes not known beforehand
 ``MultipleOf``      another's, rounded up                       meshes and tiles
-``Extended``        another's, and more beyond its largest      sizes beyond what was planned
 ``Exact``           every size                                  dimensions that hardly vary
 ==================  ==========================================  ===============================
 
@@ -29,7 +28,6 @@ from bucketjit.strategies.boundaries import Boundaries
 from bucketjit.strategies.bounded_waste import BoundedWaste
 from bucketjit.strategies.exact import Exact
 from bucketjit.strategies.exponential import Exponential
-from bucketjit.strategies.extended import Extended
 from bucketjit.strategies.joint import Joint
 from bucketjit.strategies.linear import Linear
 from bucketjit.strategies.listing import buckets_of
@@ -45,7 +43,6 @@ __all__ = [
     "BoundedWaste",
     "Exact",
     "Exponential",
-    "Extended",
     "Joint",
     "Linear",
     "MultipleOf",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from bucketjit.errors import BucketOverflowError
+from bucketjit.strategies._extended import extended
 from bucketjit.strategies._search.boxes import cheapest_boxes
 from bucketjit.strategies._search.histogram import Sizes
 from bucketjit.strategies.base import Strategy, checked_strategy, logical_size, positive_int
 from bucketjit.strategies.exponential import Exponential
-from bucketjit.strategies.extended import extended
 from bucketjit.strategies.fitting import joint_problem
 
 
@@ -186,7 +186,8 @@ class Joint:
 
         Returns:
             A plan whose ``beyond`` has a strategy for each of these variables: its own one,
-            extended as by `Extended`, or without one, buckets of twice the size each time.
+            extended as by ``overflow="extend"``, or without one, buckets of twice the size each
+            time.
 
         Raises:
             ValueError: If the plan has no such variable.

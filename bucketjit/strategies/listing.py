@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import Changing, Ladder, Strategy
 from bucketjit.strategies.boundaries import Boundaries
-from bucketjit.strategies.extended import Extended
 from bucketjit.strategies.multiple_of import MultipleOf
 
 MOST_LISTED = 65_536  # buckets of a strategy that are listed at most
@@ -15,8 +15,8 @@ MOST_LISTED = 65_536  # buckets of a strategy that are listed at most
 def buckets_of(strategy: object) -> tuple[int, ...] | None:
     """List the buckets of a strategy, to compile them before calls need them.
 
-    A strategy that continues beyond its planned buckets (`Extended`, an `Optimal` with ``beyond``)
-    lists only the planned ones. One that changes (`Adaptive`) lists those of its present plan.
+    A strategy that continues beyond its planned buckets (an `Optimal` with ``beyond``, say) lists
+    only the planned ones. One that changes (`Adaptive`) lists those of its present plan.
 
     Args:
         strategy: A strategy.

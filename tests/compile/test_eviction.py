@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Overflow, strategies
-from bucketjit.types import Event
+from bucketjit.types import Event, Eviction
 from tests.comparison import ramp
 
 
@@ -135,17 +135,16 @@ CONFIGURED: dict[str, Callable[[BucketedExec], BucketedExec]] = {
     "background": lambda e: e.with_background_compile(process=False),
     "adaptive": _adaptive,
     "split": _split,
-    "hysteresis": lambda e: e.with_cache(2, hysteresis=4),
-    "bytes": lambda e: e.with_cache(None, max_bytes=1),
+    "hysteresis": lambda e: e.with_maxsize(2, eviction=Eviction(hysteresis=4)),
+    "bytes": lambda e: e.with_maxsize(None, max_bytes=1, eviction=Eviction(hysteresis=8)),
     "ahead": lambda e: e.with_buckets([4, 8]).with_ahead_compile().with_maxsize(2),
-    "budget": lambda e: e.with_compile_budget(1000),
 }
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_nothing_else_keeps_it(name: str) -> None:
     fn = Traced()
-    executor = CONFIGURED[name](executor_of(fn))
+    executor = CONFIGURED[name](executor_of(fn, compile_budget=1000))
     for k in range(5):
         for n in (3, 4):
             np.testing.assert_array_equal(executor(ramp(n, 2), k), ramp(n, 2) * k)

@@ -39,7 +39,7 @@ from bucketjit.errors import (
     SpecError,
     StrategyContractError,
 )
-from bucketjit.types import Event
+from bucketjit.types import Event, Eviction
 from tests.comparison import (
     assert_goes_with_its_last_reference,
     assert_like_jit,
@@ -262,7 +262,9 @@ def test_what_a_wait_does_not_take(timeout: Any) -> None:
 
 
 def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(2)
+    executor = (
+        BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2, eviction=Eviction(hysteresis=8))
+    )
     report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8, 16]}, workers=1, progress=False)
     assert len(report.compiled) == 4 and executor.cache_size() == 2
     assert [b["batch"] for b in report.evicted] == [16, 8]
@@ -321,7 +323,9 @@ def test_a_manifest_tells_what_its_later_signatures_have_driven_out() -> None:
     written = BucketedExec(lambda x: x * 2).with_pow2()
     for n, dtype in ((3, np.float32), (5, np.int32)):
         written(np.ones(n, dtype))
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(1)
+    executor = (
+        BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1, eviction=Eviction(hysteresis=8))
+    )
     report = executor.warmup(written.manifest(), progress=False)
     assert len(report.compiled) == 2 and len(report.evicted) == 1 and not report.cleared
 
@@ -332,7 +336,9 @@ def test_what_two_signatures_of_a_manifest_need_is_driven_out_once() -> None:
         written(np.ones(3, dtype))
     first, other = written.manifest().signatures
     manifest = dataclasses.replace(written.manifest(), signatures=(first, first, other))
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(1)
+    executor = (
+        BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1, eviction=Eviction(hysteresis=8))
+    )
     report = executor.warmup(manifest, progress=False)
     assert (len(report.compiled), len(report.present), len(report.evicted)) == (2, 1, 1)
 
@@ -480,7 +486,12 @@ def test_a_time_budget_ends_the_look_up_of_sizes_too(monkeypatch: pytest.MonkeyP
 
 def test_a_stand_in_is_told_of_once_for_as_long_as_it_serves() -> None:
     told: list[Event] = []
-    executor = BucketedExec(jnp.cos).with_pow2().with_cache(2).with_on_event(told.append)
+    executor = (
+        BucketedExec(jnp.cos)
+        .with_pow2()
+        .with_maxsize(2, eviction=Eviction(hysteresis=8))
+        .with_on_event(told.append)
+    )
     for n in (3, 9, 40) * 200:
         executor(ramp(n))
     kinds = Counter(event.kind for event in told)
@@ -601,14 +612,19 @@ def test_a_warm_up_tells_of_what_was_refused_once(capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().err.splitlines()
     refused = [line for line in lines if "cannot be masked, and runs exact: n=" in line]
     assert len(refused) == 2 and not any("failed" in line for line in lines)
-    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
-    executor = executor.with_compile_budget(seconds=1e-9)  # spent on finding out
+    spent = CompileBudget(seconds=1e-9)  # on finding out
+    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n", compile_budget=spent).with_pow2()
     report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9, 17]}, workers=1, progress=False)
     assert [s["n"] for s, _ in report.failed] == [17, 9, 3] and len(report.exact) == 3
 
 
 def test_a_warm_up_tells_what_it_drives_out_and_what_it_loads(tmp_path: Any) -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_persistence(tmp_path).with_cache(3)
+    executor = (
+        BucketedExec(lambda x: x * 2)
+        .with_pow2()
+        .with_persistence(tmp_path)
+        .with_maxsize(3, eviction=Eviction(hysteresis=8))
+    )
     sizes = [4, 8, 16, 32, 64]
     report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
     assert (len(report.compiled), report.loaded, len(report.evicted)) == (5, 0, 2)
@@ -1275,7 +1291,7 @@ def test_what_failed_once_compiles_in_the_background_again() -> None:
         return ctx.bind(x)
 
     executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: rule})
-    executor = executor.with_background_compile(process=False).with_cache(2, hysteresis=0)
+    executor = executor.with_background_compile(process=False).with_maxsize(2)
     executor(ramp(60))
     executor(ramp(3))
     assert executor.wait_for_compiles(60)
@@ -1296,7 +1312,9 @@ def test_what_failed_once_compiles_in_the_background_again() -> None:
 
 
 def test_a_budget_that_warns_or_counts_seconds() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(1, action="warn")
+    executor = BucketedExec(
+        lambda x: x * 2, compile_budget=CompileBudget(1, action="warn")
+    ).with_pow2()
     executor(ramp(3))
     with pytest.warns(CompileBudgetWarning, match="nearest compiled bucket is batch=4") as warned:
         np.testing.assert_array_equal(executor(ramp(5)), 2 * ramp(5))
@@ -1304,7 +1322,7 @@ def test_a_budget_that_warns_or_counts_seconds() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         executor(ramp(5))
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_compile_budget(seconds=1e-9)
+    executor = BucketedExec(lambda x: x * 2, compile_budget=CompileBudget(seconds=1e-9)).with_pow2()
     executor(ramp(3))
     with pytest.raises(CompileBudgetError, match="1e-09 seconds"):
         executor(ramp(5))
@@ -1424,7 +1442,11 @@ def test_wrong_budgets_are_refused(wrong: Any) -> None:
 
 
 def test_two_buckets_that_alternate_do_not_thrash() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1, hysteresis=8)
+    executor = (
+        BucketedExec(lambda x: x * 2)
+        .with_pow2()
+        .with_maxsize(maxsize=1, eviction=Eviction(hysteresis=8))
+    )
     for n in (3, 5) * 6:
         np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
     assert executor.stats().compiles == 2 and buckets(executor) == [{"batch": 8}]
@@ -1435,7 +1457,11 @@ def test_two_buckets_that_alternate_do_not_thrash() -> None:
 
 def test_buckets_that_alternate_for_long_thrash_ever_less() -> None:
     """Each time that one had to go, it has to be asked for twice as often."""
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1)
+    executor = (
+        BucketedExec(lambda x: x * 2)
+        .with_pow2()
+        .with_maxsize(maxsize=1, eviction=Eviction(hysteresis=8))
+    )
     compiles = []
     for _ in range(3):
         for n in (3, 5) * 400:
@@ -1445,7 +1471,11 @@ def test_buckets_that_alternate_for_long_thrash_ever_less() -> None:
 
 
 def test_buckets_that_alternate_do_not_thrash_in_the_background() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=2)
+    executor = (
+        BucketedExec(lambda x: x * 2)
+        .with_pow2()
+        .with_maxsize(maxsize=2, eviction=Eviction(hysteresis=8))
+    )
     executor = executor.with_background_compile(process=False)
     executor(ramp(60))
     executor.pin(batch=64)
@@ -1460,7 +1490,11 @@ def test_buckets_that_alternate_do_not_thrash_in_the_background() -> None:
 
 
 def test_what_stands_in_goes_on_where_nothing_may_be_compiled() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(maxsize=1, hysteresis=1)
+    executor = (
+        BucketedExec(lambda x: x * 2)
+        .with_pow2()
+        .with_maxsize(maxsize=1, eviction=Eviction(hysteresis=1))
+    )
     executor(ramp(3))
     executor(ramp(5))
     with executor.forbid_compiles():
@@ -1470,14 +1504,18 @@ def test_what_stands_in_goes_on_where_nothing_may_be_compiled() -> None:
 
 
 def test_bytes_do_not_make_buckets_thrash_either() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(max_bytes=2500)
+    executor = (
+        BucketedExec(lambda x: x * 2)
+        .with_pow2()
+        .with_maxsize(max_bytes=2500, eviction=Eviction(hysteresis=8))
+    )
     for n in (65, 33) * 6:
         executor(ramp(n, 4))
     assert executor.stats().compiles <= 4
 
 
 def test_least_frequently_used_goes_first() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_cache(2, policy="lfu", hysteresis=0)
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2, eviction=Eviction("lfu"))
     for n in (3, 3, 3, 5, 9, 3, 17):
         executor(ramp(n))
     assert buckets(executor) == [{"batch": 4}, {"batch": 32}]
@@ -1486,13 +1524,13 @@ def test_least_frequently_used_goes_first() -> None:
 def test_a_bound_in_bytes(live_executables: Callable[[], int]) -> None:
     table = np.ones((64, 1024), np.float32)
     executor = BucketedExec(lambda x: x + (table * x.sum()).max(), dynamic_axes="b, _")
-    executor = executor.with_pow2().with_cache(None, max_bytes=600_000, hysteresis=0)
+    executor = executor.with_pow2().with_maxsize(None, max_bytes=600000)
     for n in (3, 5, 9, 17, 33):
         executor(ramp(n, 4))
     cache = executor._engine.cache
     assert 256 * 1024 <= cache.nbytes <= 600_000
     assert executor.cache_size() == live_executables() == 2
-    alone = executor.with_cache(None, max_bytes=1)
+    alone = executor.with_maxsize(None, max_bytes=1, eviction=Eviction(hysteresis=8))
     for n in (3, 5):
         alone(ramp(n, 4))
     assert alone.cache_size() == 1
@@ -1536,14 +1574,16 @@ def test_pinned_executables_stay() -> None:
 )
 def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        BucketedExec(jnp.exp).with_cache(**options)
+        BucketedExec(jnp.exp).with_maxsize(**options)
     with pytest.raises(SpecError, match="workers"):
         BucketedExec(jnp.exp).with_background_compile(0)
 
 
 def test_bounds_may_be_ints_of_numpy() -> None:
     three = np.int64(3)
-    executor = BucketedExec(jnp.exp).with_cache(three, max_bytes=three, hysteresis=three)  # type: ignore[arg-type]
+    executor = BucketedExec(jnp.exp).with_maxsize(
+        three, max_bytes=three, eviction=Eviction(hysteresis=three)
+    )  # type: ignore[arg-type]
     assert executor.cache_info().maxsize == 3
 
 
@@ -1680,7 +1720,7 @@ def test_an_adaptive_strategy_keeps_to_the_cache(hysteresis: int) -> None:
     told: list[Event] = []
     strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
     executor = BucketedExec(lambda x: x * 2).with_strategy(strategy).with_on_event(told.append)
-    executor = executor.with_cache(2, hysteresis=hysteresis)
+    executor = executor.with_maxsize(2, eviction=Eviction(hysteresis=hysteresis))
     for i in range(400):
         executor(ramp((5, 17, 33, 40)[i % 4]))
     assert executor.wait_for_compiles(60)
@@ -1689,7 +1729,7 @@ def test_an_adaptive_strategy_keeps_to_the_cache(hysteresis: int) -> None:
     assert event.detail == (
         "the plan stays: another one needs 4 executables, and the cache holds 2"
     )
-    roomy = executor.with_cache(4)
+    roomy = executor.with_maxsize(4, eviction=Eviction(hysteresis=8))
     for i in range(400):
         roomy(ramp((5, 17, 33, 40)[i % 4]))
     assert roomy.wait_for_compiles(60)

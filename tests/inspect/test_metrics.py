@@ -100,7 +100,7 @@ def test_programs_that_share_a_bucket_are_one_sample(registry: Any) -> None:
 
 def test_hits_of_a_bucket_do_not_fall(registry: Any) -> None:
     """Where one of two programs that share it is evicted, and comes back."""
-    executor = BucketedExec(total).with_pow2().with_cache(2, hysteresis=0)
+    executor = BucketedExec(total).with_pow2().with_maxsize(2)
     metrics.prometheus(executor, registry=registry)
     label = "total", "bucketjit_bucket_hits_total", "batch=4", "false"
 

@@ -31,6 +31,7 @@ from bucketjit._persistence import environment, file_format, files
 from bucketjit._persistence.files import SUFFIX
 from bucketjit._persistence.store import Store
 from bucketjit.errors import CompileBudgetError, PersistenceWarning, SpecError
+from bucketjit.types import Eviction
 
 
 def rows(n: int, *shape: int) -> np.ndarray:
@@ -318,7 +319,11 @@ def test_loads_need_no_budget(kept):
 def test_what_stands_in_gives_way_to_what_is_in_files(kept, hysteresis):
     sizes = (64, 3, 9)
     kept.did(kept(), *[(rows(n, 2),) for n in sizes])
-    executor = kept().with_background_compile(process=False).with_cache(3, hysteresis=hysteresis)
+    executor = (
+        kept()
+        .with_background_compile(process=False)
+        .with_maxsize(3, eviction=Eviction(hysteresis=hysteresis))
+    )
     with executor.forbid_compiles():
         for _ in range(2):
             for n in (*sizes, 17):

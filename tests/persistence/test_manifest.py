@@ -299,7 +299,7 @@ def test_a_manifest_on_standard_output():
         "from bucketjit import BucketedExec\n"
         "made = BucketedExec(lambda x: x * 2).with_pow2()\n"
         "_ = made(np.ones(3))\n"
-        "made.save_manifest('/dev/stdout')\n"
+        "made.manifest().save('/dev/stdout')\n"
     )
     assert len(Manifest.parse(done.stdout).entries()) == 1, done.stderr
 
@@ -310,12 +310,12 @@ def test_permissions_of_a_file(tmp_path):
     path = tmp_path / "manifest.json"
     before = os.umask(0o027)
     try:
-        made.save_manifest(path)
+        made.manifest().save(path)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     path.chmod(0o664)
-    made.save_manifest(path)
+    made.manifest().save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
@@ -331,7 +331,7 @@ def test_permissions_of_a_file(tmp_path):
 def test_what_is_given_beside_a_manifest_or_in_its_place(call, message, tmp_path):
     made = BucketedExec(lambda x: x + 1).with_pow2()
     made(np.ones(3, np.float32))
-    made.save_manifest(path := tmp_path / "m.json")
+    made.manifest().save(path := tmp_path / "m.json")
     with pytest.raises((SpecError, ArgumentError), match=message):
         call(made.warmup, path)
     assert made.warmup(Manifest.load(path), progress=False).present == ({"batch": 4},)
@@ -341,12 +341,12 @@ def test_a_file_that_is_none(tmp_path):
     made = BucketedExec(lambda x: x + 1).with_pow2()
     made(np.ones(3, np.float32))
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    made.save_manifest(tmp_path / "link")
+    made.manifest().save(tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and Manifest.load(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        made.save_manifest(tmp_path / "pipe")
+        made.manifest().save(tmp_path / "pipe")
         assert Manifest.parse(os.read(reader, 2**16).decode()) == Manifest.load(tmp_path / "file")
     finally:
         os.close(reader)
@@ -356,8 +356,8 @@ def test_a_file(tmp_path, monkeypatch):
     made = BucketedExec(lambda x: x + 1).with_pow2()
     made(np.ones(3, np.float32))
     path = tmp_path / "manifest.json"
-    made.save_manifest(path)
-    made.save_manifest(path)
+    made.manifest().save(path)
+    made.manifest().save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
     manifest = Manifest.load(path)
     assert manifest == Manifest.parse(made.manifest().text())

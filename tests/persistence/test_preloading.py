@@ -21,6 +21,7 @@ from bucketjit import BucketedExec
 from bucketjit._compile.files import preload
 from bucketjit._persistence.files import SUFFIX
 from bucketjit.errors import PersistenceWarning
+from bucketjit.types import Eviction
 
 ROOT = Path(__file__).parents[2]
 SIZES = (3, 7, 15)
@@ -148,7 +149,9 @@ def test_no_more_live_than_the_cache_may_hold(directory, live_executables, maxsi
 def test_a_cache_bounded_in_bytes_has_nothing_beside_it(directory, monkeypatch):
     started = []
     monkeypatch.setattr(preload, "_load", lambda *given: started.append(given))
-    assert did(executor(Pooled(), directory).with_cache(max_bytes=10**9)) == (0, 3)
+    assert did(
+        executor(Pooled(), directory).with_maxsize(max_bytes=10**9, eviction=Eviction(hysteresis=8))
+    ) == (0, 3)
     assert not started
 
 
@@ -215,7 +218,7 @@ def test_derivatives_expect_theirs(directory):
 
 def test_derivatives_share_the_room(tmp_path, live_executables):
     def most_alive() -> int:
-        found = executor(Pooled(), tmp_path / "cache").with_cache(3, hysteresis=0)
+        found = executor(Pooled(), tmp_path / "cache").with_maxsize(3)
         most = 0
         for n in SIZES:
             x = jnp.asarray(rows(n))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec
+from bucketjit import BucketedExec, CompileBudget
 from bucketjit._compile import provider
 from bucketjit.errors import (
     BucketOverflowError,
@@ -23,7 +23,7 @@ from bucketjit.errors import (
     SplitError,
 )
 from bucketjit.strategies import Adaptive, Joint, Linear, Optimal
-from bucketjit.types import Event
+from bucketjit.types import Event, Eviction
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
 LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
@@ -48,6 +48,10 @@ def grid(b: Sequence[int], s: Sequence[int]) -> list[dict[str, int]]:
 @pytest.fixture
 def executor() -> BucketedExec:
     return BucketedExec(rows, dynamic_axes="b, s").with_ahead_compile()
+
+
+def limited(budget: int | CompileBudget) -> BucketedExec:
+    return BucketedExec(rows, dynamic_axes="b, s", compile_budget=budget).with_ahead_compile()
 
 
 def test_every_combination_is_there_after_the_first_call(executor: BucketedExec) -> None:
@@ -158,9 +162,9 @@ def test_a_bucket_that_fails_is_told_and_the_call_goes_on() -> None:
     assert reasons == ["not all of the plan is compiled: ValueError: more than 20"]
 
 
-def test_of_a_budget_the_call_itself_comes_first(executor: BucketedExec) -> None:
+def test_of_a_budget_the_call_itself_comes_first() -> None:
+    executor = limited(2)
     executor, reasons = told(executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s"))
-    executor = executor.with_compile_budget(2)
     for _ in range(3):
         assert_like_jit(executor, rows, floats(2, 4))
     assert_like_jit(executor, rows, floats(7, 4))  # the largest comes second
@@ -180,9 +184,9 @@ def test_while_compiles_are_forbidden_nothing_begins(executor: BucketedExec) -> 
     assert not reasons
 
 
-def test_a_budget_that_warns_is_for_calls_not_for_the_plan(executor: BucketedExec) -> None:
+def test_a_budget_that_warns_is_for_calls_not_for_the_plan() -> None:
+    executor = limited(CompileBudget(1, action="warn"))
     executor, reasons = told(executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s"))
-    executor = executor.with_compile_budget(1, action="warn")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles == 1
     assert reasons == ["not all of the plan is compiled: the rest is beyond what may be compiled"]
@@ -209,10 +213,11 @@ def test_what_is_in_files_is_loaded_though_nothing_may_be_compiled(
     assert (second.stats().loads, second.stats().compiles) == (2, 1)
 
 
-def test_no_files_and_no_budget_are_told_by_the_call_alone(executor: BucketedExec) -> None:
+def test_no_files_and_no_budget_are_told_by_the_call_alone() -> None:
+    executor = limited(0)
     events: list[Event] = []
     executor = executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s").with_persistence(None)
-    executor = executor.with_compile_budget(0).with_on_event(events.append)
+    executor = executor.with_on_event(events.append)
     with pytest.raises(CompileBudgetError):
         executor(floats(2, 4))
     assert [e.kind for e in events if e.kind != "signature"] == ["budget"]
@@ -240,7 +245,7 @@ def test_a_cleared_cache_ends_the_plan(
 
 @pytest.mark.parametrize("maxsize", [5, 128, None])
 def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int | None) -> None:
-    executor, reasons = told(executor.with_cache(maxsize))
+    executor, reasons = told(executor.with_maxsize(maxsize, eviction=Eviction(hysteresis=8)))
     executor = executor.with_buckets(range(1, 2000), "b").with_buckets(range(1, 2000), "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles == 1
@@ -248,7 +253,7 @@ def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int
 
 
 def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
-    executor, reasons = told(executor.with_cache(8))
+    executor, reasons = told(executor.with_maxsize(8, eviction=Eviction(hysteresis=8)))
     executor = executor.with_buckets([2, 4, 8], "b").with_buckets([5, 9], "s")
     for dtype in (np.float32, np.float16, np.int32):
         for b in (1, 8):
@@ -261,7 +266,7 @@ def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
 
 
 def test_a_plan_that_does_not_fit_into_the_bytes_ends(executor: BucketedExec) -> None:
-    executor, reasons = told(executor.with_cache(max_bytes=1))
+    executor, reasons = told(executor.with_maxsize(max_bytes=1, eviction=Eviction(hysteresis=8)))
     executor = executor.with_buckets(range(1, 31), "b").with_buckets([9], "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles < 10

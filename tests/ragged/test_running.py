@@ -22,6 +22,7 @@ from bucketjit.errors import (
     FallbackWarning,
     SpecError,
 )
+from bucketjit.types import Eviction
 
 F32 = np.float32
 
@@ -280,7 +281,7 @@ def test_padding_stays_small() -> None:
 
 def test_maxsize_and_clear() -> None:
     executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n", compile_budget=50)
-    executor = executor.with_pow2().with_cache(maxsize=2)
+    executor = executor.with_pow2().with_maxsize(maxsize=2, eviction=Eviction(hysteresis=8))
     for _ in range(2):
         assert [float(x) for x in executor.map(ones(1, 3, 6, 12))] == [1, 3, 6, 12]
     assert executor.cache_size() == 2 and executor.stats().evictions

@@ -109,7 +109,7 @@ def warm_up(model: Model, tmp_path: Path) -> None:
 
 def write_down(model: Model, tmp_path: Path) -> None:
     model.forward(ramp(4))
-    model.forward.save_manifest(tmp_path / "manifest.json")
+    model.forward.manifest().save(tmp_path / "manifest.json")
     model.forward.warmup(Manifest.load(tmp_path / "manifest.json"), progress=False)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bucketjit import _errors
+from bucketjit import errors
 from bucketjit.strategies import (
     Boundaries,
     BoundedWaste,
@@ -32,14 +32,14 @@ class Overflowing:
         self.largest = largest
 
     def bucket(self, n):
-        raise _errors.BucketOverflowError(n, self.largest)
+        raise errors.BucketOverflowError(n, self.largest)
 
 
 @pytest.mark.parametrize("largest", [None, 1.5, True, "8", 0, 9, 1000])
 def test_what_overflows_has_a_smaller_largest_bucket(largest):
-    with pytest.raises(_errors.StrategyContractError, match="that is an int below the size"):
+    with pytest.raises(errors.StrategyContractError, match="that is an int below the size"):
         checked_bucket(Overflowing(largest), "b", 9)
-    with pytest.raises(_errors.BucketOverflowError, match="largest bucket 8"):
+    with pytest.raises(errors.BucketOverflowError, match="largest bucket 8"):
         checked_bucket(Overflowing(np.int64(8)), "b", 9)
 
 
@@ -48,7 +48,7 @@ def test_a_bucket_fits_a_shape():
         def bucket(self, n):
             return 2**70
 
-    with pytest.raises(_errors.StrategyContractError, match="at most"):
+    with pytest.raises(errors.StrategyContractError, match="at most"):
         checked_bucket(Huge(), "b", 9)
 
 
@@ -130,12 +130,12 @@ class TestEveryStrategy:
             assert strategy.bucket(101) == 101
             return
         assert strategy.bucket(100) == 100
-        with pytest.raises(_errors.BucketOverflowError) as caught:
+        with pytest.raises(errors.BucketOverflowError) as caught:
             strategy.bucket(101)
         error = caught.value
         assert (error.size, error.largest, error.dim) == (101, 100, None)
 
-        with pytest.raises(_errors.BucketOverflowError, match="dimension 'seq' has size 101"):
+        with pytest.raises(errors.BucketOverflowError, match="dimension 'seq' has size 101"):
             checked_bucket(strategy, "seq", 101)
 
 
@@ -197,7 +197,7 @@ class TestCheckedBucket:
 
     @pytest.mark.parametrize("answer", [8.0, np.float64(8), "8", None, True])
     def test_refuses_what_is_no_int(self, answer):
-        with pytest.raises(_errors.StrategyContractError) as caught:
+        with pytest.raises(errors.StrategyContractError) as caught:
             checked_bucket(Fixed(answer), "batch", 1)
         message = str(caught.value)
         assert f"Fixed({answer!r})" in message
@@ -206,7 +206,7 @@ class TestCheckedBucket:
 
     def test_refuses_a_bucket_below_the_size(self):
         with pytest.raises(
-            _errors.StrategyContractError,
+            errors.StrategyContractError,
             match=r"Fixed\(4\) must give a bucket of at least 5 for dimension 'batch' of size 5, "
             "not 4",
         ):
@@ -215,9 +215,9 @@ class TestCheckedBucket:
     def test_keeps_a_name_that_the_strategy_gave(self):
         class Named:
             def bucket(self, n):
-                raise _errors.BucketOverflowError(n, 10, "tokens")
+                raise errors.BucketOverflowError(n, 10, "tokens")
 
-        with pytest.raises(_errors.BucketOverflowError, match="dimension 'tokens'"):
+        with pytest.raises(errors.BucketOverflowError, match="dimension 'tokens'"):
             checked_bucket(Named(), "batch", 11)
 
     def test_lets_other_exceptions_of_a_strategy_pass(self):

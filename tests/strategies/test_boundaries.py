@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bucketjit import _errors
+from bucketjit import errors
 from bucketjit.strategies import Boundaries
 from tests.strategies.contract import check_contract
 
@@ -23,7 +23,7 @@ def test_takes_the_smallest_that_fits(boundaries, n):
 
 
 def test_beyond_the_last_is_an_overflow():
-    with pytest.raises(_errors.BucketOverflowError) as caught:
+    with pytest.raises(errors.BucketOverflowError) as caught:
         Boundaries([30, 60, 90]).bucket(91)
     assert (caught.value.size, caught.value.largest, caught.value.dim) == (91, 90, None)
 

@@ -13,7 +13,6 @@ from bucketjit.strategies import (
     BoundedWaste,
     Exact,
     Exponential,
-    Extended,
     Joint,
     Linear,
     MultipleOf,
@@ -23,7 +22,7 @@ from bucketjit.strategies import (
     Strategy,
     checked_bucket,
 )
-from bucketjit.strategies.extended import extended
+from bucketjit.strategies._extended import Extended, extended
 from tests.strategies.contract import check_contract
 
 

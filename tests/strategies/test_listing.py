@@ -14,7 +14,6 @@ from bucketjit.strategies import (
     BoundedWaste,
     Exact,
     Exponential,
-    Extended,
     Joint,
     Linear,
     MultipleOf,
@@ -23,6 +22,7 @@ from bucketjit.strategies import (
     SizeClasses,
     buckets_of,
 )
+from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.listing import MOST_LISTED
 
 LISTED = [

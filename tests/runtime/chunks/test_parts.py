@@ -14,6 +14,7 @@ import pytest
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._ir.size_constant import size_constant_p
 from bucketjit.errors import FallbackError, MaskingError, SplitError
+from bucketjit.types import Eviction
 from tests.comparison import assert_same
 from tests.runtime.test_buckets import floats
 
@@ -167,7 +168,9 @@ def test_after_the_cache_is_cleared() -> None:
 
 
 def test_ways_of_programs_that_are_gone_are_let_go_of() -> None:
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_cache(1)
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_maxsize(
+        1, eviction=Eviction(hysteresis=8)
+    )
     executor = executor.with_buckets([2], "b").with_overflow("split", "b")
     for width in range(1, 9):
         executor(floats(6, width))

@@ -1,0 +1,99 @@
+"""`BucketedExec` and `jit` take the same options; texts stand for the members of enums."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import BucketedExec, Check, Fallback, Overflow
+from bucketjit._api.options import Options
+from bucketjit.errors import BucketOverflowError, FallbackError, SpecError, StrategyContractError
+
+
+def test_both_entries_have_the_same_parameters() -> None:
+    of_class, of_jit = (inspect.signature(f).parameters for f in (BucketedExec, bucketjit.jit))
+    assert list(of_class) == list(of_jit)
+    assert list(Options.__annotations__) == list(of_class)[1:]
+    differ = {n for n in of_class if of_class[n].default != of_jit[n].default}
+    assert differ == {"fn", "buckets"}
+    assert {n: p.annotation for n, p in of_class.items() if n != "fn"} == {
+        n: p.annotation for n, p in of_jit.items() if n != "fn"
+    }
+
+
+@pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
+def test_each_option_reaches_both(make: Any) -> None:
+    rows = make(
+        lambda x, k: x.sum(axis=1) * k,
+        dynamic_axes=("b, s", None),
+        buckets={"b": [2, 4], "s": "pow2"},
+        overflow={"b": "split"},
+        donate_argnames="x",
+        static_argnums=1,
+        maxsize=3,
+        compile_budget=10,
+        out="numpy",
+        constraints="s >= 2",
+    )
+    got = rows(np.ones((7, 3), np.float32), 2)
+    assert isinstance(got, np.ndarray)
+    np.testing.assert_array_equal(got, np.full(7, 6.0, np.float32))
+    assert {b.sizes["b"] for b in rows.stats().buckets} == {4}
+    assert rows.cache_info().maxsize == 3
+    with pytest.raises(BucketOverflowError):
+        make(jnp.sum, buckets=[4])(np.ones(5, np.float32))
+
+
+def test_a_text_is_the_member_of_the_enum() -> None:
+    for fallback in ("error", Fallback.ERROR):
+        refused = BucketedExec(
+            lambda x: jnp.linalg.eigh(x)[1], dynamic_axes="n, n", fallback=fallback
+        )
+        with pytest.raises(FallbackError):
+            refused.with_pow2()(np.eye(3, dtype=np.float32))
+    for check in Check:
+        assert float(BucketedExec(jnp.sum, buckets="pow2", check=check.value)(np.ones(3))) == 3
+    for overflow in Overflow:
+        assert BucketedExec(jnp.sum).with_overflow(overflow.value) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fallback": "raise"}, "fallback must be one of 'exact', 'error', got 'raise'"),
+        ({"check": True}, "check must be one of 'off', 'poison', 'exact', 'exact always', got"),
+        ({"out": "np"}, "out must be one of 'jax', 'numpy', 'padded', got 'np'"),
+        ({"overflow": "grow"}, "overflow must be one of 'error', 'extend', 'exact', 'split', got"),
+        ({"overflow": {"b": "grow"}}, r"overflow\['b'\] must be one of 'error', 'extend'"),
+        ({"buckets": "pow3"}, r"buckets='pow3': expected one of \['exact', 'pow2'\], a list"),
+        ({"buckets": {3: "pow2"}}, "dim must be the name of a dimension variable, got 3"),
+        ({"maxsize": 0}, "maxsize must be a positive int or None, got 0"),
+        ({"in_shardings": "x"}, "in_shardings is not an option.* jax.device_put"),
+        ({"out_shardings": "x"}, "out_shardings is not an option.*with_sharding_constraint"),
+    ],
+)
+@pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
+def test_an_error_lists_the_choices(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make(jnp.sum, **options)
+
+
+def test_a_strategy_is_checked_when_it_is_given() -> None:
+    with pytest.raises(StrategyContractError, match="a strategy is an object with a method"):
+        BucketedExec(jnp.sum, buckets={"n": 3})  # type: ignore[dict-item]
+    with pytest.raises(StrategyContractError, match="a strategy is an object with a method"):
+        BucketedExec(jnp.sum).with_strategy(bucketjit.strategies.Pow2)  # type: ignore[arg-type]
+
+
+def test_a_constraint_of_shardings_is_said_in_the_function() -> None:
+    """What the error of ``out_shardings`` recommends works."""
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = bucketjit.jit(lambda x: jax.lax.with_sharding_constraint(x * 2, one))
+    np.testing.assert_array_equal(placed(np.ones(3, np.float32)), np.full(3, 2, np.float32))
+    assert placed.stats().fallback_calls == 0
