@@ -53,6 +53,7 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
+from bucketjit._precompile.trial import trial_of
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
@@ -220,6 +221,7 @@ class BucketedExec(
         self._fast_path = self._engine.memory.fast_path
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
+        self._engine.trial = trial_of(config)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the

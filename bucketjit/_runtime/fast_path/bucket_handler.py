@@ -83,6 +83,16 @@ class BucketHandler:
         """Its call counter."""
         return (self.line,)
 
+    @property
+    def runs(self) -> tuple[tuple[Slot[Executable], int], ...]:
+        """The slot of its executable, which a call runs once."""
+        return ((self.slot, 1),)
+
+    def take_back(self, calls: int) -> None:
+        """Take calls that were served out of the counters."""
+        self.line.calls.take_back(calls)
+        self.slot.uses.take_back(calls)
+
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
     """A function that counts one call: a hit of the slot, and a call of the counter."""
