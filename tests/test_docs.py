@@ -42,7 +42,8 @@ def run(page: Path) -> dict[str, Any]:
     """Runs the blocks of a page one after the other, in one namespace, as a reader would."""
     names: dict[str, Any] = {"__name__": "__page__"}
     for line, info, code in blocks(page):
-        if "no-run" in info:
+        # Blocks that need optional libraries run in tests/integrations/test_recipes.py.
+        if "no-run" in info or "needs=" in info:
             continue
         # Line numbers of a traceback are those of the page.
         source = "\n" * (line - 1) + code

@@ -15,6 +15,7 @@ from bucketjit._api.chunked_log import chunked_log
 from bucketjit._api.options import DynamicAxes, OverflowName, checked_dim, checked_strategy, member
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._api.source_builders import SourceBuilders
+from bucketjit._api.whole_calls import whole_calls
 from bucketjit._config import Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit.errors import SpecError, StrategyContractError
@@ -287,6 +288,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         cost: Callable[..., float] | None = None,
         split: str | Mapping[str, int] | None = None,
         ahead: bool = False,
+        measure: bool = True,
     ) -> Self:
         """Fit the buckets to a stream of calls whose sizes are known from a log or a data set.
 
@@ -297,14 +299,21 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         whole then ends sooner; call `with_background_compile` on the result to have another process
         compile, which makes single calls wait less.
 
-        On CPU, ``split="b"`` also serves a call row by row, on several cores at a time. Nothing is
-        padded along ``b``, and all buckets are left for the other variables. The outputs of the
-        program must be independent along ``b`` (`Overflow.SPLIT`). XLA then uses its library YNN
-        for reductions only, not for matrix products, which take longer side by side. On Linux, if
-        the chunks keep at least half of the cores busy by these sizes, XLA also does not share an
-        operation of a chunk among threads, unless it is a product of over 0.2 GFLOP: chunks run in
-        a CPU client of their own, which reads the arrays of JAX's client. (Such an array keeps its
-        memory until it is deleted; a donated one is copied.)
+        On CPU, ``split="b"`` can also serve a call row by row, on several cores at a time. Nothing
+        is padded along ``b``, and all buckets are left for the other variables. That pays for
+        recurrent and small models, whose operations are too small to be shared among cores. It does
+        not pay for large matrix products, which are faster for all rows at once. So one of the
+        first calls of usual size runs both ways, which costs one compile more, and the faster way
+        serves the calls that follow; an event of the kind ``"plan"`` says which and why. Calls of
+        less than about 20 MFLOP, checked calls and calls with donated arguments are not measured:
+        they run in chunks. ``measure=False`` always cuts calls.
+
+        The outputs of the program must be independent along ``b`` (`Overflow.SPLIT`). For chunks,
+        XLA uses its library YNN for reductions only, not for matrix products, which take longer
+        side by side. On Linux, if the chunks keep at least half of the cores busy by these sizes,
+        XLA also does not share an operation of a chunk among threads, unless it is a product of
+        over 0.2 GFLOP: chunks run in a CPU client of their own, which reads the arrays of JAX's
+        client. (Such an array keeps its memory until it is deleted; a donated one is copied.)
 
         With ``ahead``, the first call compiles the whole plan (`with_ahead_compile`). It takes
         longer, the calls after it find their buckets, and the stream as a whole ends sooner.
@@ -318,15 +327,17 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
                 variables that are split. By default their product.
             split: A variable along which calls are cut into chunks of 1, or a dict of it to the
                 size of the chunks.
-            ahead: Whether the first call compiles all buckets.
+            ahead: Whether the first call compiles all buckets; with ``split``, the first call after
+                both ways were measured.
+            measure: Whether ``split`` is used only if a measurement shows that it is faster.
 
         Returns:
             A new executor.
 
         Raises:
             SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of
-                them; ``split`` is malformed or has a variable without sizes; or ``ahead`` is no
-                bool. (Calls of a program that cannot be split raise `SplitError`.)
+                them; ``split`` is malformed or has a variable without sizes; or a flag is no bool.
+                (Calls of a program that cannot be split raise `SplitError`.)
             TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.Joint.fit` takes it.
 
         Examples:
@@ -352,8 +363,9 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             >>> [dict(bucket.sizes) for bucket in by_rows.stats().buckets]
             [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
         """
-        if not isinstance(ahead, bool):
-            raise SpecError(f"ahead must be True or False, got {ahead!r}")
+        for name, flag in (("ahead", ahead), ("measure", measure)):
+            if not isinstance(flag, bool):
+                raise SpecError(f"{name} must be True or False, got {flag!r}")
         # Plans are fitted to chunks, not to calls, and the split variable is no part of them.
         log = chunked_log(sizes, split)
         planned = self.with_background_compile(process=False)._with(chunked=log.together)
@@ -367,4 +379,6 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             if len(log.sizes) == 1:
                 planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
             planned = planned.with_overflow(Overflow.EXTEND, dim)
+        if log.chunks and measure:
+            planned = planned._with(whole=whole_calls(planned._config, log, k, cost))
         return planned

@@ -8,6 +8,7 @@ from typing import Any
 
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._events import Event
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
 from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
@@ -22,7 +23,9 @@ class Warming:
 
     _engine: Engine
     _derivatives: Derivatives
+    _plain: Any
 
+    @boundary
     def warmup(
         self,
         *args: Any,
@@ -95,6 +98,8 @@ class Warming:
             ({'rows': 16, 'n': 8}, {'rows': 16, 'n': 4}, {'rows': 1, 'n': 8}, {'rows': 1, 'n': 4})
         """
         check_options(workers, time_budget, progress=progress, first_run=first_run)
+        if self._plain is not None:  # calls would not use what is compiled
+            return report_of([], self._engine, None)
         how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
         if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
             if len(args) != 1 or sizes is not None or rows is not None or kwargs:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bucketjit._events import counted, one_line
 from bucketjit._inspect.plot import plot
 from bucketjit._inspect.report import Report
-from bucketjit._runtime.counters import SelectedRows
+from bucketjit._runtime.call_counts import SelectedRows
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import ComputedSizeStats, ProgramStats, Stats, shown_reason
 from bucketjit._tracing.interface import Interface

@@ -21,11 +21,13 @@ from bucketjit._compile.executable import Executable, SignatureChanged, sizes_ar
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import LONGEST, Event, emit, printable, shown
+from bucketjit._jax.debug_info import hide_own_lines
+from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import frames_inside
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
     Chunked,
@@ -40,7 +42,7 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, Preparer
+from bucketjit._runtime.observers import CallObserver, Preparer, Trial
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
@@ -67,6 +69,7 @@ class Engine:
 
     Attributes:
         config: The configuration.
+        parts: Made its signer, requests and buckets.
         shared: Cache, provider and counters, shared by the engines of a function and its
             derivatives.
         cache: The executables; part of ``shared``.
@@ -85,12 +88,15 @@ class Engine:
             because the function that is traced may call its own executor.
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
+        trial: Measures whether calls are faster in chunks or whole, or None.
     """
 
     def __init__(
         self, config: Config, shared: SharedState[Engine] | None = None, parts: Parts = TRACED
     ) -> None:
-        self.config = config
+        hide_own_frames()
+        hide_own_lines()
+        self.config, self.parts = config, parts
         self.signer = parts.signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared
         self.shared.engines.add(self)
@@ -107,6 +113,7 @@ class Engine:
         self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
+        self.trial: Trial | None = None
 
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""
@@ -165,6 +172,8 @@ class Engine:
             sizes = signed.signature.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, out, given)
         call = part or self.resolve(signed)
+        if part is None and self.trial is not None:
+            self.trial.see()
         decision = self.decide(signed, call)
         match decision:
             case Masked():
@@ -199,7 +208,7 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
-        if self.preparer is not None:
+        if self.preparer is not None and not (self.trial and self.trial.is_waiting):
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
@@ -216,7 +225,7 @@ class Engine:
             self.refusals.note(masked.key, refused)
             return self._fall_back(refused, signed, call, out, given)
         is_compiled = source == "compile"
-        served = self._served(masked.key, entry, signed, call, out)
+        served = self.served(masked.key, entry, signed, call, out)
         served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
         try:
@@ -245,7 +254,7 @@ class Engine:
             self.memory.add_masked(signed, given, call, served)
         return result
 
-    def _served(
+    def served(
         self, key: object, entry: Executable, signed: SignedCall, call: ResolvedCall, out: Out
     ) -> ServedCall:
         """How an executable serves a call."""
@@ -332,7 +341,7 @@ class Engine:
         entry = None if slot is None else slot.entry
         if entry is None:
             return None
-        served = self._served(decision.key, entry, signed, call, Out.PADDED)
+        served = self.served(decision.key, entry, signed, call, Out.PADDED)
         handler = self.memory.add_masked(signed, given, call, served)
         if handler is not None and self.observer is not None:
             self.observer.learn(signed, call)
@@ -424,7 +433,7 @@ class Engine:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
-            self.recompiles.note(signed, sizes)
+            self.recompiles.note(signed, sizes, is_fallback=reason is not None)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
             self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))
@@ -463,6 +472,8 @@ class Engine:
         if handler is not None and given is not None:
             opened = signed.signature.open_leaves(call.tokens)
             self.memory.add_chunked(signed, given, opened, handler)
+            if self.trial is not None:
+                self.trial.hold(self, signed, call, given, handler, out)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
             check_joined(self.name, signed, result, self.run_unpadded(signed, call))
         # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from bucketjit._config import Out
+from bucketjit._runtime.fast_path.dispatch import CallArguments
+from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 
@@ -33,4 +36,38 @@ class Preparer(Protocol):
             signed: The call.
             call: The same call, resolved.
             key: The key of the executable that the call itself needs.
+        """
+
+
+class Trial(Protocol):
+    """Measures whether calls are faster in chunks or whole; see `bucketjit._precompile.trial`.
+
+    It is called on the slow path only.
+    """
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether buckets that no call has asked for should not be compiled yet."""
+
+    def see(self) -> None:
+        """Note a call."""
+
+    def hold(
+        self,
+        engine: Any,
+        signed: SignedCall,
+        call: ResolvedCall,
+        given: CallArguments,
+        chunked: Handler,
+        out: Out,
+    ) -> None:
+        """Measure both ways by a call that was served in chunks.
+
+        Args:
+            engine: Served the call.
+            signed: The call.
+            call: The same call, resolved.
+            given: Its arguments as they came.
+            chunked: Serves it in chunks.
+            out: The form of its results.
         """

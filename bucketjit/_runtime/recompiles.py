@@ -21,7 +21,8 @@ from bucketjit.errors import BucketOverflowError, RecompileWarning
 from bucketjit.strategies import Exact
 from bucketjit.strategies.base import Strategy
 
-_SIZES_WITHOUT_A_WORD = 2  # without any strategy; the next size is warned of
+# Without any strategy, or along a static axis; the next size is warned of.
+_SIZES_WITHOUT_A_WORD = 2
 _ABOVE_BUCKETS = 16  # executables beyond the number of buckets that are not warned of
 _SIGNATURES = 4  # kinds of arguments that have buckets of their own: training and evaluation, say
 _MOST_COUNTED = 1024  # buckets of a variable that are counted
@@ -31,6 +32,12 @@ _ADD_A_STRATEGY = (
     "Without a strategy every size has an executable of its own. Add one: "
     "executor = executor.with_pow2() (it returns a new executor), or executor.with_exact() if one "
     "compile per size is what you want."
+)
+
+
+_OPEN_IT = (
+    "Open what varies: give it an entry in dynamic_axes, such as 'b, s'. explain(...) tells what a "
+    "call does and why."
 )
 
 
@@ -53,23 +60,25 @@ class Recompiles:
         with self._lock:
             self._count = 0
             self._is_told = False
+            self._static = 0  # the most sizes of an axis that nobody has declared static
             self._largest: dict[str, int] = {}
             self._axes: dict[tuple[str, bool], dict[int, None]] = {}  # sizes seen, of each axis
             self._shapes: weakref.WeakKeyDictionary[Signature, set[Any]]
             self._shapes = weakref.WeakKeyDictionary()
 
-    def note(self, signed: SignedCall, sizes: Mapping[str, int]) -> None:
+    def note(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool = False) -> None:
         """Note a call that has compiled an executable, and warn if there are too many.
 
         Args:
             signed: The call.
             sizes: The size of each dimension variable.
+            is_fallback: Whether another warning says why it runs at its exact shape.
 
         Warns:
             RecompileWarning: Once, see the class.
         """
         with self._lock:
-            self._add(signed, sizes)
+            self._add(signed, sizes, is_fallback)
             why = None if self._is_told else self._why()
             if why is None:
                 return
@@ -78,7 +87,7 @@ class Recompiles:
         message = printable(f"{self._name} {why}", LONGEST)
         warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
 
-    def _add(self, signed: SignedCall, sizes: Mapping[str, int]) -> None:
+    def _add(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool) -> None:
         self._count += 1
         signature = signed.signature
         self._shapes.setdefault(signature, set()).add(tuple(signed.shapes))
@@ -93,6 +102,11 @@ class Recompiles:
                 seen = self._axes.setdefault((place + signature.paths[leaf], is_static), {})
                 if len(seen) < _SIZES_KEPT:
                     seen[size] = None
+                is_chosen = self._config.dynamic_axes is not None and (
+                    signature.specs[leaf] is not None
+                )
+                if is_static and not is_chosen and not is_fallback:
+                    self._static = max(self._static, len(seen))
 
     def _why(self) -> str | None:
         """What there is to warn of, or None."""
@@ -107,6 +121,8 @@ class Recompiles:
         if after is None:
             if self._config.always_exact:  # as the user chose
                 return None
+            if self._static > _SIZES_WITHOUT_A_WORD:
+                return f"compiles for each size of a static axis: {self._varied()}. {_OPEN_IT}"
             after = _ABOVE_BUCKETS + self._buckets()
         if self._count <= after:
             return None

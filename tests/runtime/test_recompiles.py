@@ -92,3 +92,42 @@ def test_by_default_the_buckets_are_not_counted() -> None:
 def test_other_values_are_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match="warn_after must be a number"):
         BucketedExec(total, warn_after=wrong)
+
+
+def attend(batch: dict[str, Any]) -> Any:
+    return (batch["input_ids"] * batch["attention_mask"]).sum()
+
+
+def batch(rows: int, columns: int) -> dict[str, Any]:
+    return {"input_ids": ones(rows, columns), "attention_mask": ones(rows, columns), "scale": 2}
+
+
+def test_a_missing_key_of_a_dict_is_an_error() -> None:
+    axes: Any = {"batch": {"input_ids": "b, s"}}
+    executor = BucketedExec(attend, dynamic_axes=axes).with_pow2()
+    for _ in range(2):
+        with pytest.raises(SpecError) as raised:
+            executor(batch(2, 3))
+    assert "no entry for 'attention_mask'" in str(raised.value)
+    assert "has 'attention_mask', 'input_ids', 'scale'" in str(raised.value)
+    axes = {"batch": {"input_ids": "b, s", "attention_mask": "b, s"}}  # a scalar may be left out
+    executor = BucketedExec(attend, dynamic_axes=axes).with_pow2()
+    assert [float(executor(batch(2, n))) for n in (3, 5, 7)] == [6, 10, 14]
+    assert executor.cache_size() == 2
+
+
+def test_an_argument_that_is_left_out_and_varies_is_told_of() -> None:
+    def masked(input_ids: Any, attention_mask: Any) -> Any:
+        return input_ids.sum() + attention_mask.sum()
+
+    def serve(executor: Any, count: int) -> Callable[[], object]:
+        return lambda: [executor(ones(2, 4), ones(2, n)) for n in range(1, count + 1)]
+
+    def make(axes: Any) -> Any:
+        return BucketedExec(masked, dynamic_axes=axes).with_pow2()
+
+    (text,) = told(serve(make({"input_ids": "b, s"}), 4))
+    assert "axis 1 of attention_mask varied (static), 3 sizes: 1, 2, 3" in text
+    assert told(serve(make({"input_ids": "b, s"}), 2)) == []
+    assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, _"}), 4)) == []
+    assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, t"}), 4)) == []

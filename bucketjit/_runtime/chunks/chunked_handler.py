@@ -16,8 +16,10 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padding import part, plain
+from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.executable import Executable
 from bucketjit._cores.helper_threads import run_together
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import changed
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Evicted, Handler, Where
@@ -147,6 +149,20 @@ class ChunkedHandler:
     def lines(self) -> tuple[CallCounter, ...]:
         """The call counters of the chunks, which belong to their handlers."""
         return tuple(line for handler in self._handlers.values() for line in handler.lines)
+
+    @property
+    def runs(self) -> tuple[tuple[Slot[Executable], int], ...]:
+        """The slots of its executables, each with how many chunks it serves."""
+        return tuple(
+            (slot, count * self._sizes.count(size))
+            for size, handler in self._handlers.items()
+            for slot, count in handler.runs
+        )
+
+    def take_back(self, calls: int) -> None:
+        """Take calls that were served out of the counters of the chunks."""
+        for size, handler in self._handlers.items():
+            handler.take_back(calls * self._sizes.count(size))
 
     @property
     def is_alive(self) -> bool:

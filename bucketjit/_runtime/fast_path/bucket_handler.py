@@ -25,7 +25,7 @@ from bucketjit._arrays.results import Change
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.compiler import failed_running
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.handler import (
     After,
     Bind,
@@ -82,6 +82,16 @@ class BucketHandler:
     def lines(self) -> tuple[CallCounter, ...]:
         """Its call counter."""
         return (self.line,)
+
+    @property
+    def runs(self) -> tuple[tuple[Slot[Executable], int], ...]:
+        """The slot of its executable, which a call runs once."""
+        return ((self.slot, 1),)
+
+    def take_back(self, calls: int) -> None:
+        """Take calls that were served out of the counters."""
+        self.line.calls.take_back(calls)
+        self.slot.uses.take_back(calls)
 
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:

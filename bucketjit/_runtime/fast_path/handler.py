@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 
 Where = int | str  # position or name of an argument
 
@@ -53,6 +53,7 @@ class Handler(Protocol):
         is_alive: Whether all its executables are in the cache.
         slots: The slots of its executables in the cache.
         lines: The call counters.
+        runs: The slots of the executables, each with how often a call runs it.
         serve: Serves a call. Raises `Evicted` if an executable has left the cache, and
             `SignatureChanged` if an argument without open axes differs from what the executable
             was built for. Raises `NotPlaced` if a padded array cannot be placed on the devices.
@@ -73,7 +74,13 @@ class Handler(Protocol):
     def lines(self) -> tuple[CallCounter, ...]: ...
 
     @property
+    def runs(self) -> Sequence[tuple[Slot[Executable], int]]: ...
+
+    @property
     def serve(self) -> Serve: ...
 
     @property
     def bind(self) -> Bind | None: ...
+
+    def take_back(self, calls: int) -> None:
+        """Take calls that were served out of the counters."""
