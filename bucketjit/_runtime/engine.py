@@ -164,8 +164,6 @@ class Engine:
             sizes = signed.signature.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, out, given)
         call = part or self.resolve(signed)
-        if part is None and self.trial is not None:
-            self.trial.see()
         decision = self.decide(signed, call)
         match decision:
             case Masked():
@@ -236,6 +234,8 @@ class Engine:
             )
         if self.config.check is not Check.OFF:
             return result
+        if self.trial is not None:
+            self.trial.see(self, signed, call, entry)
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
