@@ -10,9 +10,12 @@
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
 #                                 release without JAX=
+#   make test-wheel               build the wheel, install it without extras into an environment of
+#                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
-#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, and how each is
-#                                 served (a third of them with PYTEST_ARGS='--every 3')
+#   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, how each is
+#                                 served, and the recipes of docs/frameworks.md (a third of the
+#                                 models with PYTEST_ARGS='--every 3')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences demo-serve demo-detect   the examples, also as `make demo ARGS=--help`
@@ -39,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 test-jax test-core conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect bench bench-micro bench-peers lint types format clean
+.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -76,12 +79,15 @@ test-core: $(STAMP)-test
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
 	$(PYTEST) -n $(JOBS) -m "not slow" --core --every 10 tests $(PYTEST_ARGS)
 
+test-wheel: $(STAMP)-venv
+	$(BIN)/python -m tests.wheel $(ARGS)
+
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)
 
 # The same as a table: `python -m tests.ecosystem`, in the virtual environment.
 ecosystem: $(STAMP)-ecosystem
-	$(PYTEST) -n $(JOBS) tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) tests/ecosystem tests/integrations $(PYTEST_ARGS)
 
 fuzz: $(STAMP)-test
 	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)

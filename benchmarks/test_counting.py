@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bucketjit._compile.cache_slot import Slot
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 
 
 def test_a_warm_call(benchmark: Any) -> None:

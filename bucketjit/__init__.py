@@ -7,7 +7,7 @@
 3.0
 """
 
-from bucketjit import errors, metrics, rules, stages, strategies, types
+from bucketjit import errors, integrations, metrics, rules, stages, strategies, types
 from bucketjit._api.decorator import jit
 from bucketjit._api.executor import BucketedExec
 from bucketjit._api.loaded import load
@@ -30,6 +30,7 @@ __all__ = [
     "Ragged",
     "__version__",
     "errors",
+    "integrations",
     "jit",
     "load",
     "metrics",

@@ -282,9 +282,26 @@ def is_int_from(value: Any, least: int) -> bool:
     return is_int and bool(value >= least)
 
 
+def checked_count(warn_after: object) -> int | None:
+    """Check ``warn_after``, and return it.
+
+    Raises:
+        SpecError: It is neither None nor an int of at least 0.
+    """
+    if warn_after is None or is_int_from(warn_after, 0):
+        return None if warn_after is None else int(warn_after)  # type: ignore[call-overload]
+    raise SpecError(
+        "warn_after must be a number of executables, 0 for no warning, or None for 16 above the "
+        f"number of buckets; got {warn_after!r}"
+    )
+
+
 def is_positive_int(value: object) -> bool:
     """Whether ``value`` is an int of Python or NumPy, no bool, of at least 1."""
     return is_int_from(value, 1)
+
+
+NOT_CHOSEN = strategies.Exact()  # another one than any that the user gives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +334,8 @@ class Config:
         overflow_per_dim: The same by variable, where it differs.
         persistence: Where executables are kept in files.
         compiler_options: Options of XLA.
+        warn_after: How many executables are compiled before a warning; None for 16 above the number
+            of buckets, 0 for no warning.
         chunked: Variables whose buckets are planned for chunks that run at the same time, each with
             their number.
         whole: How calls would be served whole, if that is to be measured; None if not.
@@ -332,7 +351,7 @@ class Config:
     check: Check = Check.OFF
     out: Out = Out.JAX
     copy_inputs: bool = False
-    default: Strategy = dataclasses.field(default_factory=strategies.Exact)
+    default: Strategy = NOT_CHOSEN
     per_dim: Mapping[str, Strategy] = dataclasses.field(default_factory=dict)
     rules: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     maxsize: int | None = DEFAULT_MAXSIZE
@@ -348,6 +367,7 @@ class Config:
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if one is in use
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    warn_after: int | None = None
     whole: WholeCalls | None = None
 
     def strategy_of(self, dim: str) -> Strategy:
@@ -366,6 +386,11 @@ class Config:
         """Whether every call runs at its exact shape: no variable has a strategy that pads."""
         every = (self.default, *self.per_dim.values())
         return self.plan is None and all(isinstance(s, strategies.Exact) for s in every)
+
+    @property
+    def has_no_strategy(self) -> bool:
+        """Whether the user chose no strategy, not even `Exact`."""
+        return self.default is NOT_CHOSEN and not self.per_dim and self.plan is None
 
     @property
     def chunks(self) -> float:

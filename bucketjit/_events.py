@@ -15,7 +15,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-logger = logging.getLogger("bucketjit")
+
+def _logger() -> logging.Logger:
+    """The logger, silent until the program configures logging.
+
+    Without a handler, `logging` prints warnings to standard error. What is warned of, such as a
+    fallback, would be told there twice.
+    """
+    found = logging.getLogger("bucketjit")
+    if not any(isinstance(handler, logging.NullHandler) for handler in found.handlers):
+        found.addHandler(logging.NullHandler())
+    return found
+
+
+logger = _logger()
 
 LONGEST = 2000  # characters of an event's detail and of a warning
 LONGEST_LABEL = 500  # characters: monitoring systems take labels of 2,048 bytes, 4 a character
@@ -32,9 +45,11 @@ class Event:
         kind: ``"compile"``, ``"evict"``, ``"fallback"``, ``"signature"`` (the function was traced
             for a new signature, or with other axes open), ``"stand-in"`` (a larger bucket serves a
             call while its own compiles), ``"budget"`` (a compile beyond the compile budget),
-            ``"plan"`` (an adaptive strategy changed its buckets), ``"ahead"`` (listed buckets were
-            not compiled with the first call, and why), ``"process"`` (no other process compiles
-            an executable in the background, and why), ``"error"`` (a compile in the background
+            ``"recompile"`` (a function compiles for each size, or beyond its buckets),
+            ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"plan"`` (an adaptive
+            strategy changed its buckets), ``"ahead"`` (listed buckets were not compiled with the
+            first call, and why), ``"process"`` (no other process compiles an executable in the
+            background, and why), ``"error"`` (a compile in the background
             failed), ``"load"`` (an executable was read from a file), ``"stale"`` (a file was made
             for another version, program or machine), ``"damaged"``, ``"distrusted"``,
             ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and why), or
@@ -71,7 +86,7 @@ def shown(sizes: Mapping[str, int]) -> str:
 Listener = Callable[[Event], object]
 
 _LEVELS = {
-    **dict.fromkeys(("fallback", "budget"), logging.WARNING),
+    **dict.fromkeys(("fallback", "budget", "recompile"), logging.WARNING),
     **dict.fromkeys(("damaged", "distrusted", "unreadable", "unwritable"), logging.WARNING),
     "error": logging.ERROR,
 }
@@ -130,6 +145,16 @@ def one_line(text: str, most: int | None = None) -> str:
         The text, in one line.
     """
     return printable(" ".join(_cut(text, most).split()), most)
+
+
+def counted(count: int, what: str) -> str:
+    """A number with its noun, such as ``1 executable`` and ``2 executables``.
+
+    Args:
+        count: The number.
+        what: The noun, in the singular.
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _cut(text: str, most: int | None) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: Status codes of XLA for errors that the device or the moment causes, not the program.
 _STATUSES_OF_MACHINE = (
@@ -62,6 +64,32 @@ def _cause_and_context(error: BaseException) -> tuple[BaseException | None, Base
     while error.__cause__ is not None and type(error.__cause__).__name__ in _TRACEBACKS:
         error = error.__cause__
     return error.__cause__, error.__context__
+
+
+@contextmanager
+def raised_anew(error: BaseException | None) -> Iterator[None]:
+    """A context in which a function runs again that has raised ``error``.
+
+    If it raises the same object, the object has only the traceback of this time.
+
+    Args:
+        error: The error; None if the function has raised none.
+    """
+    if error is None:
+        yield
+        return
+    frames = error.__traceback__
+    error.__traceback__ = None
+    again: BaseException | None = None
+    try:
+        yield
+    except BaseException as other:
+        again = other
+        raise
+    finally:
+        if again is not error:
+            error.__traceback__ = frames
+        again = None
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,8 @@
     └── BucketJitError                    everything bucketjit raises on purpose
         ├── SpecError (ValueError)        a malformed ``dynamic_axes``, constraint or option
         ├── ArgumentError (TypeError)     the arguments of a call do not fit what was declared
-        │   └── SizeMismatchError         one dimension variable was given two sizes
+        │   ├── SizeMismatchError         one dimension variable was given two sizes
+        │   └── MutationError             the function changes an argument, which would be lost
         ├── StrategyError (ValueError)    a bucket could not be chosen
         │   ├── BucketOverflowError       a size is beyond the largest bucket
         │   │   └── SplitError            and the call cannot be split into chunks
@@ -22,6 +23,8 @@
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
     ├── CompileBudgetWarning              a compile beyond the budget
+    ├── InlinedWarning                    a call inside ``jax.jit`` and the like is not bucketed
+    ├── RecompileWarning                  a function compiles for each size, or beyond its buckets
     ├── PersistenceWarning                a file of executables is damaged, or cannot be used
     └── VersionWarning                    this JAX lacks names, and features are left out
 
@@ -44,9 +47,12 @@ __all__ = [
     "ExportError",
     "FallbackError",
     "FallbackWarning",
+    "InlinedWarning",
     "MaskingError",
     "MissingExtraError",
+    "MutationError",
     "PersistenceWarning",
+    "RecompileWarning",
     "ShapeCheckError",
     "SizeMismatchError",
     "SpecError",
@@ -72,6 +78,40 @@ class ArgumentError(BucketJitError, TypeError):
 
 class SizeMismatchError(ArgumentError):
     """One dimension variable was bound to two different sizes in one call."""
+
+
+class MutationError(ArgumentError):
+    """The function changes an object among its arguments in place, and the change would be lost.
+
+    A function is traced with copies of its arguments. What it changes in a module, an optimizer or
+    another object of a pytree class changes the copy, unless the function returns it. In plain
+    dicts and lists a change is left alone, as in ``jit``.
+
+    Attributes:
+        leaves: The paths of the leaves that were changed.
+
+    Examples:
+        >>> import dataclasses, jax, numpy as np, bucketjit
+        >>> @jax.tree_util.register_dataclass
+        ... @dataclasses.dataclass
+        ... class Mean:
+        ...     total: jax.Array
+        >>> @bucketjit.jit
+        ... def add(mean, x):
+        ...     mean.total = mean.total + x.sum()
+        >>> try:
+        ...     add(Mean(np.float32(0)), np.ones(3, np.float32))
+        ... except bucketjit.errors.MutationError as error:
+        ...     print(error.leaves)
+        ('mean.total',)
+    """
+
+    def __init__(self, message: str, leaves: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.leaves = leaves
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.leaves)
 
 
 class StrategyError(BucketJitError, ValueError):
@@ -213,6 +253,45 @@ class FallbackWarning(UserWarning):
 
 class CompileBudgetWarning(UserWarning):
     """An executable was compiled beyond the compile budget."""
+
+
+class InlinedWarning(UserWarning):
+    """An executor with a strategy is called inside ``jit``, ``vmap`` and the like.
+
+    The function itself runs there, and nothing is padded. It is shown once per executor.
+
+    Examples:
+        >>> import warnings, jax, jax.numpy as jnp, numpy as np, bucketjit
+        >>> total = bucketjit.jit(jnp.sum)
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     _ = jax.jit(total)(np.ones(3, np.float32))
+        >>> print(str(told[0].message)[:68])
+        sum is called inside jax.jit, scan or another function that JAX trac
+        >>> total.stats().inlined_calls
+        1
+    """
+
+
+class RecompileWarning(UserWarning):
+    """A function compiles again and again; the message says which axis varied, and the cure.
+
+    It is shown once per executor: at the third size of a function without any strategy, or once
+    more executables than ``warn_after`` were compiled.
+
+    Examples:
+        >>> import warnings, jax.numpy as jnp, numpy as np, bucketjit
+        >>> mean = bucketjit.BucketedExec(jnp.mean)
+        >>> _ = mean.with_pow2()  # a new executor, which is thrown away
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     for n in (3, 5, 6, 7):
+        ...         _ = mean(np.ones(n, np.float32))
+        >>> [warning.category.__name__ for warning in told]
+        ['RecompileWarning']
+        >>> print(str(told[0].message)[:74])
+        mean compiles for each size: axis 0 of a varied, 3 sizes: 3, 5, 6. Without
+    """
 
 
 class PersistenceWarning(UserWarning):

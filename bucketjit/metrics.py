@@ -222,6 +222,11 @@ class _Metric(NamedTuple):
 
 _PLAIN = (
     _Metric("calls_total", "Calls.", lambda s: s.calls),
+    _Metric(
+        "inlined_calls_total",
+        "Calls inside jit, vmap and the like, where the function itself runs.",
+        lambda s: s.inlined_calls,
+    ),
     _Metric("rows_total", "Examples that map has run in batches.", lambda s: s.rows),
     _Metric("hits_total", "Calls that found their executable compiled.", lambda s: s.hits),
     _Metric(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
+import inspect
 import pkgutil
 import re
 import warnings
@@ -40,7 +42,8 @@ def run(page: Path) -> dict[str, Any]:
     """Runs the blocks of a page one after the other, in one namespace, as a reader would."""
     names: dict[str, Any] = {"__name__": "__page__"}
     for line, info, code in blocks(page):
-        if "no-run" in info:
+        # Blocks that need optional libraries run in tests/integrations/test_recipes.py.
+        if "no-run" in info or "needs=" in info:
             continue
         # Line numbers of a traceback are those of the page.
         source = "\n" * (line - 1) + code
@@ -67,6 +70,143 @@ def test_the_blocks_of_a_page_run(
 
 def test_the_readme_shows_code() -> None:
     assert (ROOT / "README.md") in WITH_CODE
+
+
+# --- prose ------------------------------------------------------------------------------------
+
+# Pages that a reader meets first: short sentences, and words that are explained before.
+PLAIN = [
+    page
+    for page in PAGES
+    if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "coverage.md")
+    and page.name not in ("computed_sizes.md", "ragged_rows.md", "frameworks.md")
+]
+LONGEST_SENTENCE = 30  # words
+
+
+def paragraphs(text: str) -> list[str]:
+    """The prose of a page: without blocks of code, tables, headings and comments."""
+    text = re.sub(r"^( *)```.*?^\1```", "\n", text, flags=re.M | re.S)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r"^(\||#| {4}).*$", "", text, flags=re.M)
+    text = re.sub(r"^ *([-*]|\d+\.) ", "\n", text, flags=re.M)
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
+def sentences(text: str) -> list[str]:
+    found = []
+    for paragraph in paragraphs(text):
+        # A link is as long as what is shown of it; a piece of code is one word.
+        shown = re.sub(r"\]\([^)]*\)", "]", paragraph)
+        shown = re.sub(r"`[^`]*`", "`", shown)
+        found += re.split(r"(?<=[.!?])[)*\"']*\s+", shown)
+    return found
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_sentence_of_a_page_is_long(page: Path) -> None:
+    long = [s for s in sentences(page.read_text()) if len(s.split()) > LONGEST_SENTENCE]
+    assert not long
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    # Code in a sentence counts by its words, too.
+    whole = [s for part in paragraphs(text) for s in re.split(r"(?<=[.!?])\s+", part)]
+    assert not [s for s in whole if len(s.split()) > LONGEST_SENTENCE]
+
+
+def test_long_sentences_are_found() -> None:
+    text = "# T\n\nShort. " + "word " * 31 + "end.\n\n- " + "item " * 30 + "\n- x y\n"
+    assert [len(s.split()) for s in sentences(text)] == [1, 32, 30, 2]
+    assert sentences("```python\na b\n```\n\n| a | b |\n\nOne [two](three four). Five.") == [
+        "One [two].",
+        "Five.",
+    ]
+
+
+def test_each_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    missing = [p.name for p in ROOT.glob("docs/*.md") if f"]({p.name})" not in index]
+    assert missing == ["README.md"]
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("docs/pictures/*.py")), ids=lambda p: p.stem)
+def test_the_pictures_are_those_of_their_scripts(script: Path) -> None:
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.FILE.read_text() == module.picture(), f"python {script.relative_to(ROOT)}"
+
+
+# --- the page of all public names -------------------------------------------------------------
+
+REFERENCE = ROOT / "docs" / "reference.md"
+LARGEST_GROUP = 8
+
+
+def groups() -> dict[str, list[str]]:
+    """The names of each group of the reference: the first column of the table below a heading."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for line in REFERENCE.read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+            assert heading not in found
+            found[heading] = []
+        elif line.startswith("| `"):
+            found[heading] += re.findall(r"`([\w.]+)", line.split("|")[1])
+    return {heading: names for heading, names in found.items() if names}
+
+
+def public_modules() -> list[ModuleType]:
+    """The modules without an underscore below `bucketjit`."""
+    names = [m.name for m in pkgutil.iter_modules(bucketjit.__path__)]
+    names = [name for name in names if not name.startswith("_")]
+    found = [importlib.import_module(f"bucketjit.{name}") for name in names]
+    for package in [m for m in found if hasattr(m, "__path__") and m.__name__ != STRATEGIES]:
+        # The modules of a public package are public, too, as those of the integrations are.
+        for info in pkgutil.iter_modules(package.__path__):
+            if not info.name.startswith("_"):
+                found.append(importlib.import_module(f"{package.__name__}.{info.name}"))
+    return found
+
+
+STRATEGIES = "bucketjit.strategies"  # its modules are shown by the package alone
+
+
+def public_names() -> set[str]:
+    """Every public name as the reference writes it: ``jit``, ``errors.SpecError``."""
+    names = set(bucketjit.__all__) - {"__version__"}
+    for module in public_modules():
+        prefix = module.__name__.removeprefix("bucketjit.")
+        names |= {f"{prefix}.{name}" for name in getattr(module, "__all__", ())}
+    return names
+
+
+def methods() -> set[str]:
+    members = inspect.getmembers(bucketjit.BucketedExec, callable)
+    return {name for name, _ in members if not name.startswith("_")}
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = {name for names in groups().values() for name in names}
+    missing = (public_names() | methods()) - shown
+    assert not missing, sorted(missing)
+
+
+def test_the_reference_has_no_other_names() -> None:
+    shown = [name for names in groups().values() for name in names]
+    unknown = set(shown) - public_names() - methods()
+    assert not unknown, sorted(unknown)
+    assert len(shown) == len(set(shown))
+
+
+def test_the_groups_of_the_reference_are_small() -> None:
+    sizes = {heading: len(names) for heading, names in groups().items()}
+    assert max(sizes.values()) <= LARGEST_GROUP and len(sizes) >= 10
 
 
 def test_a_block_that_fails_is_noticed(tmp_path: Path) -> None:

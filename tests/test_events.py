@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -200,3 +205,35 @@ def test_what_is_evicted_is_told_after_what_takes_its_place() -> None:
         ("compile", 16),
         ("evict", 4),
     ]
+
+
+_WITHOUT_LOGGING = """
+    import numpy as np, jax.numpy as jnp
+    from bucketjit import BucketedExec
+    total = BucketedExec(lambda x: jnp.linalg.eigvals(x[:, None] * x).real).with_pow2()
+    total(np.ones(3, np.float32))
+    total(np.ones(5, np.float32))
+"""
+
+
+def test_a_warning_is_told_once_where_logging_is_not_configured() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_WITHOUT_LOGGING)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("padding would mix") == 1
+    assert "FallbackWarning" in done.stderr and "bucketjit <lambda>: fallback" not in done.stderr
+
+
+def test_a_program_that_configures_logging_gets_the_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor, told = watched(lambda x: jnp.linalg.eigvals(x[:, None] * x).real)
+    with caplog.at_level(logging.WARNING, "bucketjit"), pytest.warns(FallbackWarning) as warned:
+        executor(ones(3))
+    assert [e.kind for e in told].count("fallback") == 1 and len(warned) == 1
+    assert [r.levelname for r in caplog.records if "fallback" in r.getMessage()] == ["WARNING"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ PACKAGES = (
     "_raised",
     "_extras",
     "_events",
+    "_environment",
     "strategies",
     "_config",
     "_jax",
@@ -51,6 +53,7 @@ PACKAGES = (
     "rules",
     "stages",
     "types",
+    "integrations",
     "__init__",
     "_cli",
     "__main__",
@@ -132,7 +135,7 @@ def test_nothing_imports_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", [m for m in modules() if m.endswith(".__init__")])
 def test_the_file_of_a_package_is_its_docstring(module: str) -> None:
-    if module in {"strategies.__init__", "_masking.rules.__init__"}:
+    if module in {"strategies.__init__", "integrations.__init__", "_masking.rules.__init__"}:
         return  # public names, and the table of all families
     (docstring,) = ast.parse(modules()[module].read_text()).body
     assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
@@ -250,7 +253,7 @@ _IMPORT = """
     from jax._src.export import shape_poly
     assert "__bool__" not in vars(shape_poly._DimExpr), "hooks"
     heavy = {"optax", "sklearn", "matplotlib", "rich", "hypothesis", "pytest", "scipy.optimize"}
-    heavy |= {"prometheus_client"}
+    heavy |= {"equinox", "flax", "prometheus_client"}
     assert not heavy & set(sys.modules), heavy & set(sys.modules)
     print("imported", bucketjit.__version__)
 """
@@ -276,7 +279,7 @@ def test_nothing_runs_at_import() -> None:
     assert done.stderr == ""
 
 
-PUBLIC = ("errors", "metrics", "rules", "stages", "strategies", "types")
+PUBLIC = ("errors", "integrations", "metrics", "rules", "stages", "strategies", "types")
 
 
 def test_public_names() -> None:
@@ -286,9 +289,9 @@ def test_public_names() -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["", *PUBLIC])
+@pytest.mark.parametrize("module", ["", *PUBLIC, "integrations.equinox", "integrations.nnx"])
 def test_a_public_module_lists_its_names(module: str) -> None:
-    found = getattr(bucketjit, module) if module else bucketjit
+    found = operator.attrgetter(module)(bucketjit) if module else bucketjit
     assert sorted(set(found.__all__)) == found.__all__
     held = {name for name in vars(found) if not name.startswith("_")}
     assert set(found.__all__) - {"__version__"} <= held

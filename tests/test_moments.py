@@ -162,7 +162,9 @@ def test_at_the_first_trace(make: Callable[[], BaseException], spec: Any) -> Non
     assert executor.cache_size() == 0
     for n in (3, 5, 7):
         executor(rows(n))
-    assert moment.reached == 2  # the one that failed, and one for all sizes
+    # The one that failed, and one for all sizes. A plain `RuntimeError` may come from symbolic
+    # sizes, so the function runs again at the sizes of the call.
+    assert moment.reached == (3 if type(moment.error) is RuntimeError else 2)
     assert executor.cache_size() == 2 and not executor.stats().fallback_calls
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.explained import MapExplanation, explain_map
@@ -18,7 +19,9 @@ class Batching:
 
     _engine: Engine
     _inside: Any  # a method of `BucketedExec`
+    _plain: Any
 
+    @boundary
     def map(
         self,
         *args: Any,
@@ -83,9 +86,10 @@ class Batching:
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)
-        inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled()
+        inside = THREAD_TRACE.value not in NO_TRACE or jit_disabled() or self._plain is not None
         return map_examples(engine, examples, options, self._inside if inside else None)
 
+    @boundary
     def explain_map(
         self,
         *args: Any,

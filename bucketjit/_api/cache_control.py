@@ -77,6 +77,8 @@ class CacheControl:
                 f"pin: no executable has a dimension {min(unknown)!r}, "
                 f"they have {', '.join(sorted(known)) or 'none'}"
             )
+        if not entries:
+            self._engine.signer.refuse_unknown(dict.fromkeys(sizes, "a size to pin"))
         meant = [
             key for key, entry in entries if all(entry.sizes.get(v) == n for v, n in sizes.items())
         ]

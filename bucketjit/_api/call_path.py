@@ -13,10 +13,12 @@ from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.tracebacks import shortened
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
 from bucketjit._runtime.fast_path.handler import Evicted
+from bucketjit._sizes.lists_of_numbers import note_lists
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +32,7 @@ class CallPath(Generic[P, R]):
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None
+    _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
@@ -52,44 +55,67 @@ class CallPath(Generic[P, R]):
             ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
             MaskingError: ``check`` found that results differ.
         """
-        # Inside a transformation (jit, vmap, grad) there is nothing to pad.
-        if _THREAD_TRACE.value not in _NO_TRACE:
-            return self._inside(args, kwargs)
-        table = self._fast_path.latest
-        while table is not None:
-            try:
-                handler = table.by_key.get(table.key(args, kwargs))
-            except TypeError:  # a static argument that cannot be hashed
-                break
-            while handler is not None:
+        try:
+            # Inside a transformation (jit, vmap, grad) there is nothing to pad.
+            if _THREAD_TRACE.value not in _NO_TRACE:
+                return self._inside(args, kwargs)
+            failed = None
+            table = self._fast_path.latest
+            while table is not None and failed is None:
                 try:
-                    return handler.serve(args, kwargs)
-                except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
-                    handler = handler.next
-                except SizesDiffer:  # its results are dropped
+                    handler = table.by_key.get(table.key(args, kwargs))
+                except TypeError:  # a static argument that cannot be hashed
+                    break
+                while handler is not None:
+                    try:
+                        return handler.serve(args, kwargs)
+                    except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
+                        handler = handler.next
+                        continue
+                    except Evicted:
+                        break
+                    except Exception as error:
+                        failed = error
+                    # Outside of the `except` block, so that no later error has this as its context.
+                    if not isinstance(failed, SizesDiffer):
+                        break
+                    failed = None  # its results are dropped
                     memory = self._engine.memory
                     is_served, result = memory.serve_otherwise(table, handler, args, kwargs)
                     if is_served:
                         return result
-                    handler = None
-                except Evicted:
-                    handler = None
-                except Exception:
-                    engine = self._engine
-                    # The function was given wrong arguments, say: signing may raise a better error.
-                    # A `Padded` argument may fail here and be served by the slow path.
-                    signed = engine.signer.sign(args, kwargs)
-                    if any(isinstance(x, Padded) for x in signed.leaves):
-                        return engine.serve(signed)
-                    raise
-            table = table.next
-        if jit_disabled():
+                    break
+                table = table.next
+            return self._serve_slowly(args, kwargs, failed)
+        except Exception as error:
+            failed = None  # its traceback may refer to this frame
+            shortened(error)
+            named = (self._engine.signer.name(i) for i in range(len(args)))
+            note_lists(error, [*zip(named, args, strict=False), *kwargs.items()])
+            raise
+
+    def _serve_slowly(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None
+    ) -> Any:
+        """Serve a call that no handler knows, or whose handler has failed."""
+        engine = self._engine
+        if failed is not None:
+            try:
+                # The function was given wrong arguments, say: signing may raise a better error.
+                # A `Padded` argument may fail in a handler and be served here.
+                signed = engine.signer.sign(args, kwargs)
+                if any(isinstance(x, Padded) for x in signed.leaves):
+                    return engine.serve(signed)
+                raise failed
+            finally:
+                failed = None  # its traceback refers to this frame
+        if jit_disabled() or self._plain is not None:
             return self._inside(args, kwargs)
         if self._of_copies is not None:
-            copied, named = self._engine.signer.with_copies(args, kwargs)
+            copied, named = engine.signer.with_copies(args, kwargs)
             return self._of_copies(*copied, **named)
-        signed = self._engine.signer.sign(args, kwargs)
-        return self._engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
+        signed = engine.signer.sign(args, kwargs)
+        return engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation of JAX, or where ``jit`` is disabled."""

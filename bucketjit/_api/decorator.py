@@ -49,6 +49,7 @@ def jit(
     maxsize: int | None = DEFAULT_MAXSIZE,
     compile_budget: CompileBudget | int | None = None,
     compiler_options: Mapping[str, Any] | None = None,
+    warn_after: int | None = None,
     in_shardings: None = None,
     out_shardings: None = None,
 ) -> Any:
@@ -78,6 +79,7 @@ def jit(
         maxsize: How many executables to keep; None for no bound.
         compile_budget: How much may be compiled, see `CompileBudget`.
         compiler_options: Options of XLA by name.
+        warn_after: How many executables calls compile before a warning tells which axis varied.
         in_shardings: Not an option, see `BucketedExec`.
         out_shardings: Not an option, see `BucketedExec`.
 
@@ -117,6 +119,7 @@ def jit(
             maxsize=maxsize,
             compile_budget=compile_budget,
             compiler_options=compiler_options,
+            warn_after=warn_after,
             in_shardings=in_shardings,
             out_shardings=out_shardings,
         )

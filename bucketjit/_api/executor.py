@@ -20,6 +20,7 @@ from bucketjit._api.batching import Batching
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
+from bucketjit._api.disabled import PlainJit
 from bucketjit._api.exporting import Exporting
 from bucketjit._api.options import (
     Buckets,
@@ -44,15 +45,18 @@ from bucketjit._config import (
     Fallback,
     Overflow,
 )
+from bucketjit._environment import is_disabled, log_as_asked
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._precompile.trial import trial_of
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
+from bucketjit._runtime.inlined import note_inlined
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
 
@@ -87,7 +91,12 @@ class BucketedExec(
     Without a strategy every size gets its own executable; add one with `with_pow2` and the
     like. Executors are immutable: every ``with_...`` returns a new one with an empty cache.
     Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the like
-    the function itself is inlined; its derivatives by ``jax.grad`` and ``jax.jvp`` are bucketed.
+    the function itself is inlined, which is warned of once; its derivatives by ``jax.grad`` and
+    ``jax.jvp`` are bucketed.
+
+    Two environment variables are read when an executor is made: ``BUCKETJIT_DISABLE=1`` makes it
+    plain ``jax.jit``, and ``BUCKETJIT_LOG=compiles``, ``fallbacks`` or ``all`` prints its events to
+    standard error.
 
     Args:
         fn: A function that ``jax.jit`` accepts.
@@ -96,7 +105,9 @@ class BucketedExec(
             ``{0: "b"}``, a tuple ``("b", None)``, a list of axes ``[0, 1]``, or a pytree
             (prefix) of these for containers; or a dict of entries by argument name. One name
             is one size. A Python int argument with entry ``"n"`` is a size itself. By default
-            axis 0 of every argument that is an array, called ``batch``.
+            axis 0 of every argument that is an array, called ``batch``, and of the arrays of a
+            container whose arrays all have one size there, such as a batch in a dict. What else
+            is in containers is static until it varies.
         buckets: The buckets of all variables, or a dict of them by variable: ``"pow2"``,
             ``"exact"``, a list of sizes, or a strategy. The ``with_...`` methods are the same. By
             default every size gets an executable of its own.
@@ -125,6 +136,9 @@ class BucketedExec(
         compile_budget: How much may be compiled: a number of compiles, or a `CompileBudget`.
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             For a call inside another ``jit``, the options of that ``jit`` hold.
+        warn_after: How many executables calls compile before a `RecompileWarning` tells which axis
+            varied. By default 16 above the number of buckets; without any strategy two sizes; none
+            where you chose one compile per size (`with_exact`). 0 for no warning.
         in_shardings: Not an option: calls keep the shardings of their arguments.
         out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.
 
@@ -172,6 +186,7 @@ class BucketedExec(
         maxsize: int | None = DEFAULT_MAXSIZE,
         compile_budget: CompileBudget | int | None = None,
         compiler_options: Mapping[str, Any] | None = None,
+        warn_after: int | None = None,
         in_shardings: None = None,
         out_shardings: None = None,
     ) -> None:
@@ -191,14 +206,18 @@ class BucketedExec(
             "maxsize": maxsize,
             "compile_budget": compile_budget,
             "compiler_options": compiler_options,
+            "warn_after": warn_after,
             "in_shardings": in_shardings,
             "out_shardings": out_shardings,
         }
         self._setup(config_of(fn, options))
 
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
+        log_as_asked()
         self._config = config
         self._engine = Engine(config, shared)
+        if is_disabled():
+            self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
@@ -256,6 +275,8 @@ class BucketedExec(
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
+        if self._plain is not None:
+            return self._plain(args, kwargs)
         engine = self._engine
         if self._config.copy_inputs:
             args, kwargs = engine.signer.with_copies(args, kwargs)
@@ -264,6 +285,8 @@ class BucketedExec(
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
+        if not jit_disabled():
+            note_inlined(engine.config, engine.name, engine.counters)
         try:
             return self._config.fn(*args, **kwargs)
         except (jax.errors.NonConcreteBooleanIndexError, jax.errors.ConcretizationTypeError) as no:
@@ -278,6 +301,7 @@ class BucketedExec(
     def _name(self) -> str:
         return self._engine.name
 
+    @boundary
     def explain(self, *args: object, **kwargs: object) -> Explanation:
         """Explain what a call with these arguments would do, without compiling or running it.
 

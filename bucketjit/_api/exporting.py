@@ -11,6 +11,7 @@ from bucketjit._config import Check
 from bucketjit._export.bounded import bounded_module
 from bucketjit._export.dynamic import export_dynamic
 from bucketjit._jax.stablehlo import write_module
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.decisions import NO_STRATEGY, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -28,6 +29,7 @@ class Exporting:
     _engine: Engine
     _with: Callable[..., Any]
 
+    @boundary
     def export_dynamic(
         self,
         *args: Any,
@@ -88,6 +90,7 @@ class Exporting:
         with jax.disable_jit(False):  # as in JAX, modules do not depend on it
             return export_dynamic(*self._resolved(args, kwargs), platforms, vjp_order)
 
+    @boundary
     def export_bounded(self, *args: Any, **kwargs: Any) -> bytes:
         r"""Export the masked program of a call's bucket, with the bucket as bounds of its sizes.
 

@@ -18,11 +18,11 @@ from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._artifact.transformed import Transformed
 from bucketjit._config import CompileBudget
-from bucketjit._events import one_line
+from bucketjit._events import counted, one_line
 from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
-from bucketjit._inspect.tables import counted
 from bucketjit._inspect.views import Views
 from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._precompile.report import WarmupReport, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
 from bucketjit._runtime.engine import Engine
@@ -100,9 +100,10 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
             ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
         """
         if kwargs:
-            args, kwargs = self._functions[0].by_position(args, kwargs)
+            args, kwargs = self._in_places(args, kwargs)
         return super().__call__(*args, **kwargs)
 
+    @boundary
     def _in_places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -135,6 +136,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         """The type of each argument by its path, such as ``{"x": "float32[b, 8]"}``."""
         return {leaf.path: str(leaf) for leaf in self._functions[0].facts.leaves}
 
+    @boundary
     def explain(self, *args: object, **kwargs: object) -> Explanation:
         """Explain what a call with these arguments would do; see `BucketedExec.explain`.
 
@@ -154,6 +156,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         named = {name: array_like(value) for name, value in kwargs.items()}
         return explain(self._engine, self._engine.signer.sign(given, named), _masked_equations)
 
+    @boundary
     def warmup(
         self,
         *,

@@ -9,12 +9,14 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from bucketjit import strategies
 from bucketjit._config import (
+    NOT_CHOSEN,
     Check,
     CompileBudget,
     Config,
     Fallback,
     Out,
     Overflow,
+    checked_count,
     checked_options,
     is_positive_int,
 )
@@ -53,6 +55,7 @@ class Options(TypedDict, total=False):
     maxsize: int | None
     compile_budget: CompileBudget | int | None
     compiler_options: Mapping[str, Any] | None
+    warn_after: int | None
     in_shardings: None
     out_shardings: None
 
@@ -115,6 +118,7 @@ def config_of(fn: Callable[..., Any], options: Options) -> Config:
         maxsize=bound("maxsize", options["maxsize"]),
         budget=budget if isinstance(budget, CompileBudget) else CompileBudget(budget),
         compiler_options=checked_options(options["compiler_options"]),
+        warn_after=checked_count(options["warn_after"]),
     )
 
 
@@ -212,11 +216,11 @@ def checked_dim(dim: object) -> str:
 def _strategies(buckets: object) -> tuple[Strategy, Mapping[str, Strategy]]:
     """The strategy of all variables, and those of single ones."""
     if buckets is None:
-        return strategies.Exact(), MappingProxyType({})
+        return NOT_CHOSEN, MappingProxyType({})
     if not isinstance(buckets, Mapping):
         return strategy_of(buckets), MappingProxyType({})
     per_dim = {checked_dim(dim): strategy_of(each) for dim, each in buckets.items()}
-    return strategies.Exact(), MappingProxyType(per_dim)
+    return NOT_CHOSEN, MappingProxyType(per_dim)
 
 
 def _policies(overflow: object) -> tuple[Overflow, Mapping[str, Overflow]]:

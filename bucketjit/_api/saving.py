@@ -9,6 +9,7 @@ from typing import Any
 
 from bucketjit._artifact.writer import Options, save
 from bucketjit._autodiff.derivatives import Derivatives
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 
 
@@ -18,6 +19,7 @@ class Saving:
     _engine: Engine
     _derivatives: Derivatives
 
+    @boundary
     def save(
         self,
         path: str | os.PathLike[str],

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.lowered import Lowered, lower
 from bucketjit._stages.subject import Subject, subject_of
@@ -18,6 +19,7 @@ class Staging:
     _engine: Engine
     _inside: Any  # a method of `BucketedExec`
 
+    @boundary
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace the function for a call with these arguments, without compiling or running it.
 
@@ -48,6 +50,7 @@ class Staging:
         with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
             return trace(self._subject(args, kwargs))
 
+    @boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lower the function for the bucket of a call with these arguments, as ``jax.jit`` does.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._events import Event
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
 from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
@@ -22,7 +23,9 @@ class Warming:
 
     _engine: Engine
     _derivatives: Derivatives
+    _plain: Any
 
+    @boundary
     def warmup(
         self,
         *args: Any,
@@ -58,8 +61,8 @@ class Warming:
                 largest size in each bucket are looked at.
             workers: Number of threads that compile; by default one per core, up to four.
             time_budget: Seconds after which no further compile begins.
-            progress: Whether to show progress on standard error: by tqdm in a terminal, if it is
-                installed, and by lines elsewhere.
+            progress: Whether to show progress on standard error: a bar in a terminal, if rich is
+                installed, and lines elsewhere.
             first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
                 On CPU, the first run of one with many matrix multiplications takes longer, by
                 45 ms for a 6-layer encoder. Executables that have effects, callbacks or a
@@ -95,6 +98,8 @@ class Warming:
             ({'rows': 16, 'n': 8}, {'rows': 16, 'n': 4}, {'rows': 1, 'n': 8}, {'rows': 1, 'n': 4})
         """
         check_options(workers, time_budget, progress=progress, first_run=first_run)
+        if self._plain is not None:  # calls would not use what is compiled
+            return report_of([], self._engine, None)
         how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
         if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
             if len(args) != 1 or sizes is not None or rows is not None or kwargs:

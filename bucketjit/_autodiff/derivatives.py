@@ -16,6 +16,7 @@ from bucketjit._arrays.padding import copied
 from bucketjit._autodiff import equations
 from bucketjit._compile.executable import Origin
 from bucketjit._config import Config, Out
+from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime.engine import Engine
@@ -175,7 +176,7 @@ class Derivatives:
             )
             return made
 
-        flat.__name__ = engine.name
+        derived(flat, signature.fn, engine.name)
         equations.register()
         outs = tuple(
             tuple(str(d) if is_symbolic(d) else STATIC for d in shape)

@@ -29,6 +29,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
+from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import shaped, struct_of
 from bucketjit._jax.transformations import eval_context, hold_weakly, set_linearization
 
@@ -161,7 +162,7 @@ class Bucketed:
             chosen = [primals[i] for i in wrt]
             return list(jax.jvp(self._only(wrt, primals), chosen, list(tangents))[1])
 
-        pushforward.__name__ = f"pushforward of {self.flat.__name__}"
+        derived(pushforward, self.flat, f"pushforward of {self.flat.__name__}")
         ins = (*self.ins, *(self.ins[i] for i in wrt))
         outs = tuple(self.outs[i] for i in floats)
         execute, of = self.derive(pushforward, ins), (self, wrt, floats)
@@ -182,7 +183,7 @@ class Bucketed:
             chosen = [primals[i] for i in wrt]
             return list(jax.vjp(self._only(wrt, primals), *chosen)[1](list(cotangents)))
 
-        pullback.__name__ = f"pullback of {self.flat.__name__}"
+        derived(pullback, self.flat, f"pullback of {self.flat.__name__}")
         ins = (*self.ins, *(self.outs[i] for i in floats))
         outs = tuple(self.ins[i] for i in wrt)
         return Bucketed(pullback, self.derive(pullback, ins), ins, outs, self.derive)
@@ -204,7 +205,7 @@ class Bucketed:
             (_, outs), gradient = jax.value_and_grad(loss, has_aux=True)(chosen)
             return [*outs, *gradient]
 
-        with_gradient.__name__ = f"value and gradient of {self.flat.__name__}"
+        derived(with_gradient, self.flat, f"value and gradient of {self.flat.__name__}")
         outs = (*self.outs, *(self.ins[i] for i in wrt))
         execute = self.derive(with_gradient, self.ins)
         return Bucketed(with_gradient, execute, self.ins, outs, self.derive)

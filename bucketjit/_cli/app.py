@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bucketjit._cli import bench, cache, inspect, plan, refine, report, unpack
@@ -26,7 +27,6 @@ COMMANDS: tuple[Command, ...] = (
     unpack.COMMAND,
 )
 
-PROGRAM = "python -m bucketjit"
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The words after ``python -m bucketjit``; by default those of this process.
+        argv: The words after ``bucketjit``; by default those of this process.
 
     Returns:
         The exit code: 0; 1 if the work failed; 130 if it was interrupted.
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ``--version``.
     """
     description = "Plans of buckets, reports of executors, and their files."
-    parser = _Parser(prog=PROGRAM, description=description)
+    parser = _Parser(prog=_program(), description=description)
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
@@ -107,6 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _program() -> str:
+    """How this program was started, as the first words of its messages."""
+    is_script = Path(sys.argv[0]).stem == "bucketjit"
+    return "bucketjit" if is_script else "python -m bucketjit"
 
 
 def _open_streams() -> None:

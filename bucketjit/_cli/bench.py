@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ import numpy as np
 from bucketjit._api.executor import BucketedExec
 from bucketjit._cli.arguments import positive_int
 from bucketjit._cli.command import Command, CommandError, UsageError
-from bucketjit._cli.tables import console_or_error, print_table
-from bucketjit._inspect.tables import counted
+from bucketjit._cli.tables import print_table
+from bucketjit._events import counted
+from bucketjit._inspect.progress import Unbreakable, bar
 from bucketjit._version import __version__
 
 _DESCRIPTION = """\
@@ -29,9 +31,12 @@ Run one function over a stream of ragged calls in three ways, and compare them:
     bucketjit   BucketedExec(function).with_pow2(): padding and masks derived
 
 Cold is the whole stream in a fresh executor, compiles included; warm is the same stream once
-more, of which the median and the 99th percentile of a call are shown.
+more, of which the median and the 99th percentile of a call are shown. It takes about 15 seconds;
+standard error shows how far it is.
 """
 
+_CALLS, _BIGGEST = 60, 64  # by default
+_SILENCE = 2.0  # seconds between two lines of progress
 _WIDTH = 64  # columns of each argument
 _LARGEST = 2**14  # rows of an argument at most
 _MOST_ROWS = 2**24  # rows of all arguments together, which are held in memory: 4 GiB
@@ -56,17 +61,19 @@ class Result(NamedTuple):
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--calls", type=positive_int, default=200, metavar="N", help="calls (default: 200)"
+        "--calls", type=positive_int, default=_CALLS, metavar="N", help=f"calls (default: {_CALLS})"
     )
     parser.add_argument(
-        "--largest", type=positive_int, default=64, metavar="N", help="largest size (default: 64)"
+        "--largest",
+        type=positive_int,
+        default=_BIGGEST,
+        metavar="N",
+        help=f"largest size (default: {_BIGGEST})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run(options: argparse.Namespace) -> None:
-    if not options.json:
-        console_or_error()
     if options.largest > _LARGEST:
         raise UsageError(f"--largest must be at most {_LARGEST:,}: attention is quadratic in it")
     if options.calls * options.largest > _MOST_ROWS:
@@ -81,6 +88,7 @@ def _run(options: argparse.Namespace) -> None:
             "device": str(jax.devices()[0]),
             "versions": _versions(),
             "ways": [result._asdict() for result in results],
+            "summary": _summary(sizes, results),
         }
         print(json.dumps(told, indent=2))
         return
@@ -93,6 +101,18 @@ def _run(options: argparse.Namespace) -> None:
         for r in results
     ]
     print_table(title, columns, rows, numeric=columns[1:])
+    print(f"\n{_summary(sizes, results)}")
+
+
+def _summary(sizes: Sequence[int], results: Sequence[Result]) -> str:
+    """What was measured, in one sentence."""
+    names = {"by hand": "padding and masks written by hand"}
+    # bucketjit is measured last, and named first.
+    times = [(names.get(r.way, r.way), f"{r.cold_seconds:.1f} s") for r in reversed(results)]
+    name, seconds = times[0]
+    others = "".join(f", {other} in {longer}" for other, longer in times[1:])
+    calls = f"{counted(len(sizes), 'ragged call')} of {counted(len(set(sizes)), 'size')}"
+    return f"On this machine {name} served {calls} in {seconds}{others}; compiles are included."
 
 
 def _micros(*values: float) -> tuple[str, ...]:
@@ -117,10 +137,21 @@ def _measure(way: str, make: Callable[[], _Way], sizes: Sequence[int]) -> Result
     run, compiles = make()
     rng = np.random.default_rng(1)
     batches = [rng.standard_normal((n, _WIDTH)).astype(np.float32) for n in sizes]
-    began = time.perf_counter()
-    pooled = [jax.block_until_ready(run(x)) for x in batches]
-    cold = time.perf_counter() - began
-    _check(way, batches[0], pooled[0])
+    cold, shown = 0.0, 0.0
+    stream = Unbreakable(sys.stderr)
+    with bar(stream, way, len(batches)) as step:
+        for number, x in enumerate(batches, 1):
+            began = time.perf_counter()
+            pooled = jax.block_until_ready(run(x))
+            cold += time.perf_counter() - began
+            if number == 1:
+                _check(way, x, pooled)
+            told = f"{counted(compiles(), 'compile')}, {cold:.1f} s"
+            if step is not None:
+                step(told)
+            elif number == len(batches) or cold - shown >= _SILENCE:
+                shown = cold
+                print(f"{way}: {number} of {len(batches)} calls, {told}", file=stream, flush=True)
     took = []
     for x in batches:
         began = time.perf_counter()

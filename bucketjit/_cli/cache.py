@@ -13,8 +13,8 @@ from typing import Any
 
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._cli.tables import print_table
-from bucketjit._events import LONGEST, one_line, shown
-from bucketjit._inspect.tables import counted, shown_bytes
+from bucketjit._events import LONGEST, counted, one_line, shown
+from bucketjit._inspect.tables import shown_bytes
 from bucketjit._persistence import files
 from bucketjit._persistence.environment import versions
 from bucketjit._persistence.files import Distrusted, Entry

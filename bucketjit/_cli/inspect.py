@@ -11,9 +11,9 @@ from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.manifest import Axes, Manifest, SavedFunction, SavedProgram
 from bucketjit._cli.artifacts import add_key, opened
 from bucketjit._cli.command import Command
-from bucketjit._cli.tables import console_or_error, print_tables
-from bucketjit._events import LONGEST, one_line, shown
-from bucketjit._inspect.tables import Table, counted, shown_bytes
+from bucketjit._cli.tables import print_tables
+from bucketjit._events import LONGEST, counted, one_line, shown
+from bucketjit._inspect.tables import Table, shown_bytes
 
 _DESCRIPTION = """\
 Tell what a file of BucketedExec.save holds: the function with its arguments and results, its
@@ -29,8 +29,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if not options.json:
-        console_or_error()
     told = _told(opened(options), checked=options.key_file is not None)
     if options.json:
         print(json.dumps(told, indent=1))

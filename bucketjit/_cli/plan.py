@@ -13,8 +13,8 @@ from bucketjit._cli.comparison import Plan, compare, compare_joint, frontier
 from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.lengths import parse_lengths
 from bucketjit._cli.plot import plot
-from bucketjit._cli.tables import console_or_error, print_table
-from bucketjit._inspect.tables import counted
+from bucketjit._cli.tables import print_table
+from bucketjit._events import counted
 
 _LARGEST_MULTIPLE = 2**40  # the largest N of --multiple-of
 _DESCRIPTION = """\
@@ -63,8 +63,6 @@ def _multiple(text: str) -> tuple[str | None, int]:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if not options.json:
-        console_or_error()
     source = shown_name(options.lengths)
     sizes = parse_lengths(read_text(options.lengths), source)
     multiples = _multiples(options.multiple_of, list(sizes))

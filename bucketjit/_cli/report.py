@@ -14,6 +14,7 @@ from bucketjit._cli.tables import print_tables
 from bucketjit._inspect.tables import tables_of
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.statistics import Stats
+from bucketjit._runtime.summary import summary_of
 
 _DESCRIPTION = """\
 Show a snapshot of an executor's counters. Save one with
@@ -38,14 +39,14 @@ def _run(options: argparse.Namespace) -> None:
     # `_load` checks the fields that any version has; others may still have unexpected types.
     stats = _load(read_text(options.stats), source)
     try:
-        tables = tables_of(stats)
+        head, tables = summary_of(stats) or "", tables_of(stats)
     except (ArithmeticError, AttributeError, OSError, TypeError, ValueError) as error:
         why = in_one_line(error)
         raise CommandError(f"{source} has a field that is not as expected: {why}") from None
     if options.json:
         print(json.dumps(stats, indent=2))
     else:
-        print_tables(tables)
+        print_tables(tables, head)
 
 
 def _load(text: str, source: str) -> Mapping[str, Any]:

@@ -1,15 +1,13 @@
-"""Prints tables on standard output with rich."""
+"""Prints tables on standard output: with rich where it is installed, else as plain text."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from bucketjit._cli.command import CommandError
-from bucketjit._inspect.report import console_for, rendered
+from bucketjit._events import printable
+from bucketjit._inspect.report import console_for, plain_text, rendered
 from bucketjit._inspect.tables import Table
-from bucketjit.errors import MissingExtraError
 
 
 def print_table(
@@ -22,38 +20,24 @@ def print_table(
         columns: The headings.
         rows: The cells, as text.
         numeric: Headings of the columns to align to the right.
-
-    Raises:
-        CommandError: If rich is not installed.
     """
     print_tables([Table(title, columns, list(rows), tuple(numeric))])
 
 
-def console_or_error() -> Any:
-    """The console that tables are printed on. Call it before long work, to fail early.
-
-    Returns:
-        The console of rich.
-
-    Raises:
-        CommandError: If rich is not installed.
-    """
-    try:
-        return console_for(sys.stdout)
-    except MissingExtraError as error:
-        raise CommandError(str(error)) from None
-
-
-def print_tables(tables: Iterable[Table]) -> None:
+def print_tables(tables: Iterable[Table], head: str = "") -> None:
     """Print tables, as wide as the terminal.
 
     Args:
         tables: The tables.
-
-    Raises:
-        CommandError: If rich is not installed.
+        head: A line to print before them.
     """
-    console = console_or_error()
+    tables, console = list(tables), console_for(sys.stdout)
+    if head:
+        print(printable(head))
+    if console is None:
+        lines = list(plain_text(tables, sys.stdout))
+        print("\n".join(lines if head else lines[1:]))
+        return
     for table in tables:
         title, grid = rendered(table)
         console.print(title, soft_wrap=True)

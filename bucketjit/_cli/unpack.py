@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bucketjit._cli.artifacts import add_key, opened
 from bucketjit._cli.command import Command, CommandError, UsageError
-from bucketjit._events import LONGEST, one_line
-from bucketjit._inspect.tables import counted, shown_bytes
+from bucketjit._events import LONGEST, counted, one_line
+from bucketjit._inspect.tables import shown_bytes
 from bucketjit._unpack.unpack import LAYOUT, README, unpack
 
 _DESCRIPTION = """\

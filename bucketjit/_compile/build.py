@@ -128,7 +128,7 @@ def masked_function(
         outs = evaluated(program, program.consts, arrays, at, rules(), hook, padding)
         return with_counts(program, outs)
 
-    masked.__name__ = getattr(signed.signature.fn, "__name__", "masked")
+    masked.__name__ = getattr(signed.signature.fn, "__name__", "masked").replace(" ", "_")
     args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
     static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
     donated, donated_leaves = frozenset[int](), frozenset[int]()

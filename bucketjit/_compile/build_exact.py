@@ -18,6 +18,7 @@ from bucketjit._compile.build import Compile
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._config import Check
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._signature.signer import SignedCall
 
 
@@ -73,6 +74,7 @@ def exact_function(signed: SignedCall, check: Check, options: Mapping[str, Any])
     exact.__name__ = getattr(fn, "__name__", "exact")
     donated = tuple(signed.donate) if check is Check.OFF else ()
     args, kwargs = signed.tree.unflatten(abstract(signed, {}))
+    as_user_code(exact, fn, args, kwargs)
     function = jax.jit(exact, donate_argnums=donated, compiler_options=dict(options))
     return Exact(function, args, kwargs, expected, donated, options)
 
@@ -141,7 +143,7 @@ def lower_exact(made: Exact) -> jax.stages.Lowered:
         Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
     """
     # If tracing fails, JAX must not keep the trace alive.
-    with forgetful_jax(), selecting_jax():
+    with forgetful_jax(), selecting_jax(), traced_anew():
         return made.function.lower(*made.args, **made.kwargs)
 
 

@@ -150,7 +150,7 @@ def rows_function(
             outs = mapped(sizes.sizes, sizes.constants, *arrays)
         return program.out_tree.unflatten(outs)
 
-    batch.__name__ = getattr(signed.signature.fn, "__name__", "batch")
+    batch.__name__ = getattr(signed.signature.fn, "__name__", "batch").replace(" ", "_")
     static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
     shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     constants = [call.size_constants.values]

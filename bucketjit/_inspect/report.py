@@ -1,6 +1,7 @@
 """Shows a snapshot of the counters as tables in terminals, files and notebooks.
 
-`bucketjit._inspect.tables` makes the tables; here they become rich renderables and HTML.
+`bucketjit._inspect.tables` makes the tables. Here they become HTML, and renderables of rich where
+that is installed; elsewhere `bucketjit._inspect.plain` writes them.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import html
 import io
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bucketjit._events import printable
-from bucketjit._extras import Extra
+from bucketjit._inspect.plain import plain_lines
 from bucketjit._inspect.tables import Table, tables_of
+from bucketjit._runtime.summary import summary_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,51 +27,65 @@ _NARROWEST = 40  # characters; below that, rich leaves out columns of a table
 
 
 class Report:
-    """The counters of an executor, as tables.
+    """The counters of an executor, as tables; their first line says what bucketing has saved.
 
-    ``print`` it: in colour and as wide as the terminal, or plain text if the output is a file. It
-    is a rich renderable too, and HTML in a notebook.
+    ``print`` it: as wide as the terminal, and in colour if rich is installed, or plain text if the
+    output is a file. It is a rich renderable too, and HTML in a notebook.
 
     Args:
         title: The text above the tables.
-        stats: ``dataclasses.asdict`` of a `bucketjit.types.Stats`.
+        stats: ``dataclasses.asdict`` of a `bucketjit.types.Stats`, or the same read from JSON.
 
     Attributes:
         title: The text above the tables.
+        summary: What bucketing has saved, in one line; see `bucketjit.types.Stats.summary`.
         tables: The tables.
-
-    Raises:
-        MissingExtraError: rich is not installed.
     """
 
     def __init__(self, title: str, stats: Mapping[str, Any]) -> None:
-        console_for(sys.stdout)
         self.title = title
+        self.summary = summary_of(stats) or ""
         self.tables = tuple(tables_of(stats))
+
+    @property
+    def _heads(self) -> list[str]:
+        return [printable(text) for text in (self.summary, self.title) if text]
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         from rich.text import Text
 
-        if self.title:
-            yield Text(printable(self.title))
+        yield from map(Text, self._heads)
         for table in self.tables:
             yield from rendered(table)
 
     def __str__(self) -> str:
-        buffer = io.StringIO()
-        console_for(sys.stdout, buffer).print(self)
+        console = console_for(sys.stdout, buffer := io.StringIO())
+        if console is None:
+            return "\n".join([*self._heads, *plain_text(self.tables, sys.stdout)])
+        console.print(self)
         return buffer.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<Report of {printable(self.title) or 'a snapshot'}>"
 
     def _repr_html_(self) -> str:
-        return as_html(self.title, self.tables)
+        return as_html(self._heads, self.tables)
 
 
-def console_for(stream: TextIO, file: TextIO | None = None) -> Console:
+def width_for(stream: TextIO) -> int:
+    """How many characters a line may have that is written to a stream.
+
+    Args:
+        stream: A terminal or a file.
+    """
+    if stream.isatty() or "COLUMNS" in os.environ:
+        return max(shutil.get_terminal_size().columns, _NARROWEST)
+    return WIDTH_OF_A_FILE
+
+
+def console_for(stream: TextIO, file: TextIO | None = None) -> Console | None:
     """A rich console whose width and colours suit a stream.
 
     Args:
@@ -76,20 +93,26 @@ def console_for(stream: TextIO, file: TextIO | None = None) -> Console:
         file: What to print to; the stream itself by default.
 
     Returns:
-        The console.
-
-    Raises:
-        MissingExtraError: rich is not installed.
+        The console; None if rich is not installed.
     """
-    with Extra("tables", "rich", "cli"):
+    try:
         from rich.console import Console
+    except ImportError:
+        return None
     is_terminal = stream.isatty()
     if is_terminal or "COLUMNS" in os.environ:
-        width = Console(file=stream).width
+        width = max(Console(file=stream).width, _NARROWEST)
     else:
         width = WIDTH_OF_A_FILE
-    width = max(width, _NARROWEST)
     return Console(file=file or stream, width=width, force_terminal=is_terminal)
+
+
+def plain_text(tables: Sequence[Table], stream: TextIO) -> Iterator[str]:
+    """The lines of tables without rich, as wide as a stream, each table after an empty line."""
+    width = width_for(stream)
+    for table in tables:
+        yield ""
+        yield from plain_lines(table, width)
 
 
 def rendered(table: Table) -> Iterator[RenderableType]:
@@ -111,9 +134,9 @@ def rendered(table: Table) -> Iterator[RenderableType]:
     yield grid
 
 
-def as_html(title: str, tables: Sequence[Table]) -> str:
-    """Tables as HTML. All their texts are escaped."""
-    parts = [f"<p><code>{_escaped(title)}</code></p>"]
+def as_html(heads: Sequence[str], tables: Sequence[Table]) -> str:
+    """Tables as HTML, after some lines. All their texts are escaped."""
+    parts = [f"<p><code>{_escaped(text)}</code></p>" for text in heads]
     for table in tables:
         align = ["right" if c in table.numeric else "left" for c in table.columns]
         head = _cells("th", table.columns, align)

@@ -141,8 +141,3 @@ def shown_bytes(count: float) -> str:
             break
         count, unit = count / 1024, larger
     return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
-
-
-def counted(count: int, what: str) -> str:
-    """A number with its noun, such as ``1 executable`` and ``2 executables``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

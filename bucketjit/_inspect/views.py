@@ -6,11 +6,10 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from bucketjit._events import one_line
+from bucketjit._events import counted, one_line
 from bucketjit._inspect.plot import plot
-from bucketjit._inspect.report import Report, as_html
-from bucketjit._inspect.tables import counted, tables_of
-from bucketjit._runtime.counters import SelectedRows
+from bucketjit._inspect.report import Report
+from bucketjit._runtime.call_counts import SelectedRows
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import ComputedSizeStats, ProgramStats, Stats, shown_reason
 from bucketjit._tracing.interface import Interface
@@ -65,12 +64,11 @@ class Views:
     def report(self) -> Report:
         """The counters as tables: ``print`` them, or show them in a notebook.
 
-        Returns:
-            A `Report`: in colour on a terminal, plain text in a file, HTML in a notebook, and a
-            rich renderable.
+        The first line says what bucketing has saved, as `Stats.summary` does.
 
-        Raises:
-            MissingExtraError: rich is not installed; the extra ``cli`` installs it.
+        Returns:
+            A `Report`: plain text, in colour on a terminal if rich is installed (the extra
+            ``cli``); HTML in a notebook; and a rich renderable.
 
         Examples:
             >>> import numpy as np
@@ -96,7 +94,7 @@ class Views:
         plot(path, self._engine.name, self.stats())
 
     def _repr_html_(self) -> str:
-        return as_html(repr(self), tables_of(dataclasses.asdict(self.stats())))
+        return self.report()._repr_html_()
 
     def __repr__(self) -> str:
         config = self._config

@@ -50,6 +50,7 @@ class Without(enum.StrEnum):
     SELECTIONS = "selections by a mask, jnp.unique and the like raise, as under jax.jit"
     SHUFFLES = "random permutations of an open axis are traced at each size"
     SINGLE_THREADED = "each chunk of a call that is split uses all cores"
+    TRACEBACKS = "errors show frames of bucketjit and JAX"
 
 
 class Use(NamedTuple):
@@ -115,6 +116,7 @@ USES = (
     Use("interpreters.ad", "LinearizeTrace LinearizeTracer"),
     Use("interpreters.ad", "fallback_linearize_rule primitive_linearizations", Without.GRADIENTS),
     Use("interpreters.mlir", "_lowerings", Without.INSIDE),
+    Use("interpreters.partial_eval", "callsites_with_tracing_cache_miss", Without.LINES),
     Use("interpreters.partial_eval", "convert_constvars_jaxpr lower_jaxpr2"),
     Use("interpreters.partial_eval", "finalize", Without.FORGETTING),
     Use(
@@ -125,6 +127,7 @@ USES = (
         Without.FILES,
     ),
     Use("api_util", "InternalFloatingPointError", Without.FILES),
+    Use("api_util", "debug_info fun_sourceinfo save_wrapped_fun_debug_info", Without.LINES),
     Use("sharding_impls", "physical_sharding", Without.FILES),
     Use("tree_util", "dispatch_registry", Without.FILES),
     Use("lax.linalg", "initialize_lapack", Without.FILES),
@@ -159,12 +162,19 @@ USES = (
     Use("random.core", "_shuffle", Without.SHUFFLES),
     Use("source_info_util", "is_user_filename"),
     Use("source_info_util", "_summarize_frame user_frames", Without.LINES),
+    Use("source_info_util", "JaxStackTraceBeforeTransformation", Without.TRACEBACKS),
+    Use(
+        "traceback_util",
+        "UnfilteredStackTrace _filtering_mode _simplified_tb_msg api_boundary include_filename"
+        " register_exclusion",
+        Without.TRACEBACKS,
+    ),
     Use("util", "weakref_cache_key_types", Without.FORGETTING),
     Use("xla_bridge", "_backends"),
     Use("jax.core", "ShapedArray Tracer eval_context eval_jaxpr"),
     Use("jax.extend.backend", "backends get_default_device"),
     Use("jax.extend.core", "ClosedJaxpr Jaxpr Literal Primitive Var new_jaxpr_eqn no_effects"),
-    Use("jax.extend.source_info_util", "current_name_stack user_context"),
+    Use("jax.extend.source_info_util", "current_name_stack register_exclusion user_context"),
     Use("jax.interpreters.ad", "JVPTrace JVPTracer primitive_jvps"),
     Use("jax.interpreters.batching", "fancy_primitive_batchers", Without.CALLBACKS),
     Use("jax.interpreters.mlir", "lower_fun register_lowering"),

@@ -38,6 +38,16 @@ def only_differentiated() -> bool:
     return trace is _core.eval_trace and _core.trace_ctx.axis_env is _core.top_axis_env
 
 
+def innermost_transformation() -> str:
+    """The innermost transformation of the call, in words (see `only_differentiated`)."""
+    kind = type(_core.trace_ctx.trace).__name__
+    if kind == "BatchTrace":
+        return "jax.vmap"
+    if kind in ("JVPTrace", "LinearizeTrace"):
+        return "jax.grad or jax.jvp"
+    return "jax.jit, scan or another function that JAX traces"
+
+
 @contextmanager
 def eval_context() -> Iterator[None]:
     """Leave all transformations, and an empty mesh (``core.eval_context``, since 0.4.36).

@@ -8,6 +8,8 @@ What is trusted, and what is not:
   directory of programs. There are no signatures beyond that, and no secrets.
 * Nothing is unpickled. A file is a digest, a header in JSON and the bytes of XLA. Every value of
   the header that is used is checked against the call. The digest detects damage, not malice.
+* Executables are compressed with zstandard where it is installed, else with zlib; the header names
+  the codec. Where zstandard is missing, its files cannot be read, and are made again with zlib.
 * A file is read and unpacked in pieces of 1 MiB. Reading stops at the length that its header
   states, at what its length can hold, and at 2 GiB: XLA writes a protobuf, which holds no more.
 * A file is found by a key that covers everything its executable depends on: the traced program,

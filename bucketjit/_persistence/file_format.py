@@ -1,7 +1,8 @@
 """The format of a file that holds an executable.
 
 A file is a magic line, the digest of the rest, the length of the header, the header in JSON, and a
-compressed executable. It is read and unpacked in pieces. Nothing here knows JAX.
+executable, which is compressed as the header says. It is read and unpacked in pieces. Nothing here
+knows JAX.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import io
 import json
 import reprlib
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
+
+from bucketjit._persistence import codecs
 
 MAGIC = b"bucketjit executable 1\n"
 
@@ -25,9 +27,7 @@ LARGEST = (1 << 31) - 1  # bytes of an executable: XLA writes a protobuf, which 
 
 _LARGEST_HEADER = 1 << 24  # bytes
 
-_PIECE = 1 << 20  # bytes that are read, or unpacked, at a time
-
-_DEFLATES_TO = 1032  # the highest factor by which zlib can compress
+_CODEC = "codec"  # the field of the header that names the codec; without it, that is zlib
 
 _LONGEST_TIME = 2.0**53  # seconds: below, floats hold whole seconds exactly
 
@@ -87,8 +87,9 @@ def pack(header: Header, payload: bytes) -> bytes:
         header: The header.
         payload: The executable.
     """
-    text = json.dumps(dataclasses.asdict(header), sort_keys=True).encode()
-    body = struct.pack("<I", len(text)) + text + zlib.compress(payload, 1)
+    codec = codecs.best()
+    text = json.dumps({**dataclasses.asdict(header), _CODEC: codec}, sort_keys=True).encode()
+    body = struct.pack("<I", len(text)) + text + codecs.compress(codec, payload)
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -100,6 +101,7 @@ def unpack(data: bytes) -> tuple[Header, bytes]:
 
     Raises:
         Damaged: The contents are not what was written.
+        NotInstalled: The library that unpacks them is not installed.
     """
     payload = io.BytesIO()
     return unpack_file(io.BytesIO(data), len(data), payload), payload.getvalue()
@@ -118,6 +120,7 @@ def unpack_file(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header
 
     Raises:
         Damaged: The contents are not what was written.
+        NotInstalled: The library that unpacks them is not installed.
     """
     start = file.read(len(MAGIC))
     if start != MAGIC:
@@ -125,25 +128,30 @@ def unpack_file(file: BinaryIO, length: int, payload: BinaryIO | None) -> Header
         raise Damaged(f"it is {what}")
     digest = file.read(hashlib.sha256().digest_size)
     body = _Body(file, length - _BODY_AT)
-    header, problem = None, ""
+    header, codec, problem = None, codecs.ZLIB, ""
     try:
-        header = _read_header(body, length)
+        header, codec = _read_header(body, length)
     except Damaged as error:
         problem = str(error)
     # Before the digest, or a file of any length would be read to its end.
     if body.left > _most_packed(LARGEST if header is None else header.nbytes):
         raise Damaged(problem or "it is longer than its header says")
     try:
-        if header is not None:
-            _inflate(body, header.nbytes, payload)
+        if header is not None and codecs.is_installed(codec):
+            _inflate(body, codec, header.nbytes, payload)
     except Damaged as error:
         problem = str(error)  # not the error itself: its frames hold the executable
-    while body.read(_PIECE):  # the rest is digested as well
+    while body.read(codecs.PIECE):  # the rest is digested as well
         pass
     if body.digest() != digest:
         raise Damaged("its digest does not match: it is cut short or was changed")
     if header is None or problem:
         raise Damaged(problem)
+    if not codecs.is_installed(codec):
+        raise codecs.NotInstalled(
+            "it is compressed with zstandard, which is not installed; install it with: "
+            "pip install 'bucketjit[compression]'"
+        )
     return header
 
 
@@ -175,8 +183,8 @@ class _Body:
         return self._hash.digest()
 
 
-def _read_header(body: _Body, file_length: int) -> Header:
-    """Read the header, and check that the file can hold the executable that it describes.
+def _read_header(body: _Body, file_length: int) -> tuple[Header, str]:
+    """Read the header and the codec, and check that the file can hold what they describe.
 
     Raises:
         Damaged: It is no header, or the executable would be too large.
@@ -187,45 +195,37 @@ def _read_header(body: _Body, file_length: int) -> Header:
     (length,) = struct.unpack("<I", count)
     if length > _LARGEST_HEADER:
         raise Damaged(f"its header would have {length} bytes, more than {_LARGEST_HEADER}")
-    header = parse_header(body.read(length))
+    header, codec = parse_header(body.read(length))
     tells = f"its header tells of an executable of {header.nbytes} bytes"
     if header.nbytes > LARGEST:
         raise Damaged(f"{tells}; none has more than {LARGEST}")
-    if header.nbytes > _DEFLATES_TO * body.left:
+    if header.nbytes > codecs.EXPANDS_TO[codec] * body.left:
         raise Damaged(f"{tells}, which a file of {file_length} bytes cannot hold")
-    return header
+    return header, codec
 
 
 def _most_packed(nbytes: int) -> int:
-    """The most bytes to which zlib compresses so many bytes: incompressible ones grow a little."""
+    """The most bytes to which so many are compressed: incompressible ones grow a little."""
     return nbytes + nbytes // 1000 + 1024
 
 
-def _inflate(body: _Body, nbytes: int, payload: BinaryIO | None) -> None:
+def _inflate(body: _Body, codec: str, nbytes: int, payload: BinaryIO | None) -> None:
     """Unpack the executable. Stop as soon as it is longer than its header says.
 
     Raises:
-        Damaged: It has another length, or is not what zlib writes.
+        Damaged: It has another length, or is not what the codec writes.
     """
-    wrong = f"its executable has not the {nbytes} bytes that its header says"
-    inflate, left = zlib.decompressobj(), nbytes
-    while not inflate.eof:
-        packed = inflate.unconsumed_tail or body.read(_PIECE)
-        try:
-            piece = inflate.decompress(packed, min(_PIECE, left + 1))
-        except zlib.error as error:
-            raise Damaged(f"its executable cannot be unpacked: {error}") from None
-        if len(piece) > left or not (packed or piece):
-            raise Damaged(wrong)
-        left -= len(piece)
-        if payload is not None:
-            payload.write(piece)
-    if left or inflate.unused_data or body.left > 0:
-        raise Damaged(wrong)
+    write = (lambda piece: None) if payload is None else payload.write
+    try:
+        is_right = codecs.unpack(codec, body, nbytes, write)
+    except codecs.Malformed as error:
+        raise Damaged(f"its executable cannot be unpacked: {error}") from None
+    if not is_right:
+        raise Damaged(f"its executable has not the {nbytes} bytes that its header says")
 
 
-def parse_header(text: bytes) -> Header:
-    """The header from its text. Checks the type and the range of every value.
+def parse_header(text: bytes) -> tuple[Header, str]:
+    """The header and the codec from their text. Checks the type and the range of every value.
 
     Args:
         text: The text, in JSON.
@@ -237,8 +237,11 @@ def parse_header(text: bytes) -> Header:
         values = json.loads(text)
     except (ValueError, RecursionError):
         raise Damaged("its header is not JSON") from None
-    if not isinstance(values, dict) or values.keys() != _TYPES.keys():
+    codec = values.pop(_CODEC, codecs.ZLIB) if isinstance(values, dict) else None
+    if codec is None or values.keys() != _TYPES.keys():
         raise Damaged("its header has other fields")
+    if not isinstance(codec, str) or codec not in codecs.EXPANDS_TO:
+        raise Damaged(f"its header has codec {reprlib.repr(codec)}")
     for name, kinds in _TYPES.items():
         value = values[name]
         # Python's bool is an int, and must not pass for a number.
@@ -253,4 +256,4 @@ def parse_header(text: bytes) -> Header:
         and all(0 <= t < _LONGEST_TIME for t in times)  # false for NaN
     ):
         raise Damaged("its header has values of other types")
-    return Header(**{**values, "kept": tuple(values["kept"])})
+    return Header(**{**values, "kept": tuple(values["kept"])}), codec

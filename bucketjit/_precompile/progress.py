@@ -6,36 +6,12 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._events import one_line, printable, shown
+from bucketjit._inspect.progress import Unbreakable, bar
 from bucketjit.errors import MaskingError
-
-
-class _Unbreakable:
-    """A stream that ignores errors of writing, such as a full disk: they must not end a warm-up."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def isatty(self) -> bool:
-        try:
-            return bool(self._stream.isatty())
-        except (AttributeError, OSError, ValueError):
-            return False
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
 
 
 @contextlib.contextmanager
@@ -54,7 +30,7 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
     if not wanted or not total or stream is None:  # pythonw and daemons have no standard error
         yield lambda request, outcome: None
         return
-    done, told, name = itertools.count(1), _Unbreakable(stream), one_line(name)
+    done, told, name = itertools.count(1), Unbreakable(stream), one_line(name)
 
     def line(request: CompileRequest, outcome: Source | Exception) -> None:
         what = "compiled"
@@ -66,18 +42,8 @@ def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
             file=told,
         )
 
-    if not told.isatty():
-        yield line
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield line
-        return
-    with tqdm(total=total, desc=f"{name}: warm-up", unit="bucket", file=told) as bar:
-
-        def step(request: CompileRequest, outcome: Source | Exception) -> None:
-            bar.set_postfix_str(printable(shown(request.sizes)) or "exact", refresh=False)
-            bar.update()
-
-        yield step
+    with bar(told, f"{name}: warm-up", total) as step:
+        if step is None:
+            yield line
+        else:
+            yield lambda request, outcome: step(shown(request.sizes) or "exact")

@@ -28,6 +28,7 @@ from bucketjit._runtime.decisions import Decisions, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Evicted, Handler
+from bucketjit._runtime.observers import NoTrial
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 
@@ -153,7 +154,7 @@ class Trial:
         out: Out,
     ) -> None:
         # It has the same programs and the same cache.
-        other = Engine(self._whole.of(engine.config), engine.shared, engine.parts)
+        other = Engine(self._whole.of(engine.config), engine.shared)
         decision = other.decide(signed, call)
         if not isinstance(decision, Masked) or decision.beyond is not None:
             return
@@ -203,7 +204,7 @@ def _become(engine: Engine, other: Engine) -> None:
     """Serve the calls of an engine by the configuration of another engine from now on."""
     with engine.lock:
         engine.config, engine.requests, engine.buckets = other.config, other.requests, other.buckets
-        engine.splitter, engine.trial = other.splitter, None
+        engine.splitter, engine.trial = other.splitter, other.trial
         engine.decisions = Decisions(engine.buckets, engine.splitter, engine.refusals)
     engine.memory.forget_all()
 
@@ -241,13 +242,13 @@ def _timed(serve: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> f
     return time.perf_counter() - began
 
 
-def trial_of(config: Config) -> Trial | None:
-    """The trial of a configuration; None if nothing is to be measured.
+def trial_of(config: Config) -> Trial | NoTrial:
+    """The trial of a configuration, which measures nothing if there is nothing to measure.
 
     Checked calls and donated arguments are left alone: the first take the slow path, the second
     exist once.
     """
     whole = config.whole
     if whole is None or config.check is not Check.OFF or not whole.is_alternative_to(config):
-        return None
+        return NoTrial()
     return Trial(whole)

@@ -24,7 +24,7 @@ from bucketjit._jax.arrays import host_placer, key_impl, key_shape
 from bucketjit._masking.checks import poison_value
 from bucketjit._ragged.kinds import Kind, Kinds, Row, is_open
 from bucketjit._ragged.placement import placement_of, replicated_like
-from bucketjit._runtime.counters import CountedBatch
+from bucketjit._runtime.call_counts import CountedBatch
 from bucketjit._signature.signer import SignedCall
 
 
@@ -166,6 +166,7 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
         real=sum(kind.real * n for kind, n in kinds.items()),
         total=sum(math.prod(shape) for i, shape in entry.pads if i in opened),
         flops=entry.flops,
+        keys=[kind.key for kind in kinds],
     )
 
 

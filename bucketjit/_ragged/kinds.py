@@ -85,6 +85,7 @@ class Kind:
         way: How they run.
         version: `Refusals.version` when that was decided.
         real: Elements of the mapped arguments with open axes, per example.
+        key: `SignedCall.shape_key` of their calls.
         ordered: The logical size of each variable.
     """
 
@@ -93,6 +94,7 @@ class Kind:
     way: Batched | Alone
     version: int
     real: int = 0
+    key: int | None = None
 
     def __post_init__(self) -> None:
         """Compute what each example would compute anew."""
@@ -328,7 +330,7 @@ class Kinds:
         call = engine.resolve(signed)
         way = self._way(signed, call)
         real = self._real(call.tokens, signed)
-        return Kind(signed.shapes, call, way, engine.refusals.version, real)
+        return Kind(signed.shapes, call, way, engine.refusals.version, real, signed.shape_key)
 
     def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
         engine = self._engine

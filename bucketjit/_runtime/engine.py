@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,11 +21,13 @@ from bucketjit._compile.executable import Executable, SignatureChanged, sizes_ar
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import LONGEST, Event, emit, printable, shown
+from bucketjit._jax.debug_info import hide_own_lines
+from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import frames_inside
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
     Chunked,
@@ -40,7 +42,8 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, Preparer, Trial
+from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Trial
+from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
@@ -60,18 +63,16 @@ class Engine:
 
     Args:
         config: The configuration.
-        shared: The state of the engine of the function whose derivatives this engine serves; None
-            to create it.
+        shared: That of the function whose derivatives this engine serves; None to create it.
         parts: Makes its signer, requests and buckets.
 
     Attributes:
         config: The configuration.
-        parts: Made its signer, requests and buckets.
-        shared: Cache, provider and counters, shared by the engines of a function and its
-            derivatives.
+        shared: Cache, provider and counters of a function and its derivatives.
         cache: The executables; part of ``shared``.
         provider: Loads or compiles executables; part of ``shared``.
         counters: Count what is done; part of ``shared``.
+        recompiles: Warns of too many compiles.
         signer: Finds the signature of a call's arguments.
         requests: Makes compile requests, and the keys of executables.
         memory: The calls that the fast path serves.
@@ -84,18 +85,21 @@ class Engine:
             because the function that is traced may call its own executor.
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
-        trial: Measures whether calls are faster in chunks or whole, or None.
+        trial: Measures whether calls are faster in chunks or whole.
     """
 
     def __init__(
         self, config: Config, shared: SharedState[Engine] | None = None, parts: Parts = TRACED
     ) -> None:
-        self.config, self.parts = config, parts
+        hide_own_frames()
+        hide_own_lines()
+        self.config = config
         self.signer = parts.signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared
         self.shared.engines.add(self)
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
+        self.recompiles = Recompiles(config, self.name)
         self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
@@ -106,7 +110,7 @@ class Engine:
         self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
-        self.trial: Trial | None = None
+        self.trial: Trial = NoTrial()
 
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""
@@ -117,6 +121,7 @@ class Engine:
             for memory in (self.memory, *self.memories_apart):
                 memory.clear()
             self.refusals.clear()
+            self.recompiles.clear()
             self.splitter.clear()
             self.buckets.clear()
 
@@ -198,7 +203,7 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
-        if self.preparer is not None and not (self.trial and self.trial.is_waiting):
+        if self.preparer is not None and not self.trial.is_waiting:
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
@@ -226,6 +231,8 @@ class Engine:
             if call.presumed is not None:
                 raise
             differ = other
+        if is_compiled:
+            self.recompiles.note(signed, call.sizes)
         if differ is not None:
             return run_again(
                 *(differ, signed, call),
@@ -234,8 +241,7 @@ class Engine:
             )
         if self.config.check is not Check.OFF:
             return result
-        if self.trial is not None:
-            self.trial.see(self, signed, call, entry)
+        self.trial.see(self, signed, call, entry)
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
@@ -249,9 +255,9 @@ class Engine:
     ) -> ServedCall:
         """How an executable serves a call."""
         sizes = sizes_argument(call, entry.size_constant_shapes)
-        line = counter_of(entry, call, signed)
         finish = entry.finisher(call, out, self.counters)
-        return ServedCall(key, sizes, finish, line, self._note_of(call))
+        note = None if self.observer is None else functools.partial(self.observer.note, call.sizes)
+        return ServedCall(key, sizes, finish, counter_of(entry, call, signed), note)
 
     def run(
         self,
@@ -301,10 +307,6 @@ class Engine:
         """Log that sizes beyond the largest bucket stay exact, once for each reason."""
         if self.counters.fallback(reason):
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
-
-    def _note_of(self, call: ResolvedCall) -> Callable[[], None] | None:
-        """Tells the observer of a call like this one; None without an observer."""
-        return None if self.observer is None else functools.partial(self.observer.note, call.sizes)
 
     def find_handler(
         self, signed: SignedCall, call: ResolvedCall, given: CallArguments
@@ -415,12 +417,15 @@ class Engine:
                 return run_eagerly(signed, out, reason)
         entry, source, _ = found
         finish = exact_finisher(entry, signed, program, out)
-        line = CallCounter(sizes or signed.signature.guessed_sizes(signed.shapes), reason=reason)
+        named = sizes or signed.signature.guessed_sizes(signed.shapes)
+        line = CallCounter(named, reason=reason, key=signed.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = counted(self.counters, line, source == "compile") if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
+        if is_call and source == "compile":
+            self.recompiles.note(signed, sizes, is_fallback=reason is not None)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
             self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))
@@ -440,6 +445,7 @@ class Engine:
         assert call.program is not None
         fast_path = self.memory.of_chunks(call.program)
         given = given if self.config.check is Check.OFF else None
+        self.counters.split(signed.shape_key)
         try:
             result, handler = self.splitter.run(
                 serve, self.find_handler, signed, call, splitting, out, given, fast_path
@@ -458,8 +464,7 @@ class Engine:
         if handler is not None and given is not None:
             opened = signed.signature.open_leaves(call.tokens)
             self.memory.add_chunked(signed, given, opened, handler)
-            if self.trial is not None:
-                self.trial.hold(self, signed, call, given, handler, out)
+            self.trial.hold(self, signed, call, given, handler, out)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
             check_joined(self.name, signed, result, self.run_unpadded(signed, call))
         # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.

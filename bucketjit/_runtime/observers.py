@@ -72,3 +72,15 @@ class Trial(Protocol):
             chunked: Serves it in chunks.
             out: The form of its results.
         """
+
+
+class NoTrial:
+    """A trial that measures nothing."""
+
+    is_waiting = False
+
+    def see(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def hold(self, *_: Any) -> None:
+        """Do nothing."""

@@ -11,7 +11,8 @@ from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._jax.compiler import failed_running
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.open_outputs import open_outs
@@ -32,7 +33,7 @@ def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> Cal
     """A call counter for calls like this one, served by this executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
-    return CallCounter(logical, entry.sizes, real, total, entry.flops)
+    return CallCounter(logical, entry.sizes, real, total, entry.flops, key=signed.shape_key)
 
 
 @contextmanager

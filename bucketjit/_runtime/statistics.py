@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from bucketjit._events import LONGEST_LABEL, one_line
+from bucketjit._runtime.summary import summary_of
 from bucketjit._runtime.timeline import Moment
 
 V = TypeVar("V")
@@ -129,7 +130,8 @@ class Stats:
         compile_seconds: Seconds spent on compiling.
         evictions: Executables dropped to make room.
         fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
-            beyond the largest bucket (``Overflow.EXACT``).
+            beyond the largest bucket (``Overflow.EXACT``), or as ``BUCKETJIT_DISABLE`` made the
+            executor plain ``jit``, whose compiles are not counted.
         fallback_reasons: Number of fallback calls by reason; the counts add up to
             ``fallback_calls``. A reason is printable text of at most 500 characters. Calls with
             other reasons than the first 64 are counted as ``"other"``.
@@ -150,6 +152,10 @@ class Stats:
         rows: Examples that `BucketedExec.map` has run in batches; a batch is one of ``calls``, and
             ``size_counts`` has the sizes of each example.
         rows_alone: Number of examples that `map` has run one by one, by reason.
+        shapes: Different combinations of shapes, types and static arguments that were called, at
+            most 16,384. ``jax.jit`` would have compiled once for each.
+        inlined_calls: Calls inside ``jit``, ``vmap``, ``scan`` and the like, where the function
+            itself runs, once for each trace. They are not among ``calls``.
     """
 
     calls: int
@@ -173,6 +179,28 @@ class Stats:
     dropped_runs: int = 0
     rows: int = 0
     rows_alone: Mapping[str, int] = FrozenDict[str, int]()
+    inlined_calls: int = 0
+    shapes: int = 0
+
+    @property
+    def summary(self) -> str:
+        """What bucketing has saved so far, in one line.
+
+        It compares the executables with the shapes that were called. The seconds are the compiles
+        that were saved times the mean seconds of a compile, so they are an estimate.
+
+        Examples:
+            >>> import numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> for n in (5, 6, 7, 8):
+            ...     _ = double(np.ones(n, np.float32))
+            >>> double.stats().summary
+            '4 shapes, 1 executable: 3 compiles, about ..., saved; padding 19 %'
+        """
+        told = summary_of(vars(self))
+        assert told is not None  # it has all the fields
+        return told
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.

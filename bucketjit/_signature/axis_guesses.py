@@ -112,9 +112,10 @@ class AxisGuesses:
     ) -> Iterator[dict[tuple[int, int], str]]:
         """Sets of axes to open, with their names, best first: more open axes are better.
 
-        The order is: all axes, where axes of equal number and size share a variable; all axes, each
-        with its own variable; without some groups that share a variable (weights beside data);
-        without single axes (a weight that happens to have the size of the batch).
+        The order is: all axes, where axes of equal number and size share a variable; the same
+        without those that the default rule guesses to be data, which are left out from there on;
+        all axes, each with its own variable; without some groups that share a variable (weights
+        beside data); without single axes (a weight that happens to have the size of the batch).
 
         Args:
             shapes: Shape of each leaf.
@@ -123,12 +124,18 @@ class AxisGuesses:
         Yields:
             The names of the axes to open; the other axes stay static.
         """
-        shared: dict[tuple[int, int], str] = {}
-        for leaf, axis in wanted:
-            self._name(shared, leaf, axis, shapes)
+        shared = self._shared(wanted, shapes)
         if not shared:
             return
         yield shared
+        known = [(leaf, axis) for leaf, axis in wanted if not self.specs[leaf].is_guessed]
+        if len(known) < len(wanted):
+            if known and all(tuple(shapes[leaf]) == (2,) for leaf, _ in known):  # a random key
+                yield self._shared([place for place in wanted if place not in known], shapes)
+            wanted, shared = known, self._shared(known, shapes)
+            if not shared:
+                return
+            yield shared
         own: dict[tuple[int, int], str] = {}
         for leaf, axis in wanted:
             own[leaf, axis] = self._new_name(axis, own)
@@ -143,10 +150,14 @@ class AxisGuesses:
         for kept in itertools.islice(trials, _MAX_GUESSES):
             if kept and set(kept) not in seen:
                 seen.append(set(kept))
-                names: dict[tuple[int, int], str] = {}
-                for leaf, axis in kept:
-                    self._name(names, leaf, axis, shapes)
-                yield names
+                yield self._shared(kept, shapes)
+
+    def _shared(self, places: Sequence[Place], shapes: Shapes) -> dict[Place, str]:
+        """Names for axes, where axes of equal number and size share one."""
+        names: dict[Place, str] = {}
+        for leaf, axis in places:
+            self._name(names, leaf, axis, shapes)
+        return names
 
     def _name(
         self, names: dict[tuple[int, int], str], leaf: int, axis: int, shapes: Shapes

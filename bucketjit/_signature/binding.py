@@ -54,7 +54,8 @@ def bind_sizes(
             if sizes.setdefault(token, size) != size:
                 raise SizeMismatchError(
                     f"dimension {token!r} is {sizes[token]} at {origin[token]} and {size} at "
-                    f"{where}; one name means one size"
+                    f"{where}; one name means one size: give the axes names of their own, or pass "
+                    "arrays of one size"
                 )
             origin.setdefault(token, where)
         else:

@@ -11,6 +11,7 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._jax import arrays
 from bucketjit._jax.arrays import explicit_sharding, on_one_device
+from bucketjit._signature.foreign_values import cure, cure_of_dtype, described
 from bucketjit.errors import ArgumentError
 
 
@@ -34,9 +35,6 @@ class LeafType(NamedTuple):
     partitions: tuple[int, ...] | None = None
 
 
-# Signing a call then costs one dict look-up a leaf, in place of a new tuple.
-_leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
-
 _SCALARS = {
     bool: np.dtype(bool),
     int: np.dtype(int),
@@ -44,13 +42,19 @@ _SCALARS = {
     complex: np.dtype(complex),
 }
 
+# Signing a call then costs one dict look-up a leaf, in place of a new tuple.
+_leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
 
-def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
+
+def leaf_type(
+    value: object, path: str, remedy: str | None = None
+) -> tuple[LeafType, tuple[int, ...]]:
     """The type and the logical shape of an argument leaf.
 
     Args:
         value: The leaf: an array of JAX or NumPy, a `Padded` array, or a Python scalar.
         path: How errors name it.
+        remedy: What an error advises for a value that is no array; by default `cure` finds it.
 
     Returns:
         Its type and its shape.
@@ -76,22 +80,21 @@ def leaf_type(value: object, path: str) -> tuple[LeafType, tuple[int, ...]]:
             return LeafType(value.dtype, False, value.ndim), value.shape
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
             raise ArgumentError(
-                f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}"
-                + (
-                    "; rows of different length do not form an array"
-                    if value.dtype == object
-                    else ""
-                )
+                f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}; "
+                f"{cure_of_dtype(value, path)}"
             )
         if isinstance(value, np.ma.MaskedArray):
-            raise ArgumentError(f"{path}: expected an array, got a NumPy masked array")
+            raise ArgumentError(
+                f"{path}: expected an array, got a NumPy masked array; pass {path}.filled(0), and "
+                f"{path}.mask as an argument of its own"
+            )
         return LeafType(_canonical(value.dtype, path), False, value.ndim), value.shape
     for kind in type(value).__mro__:  # subclasses too: an IntEnum is an int
         if (dtype := _SCALARS.get(kind)) is not None:
             return LeafType(jax.dtypes.canonicalize_dtype(dtype), kind is not bool, 0), ()
     raise ArgumentError(
-        f"{path}: expected an array or a Python scalar, got {type(value).__name__}; pass other "
-        "values as static arguments (static_argnums, static_argnames)"
+        f"{path}: expected an array or a Python scalar, got {described(value)}; "
+        f"{remedy or cure(value, path)}"
     )
 
 
@@ -104,9 +107,15 @@ def _canonical(dtype: np.dtype[Any], path: str) -> Any:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if not dtype.isnative:
-        raise ArgumentError(f"{path}: expected native byte order, got a NumPy array of {dtype!r}")
+        raise ArgumentError(
+            f"{path}: expected native byte order, got a NumPy array of {dtype!r}; pass "
+            f"{path}.astype({path}.dtype.newbyteorder('='))"
+        )
     if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
-        raise ArgumentError(f"{path}: expected an array of a dtype that JAX has, got {dtype}")
+        raise ArgumentError(
+            f"{path}: expected an array of a dtype that JAX has, got {dtype}; pass "
+            f"{path}.astype('{'float64' if dtype.kind == 'f' else 'complex128'}')"
+        )
     return jax.dtypes.canonicalize_dtype(dtype)
 
 

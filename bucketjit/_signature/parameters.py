@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bucketjit._jax.debug_info import like_without
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -213,7 +214,7 @@ class Statics:
             ]
             return fn(*merged, **kwargs, **keyword)
 
-        return bound
+        return like_without(bound, fn, positional, keyword)
 
 
 NO_STATICS = Statics({}, {})

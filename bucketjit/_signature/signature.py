@@ -440,5 +440,6 @@ class Signature:
                 raise ArgumentError(f"sizes {dict(sizes)} break the constraint {text!r}")
             if unknown := guard.variables - sizes.keys():
                 raise SpecError(
-                    f"constraint {text!r} names {sorted(unknown)}, which dynamic_axes does not"
+                    f"constraint {text!r} names {sorted(unknown)}, which dynamic_axes does not; "
+                    f"the variables are {', '.join(sizes) or 'none'}"
                 )

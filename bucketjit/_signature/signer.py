@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
+from bucketjit._signature.default_rule import default_entries
+from bucketjit._signature.foreign_values import remedy_for
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
@@ -26,9 +26,11 @@ from bucketjit._sizes.dynamic_axes import (
     entries_of_arguments,
     is_leaf_entry,
     leaf_entries,
+    names_in,
     opens,
 )
 from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.mutations import refusing_mutations
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -44,6 +46,7 @@ class SignedCall:
         statics: The static arguments.
         dynamic: Positions, among all positional arguments, of the dynamic ones.
         donate: Positions, among the dynamic arguments, of the donated ones.
+        is_chunk: Whether it is a chunk of a call.
     """
 
     signature: Signature
@@ -53,6 +56,17 @@ class SignedCall:
     statics: Statics
     dynamic: list[int]
     donate: list[int]
+    is_chunk: bool = False
+
+    @property
+    def shape_key(self) -> int | None:
+        """A hash of what `jax.jit` compiles for: shapes, types, static arguments.
+
+        None of a chunk: the call that it belongs to has one.
+        """
+        if self.is_chunk:
+            return None
+        return hash((self.tree, self.signature.types, *self.shapes, self.statics))
 
     def with_leaves(self, leaves: list[Any]) -> SignedCall:
         """The same call with other leaves of the same shapes.
@@ -69,13 +83,16 @@ class Signer:
     Args:
         config: What the user chose: the function, its static arguments, ``dynamic_axes``.
 
+    Attributes:
+        parameters: The parameters of the function.
+
     Raises:
         SpecError: The options do not fit the parameters of the function.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._parameters = Parameters(
+        self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
         self._signatures: dict[Key, Signature] = {}
@@ -214,10 +231,12 @@ class Signer:
     ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
         try:
             pairs = [leaf_type(x, "") for x in leaves]
-        except ArgumentError:  # paths take long to make, so only an error has them
-            for path, x in self._paths(positions, args, kwargs):
-                leaf_type(x, path)
-            raise
+        except ArgumentError:
+            pairs = []
+        if len(pairs) < len(leaves):  # paths take long to make, so only an error has them
+            remedy = remedy_for((args, kwargs))
+            paths = self._paths(positions, args, kwargs)
+            pairs = [leaf_type(x, path, remedy) for path, x in paths]
         return tuple(t for t, _ in pairs), [s for _, s in pairs]
 
     def _paths(
@@ -257,7 +276,9 @@ class Signer:
             final.append(kind)
         names = [path for path, _ in paths]
         return Signature(
-            key.statics.bind(self._config.fn),
+            refusing_mutations(
+                key.statics.bind(self._config.fn), list(map(self._parameters.name, positions))
+            ),
             key.tree,
             final,
             names,
@@ -271,14 +292,11 @@ class Signer:
         self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
         spec = self._config.dynamic_axes
-        entries: list[Any]
         if spec is None:
-            entries = [_default_entry(a) for a in args]
-            by_name = {k: _default_entry(v) for k, v in kwargs.items()}
-        else:
-            every, by_name = self._entries(spec, positions, list(kwargs))
-            self._refuse_entries_of_statics(spec, every)
-            entries = [every[i] for i in positions]
+            return default_entries([*args, *(kwargs[name] for name in sorted(kwargs))])
+        every, by_name = self._entries(spec, positions, list(kwargs))
+        self._refuse_entries_of_statics(spec, every)
+        entries = [every[i] for i in positions]
         pairs = []
         for position, entry, value in zip(positions, entries, args, strict=True):
             pairs += leaf_entries(entry, value, self._parameters.name(position))
@@ -311,33 +329,36 @@ class Signer:
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
         """Refuse a strategy, plan or policy for a variable that ``dynamic_axes`` does not have."""
-        text = repr(self._config.dynamic_axes)
-        words = re.findall(r"\w+", text)
-        unnamed = self._config.dynamic_axes is None or any(isinstance(s, Anonymous) for s in specs)
         wanted = {
             **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
             **dict.fromkeys(self._config.planned, "a plan"),
             **dict.fromkeys(self._config.per_dim, "a strategy"),
         }
+        self.refuse_unknown(wanted, any(isinstance(s, Anonymous) for s in specs))
+
+    def refuse_unknown(self, wanted: Mapping[str, str], unnamed: bool = True) -> None:
+        """Refuse what is meant for a dimension variable that the calls cannot have.
+
+        Args:
+            wanted: What is meant, in words, by variable.
+            unnamed: Whether ``dynamic_axes`` may open axes without a name.
+
+        Raises:
+            SpecError: ``dynamic_axes`` does not have such a variable.
+        """
+        spec = self._config.dynamic_axes
+        words = names_in(spec)
         for dim, what in wanted.items():
-            if dim in words or (unnamed and is_default_name(dim)):
+            if dim in words or ((unnamed or spec is None) and is_default_name(dim)):
                 continue
-            if self._config.dynamic_axes is None:
+            if spec is None:
                 raise SpecError(
                     f"there is {what} for dimension {dim!r}, but without dynamic_axes the "
-                    "dimensions are called batch, axis1, axis2 and so on"
+                    "dimensions are called batch, axis1, axis2 and so on; name them with "
+                    "dynamic_axes, or use these names"
                 )
+            names = ", ".join(words) or "batch, axis1, axis2 and so on"
             raise SpecError(
-                f"there is {what} for dimension {dim!r}, but dynamic_axes {text} has no "
-                "such variable"
+                f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
+                f"variable; the variables are {names}"
             )
-
-
-def _default_entry(value: object) -> Any:
-    """The entry of an argument under the default rule.
-
-    It opens axis 0 of an array. Containers and scalars are static.
-    """
-    if isinstance(value, jax.Array | np.ndarray | Padded) and value.ndim > 0:
-        return Anonymous((0,))
-    return None

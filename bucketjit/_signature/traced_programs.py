@@ -15,6 +15,7 @@ from typing import Any
 
 from jax.tree_util import PyTreeDef
 
+from bucketjit._raised import raised_anew
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import LeafType
@@ -22,6 +23,7 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.concrete import Tracer
+from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
@@ -39,6 +41,12 @@ _REFUSALS_KEPT = 4096  # for each set of static sizes; the oldest one is dropped
 _MAX_PAIRED = 8  # programs of concrete traces for each set of static sizes
 
 _LOOKED_THROUGH = 64  # sets of static sizes; from as many on, those without a program are dropped
+
+_ASKED_SYMBOLICALLY = (
+    "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
+    "from it. If every call raises it, the function does not take symbolic sizes: leave its axes "
+    "static (dynamic_axes), or raise an error of another class."
+)
 
 
 @dataclass(frozen=True)
@@ -300,15 +308,30 @@ class TracedPrograms:
             ArgumentError: A size does not fit what was declared.
             Exception: Whatever the function raises at these sizes.
         """
+        with holding_output() as held:
+            call = self._attempt(tokens, shapes, presumed)
+            held.is_dropped = call.program is None  # the exact run shows it
+            return call
+
+    def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> ResolvedCall:
+        """See `attempt`."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
-        program: Program | TraceRefused
+        program: Program | TraceRefused | RuntimeError
         try:
             program = trace(self.fn, self.in_tree, leaves, sizes, constraints, presumed)
         except TraceRefused as refusal:
             program = refusal.placed(self.fn)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            program = error
         # Not in the `except` block, or errors of the second trace would show the first one as
         # their context.
+        if isinstance(program, RuntimeError):
+            with raised_anew(program):
+                self._tracer(tokens, shapes).at(sizes)  # an error of the function itself is raised
+            raise _raised_symbolically(program)
         if isinstance(program, TraceRefused):
             if program.computes_sizes:  # concrete traces cannot compute sizes
                 return ResolvedCall(tokens, sizes, None, program)
@@ -352,7 +375,8 @@ class TracedPrograms:
         tracer = self._tracer(tokens, shapes)
         traced.tracer = lambda: tracer
         try:
-            tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
+            with raised_anew(None if refusal is None else refusal.cause):
+                tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
             if len(known) >= _MAX_PAIRED:
                 return ResolvedCall(tokens, sizes, None, refusal)
             why = "" if refusal is None else refusal.reason
@@ -371,3 +395,10 @@ class TracedPrograms:
             return ResolvedCall(tokens, sizes, None, refusal)
         traced.tracer = weakref.ref(tracer)  # the program holds it from now on
         return ResolvedCall(tokens, sizes, program, size_constants=size_constants)
+
+
+def _raised_symbolically(error: RuntimeError) -> RuntimeError:
+    """The error with a note: at the sizes of the call the function does not raise it."""
+    if _ASKED_SYMBOLICALLY not in getattr(error, "__notes__", ()):
+        error.add_note(_ASKED_SYMBOLICALLY)
+    return error

@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import export
 
 from bucketjit._raised import is_of_machine
+from bucketjit._sizes.lists_of_numbers import cure_of_list, is_list_of_numbers
 from bucketjit.errors import ArgumentError, SpecError
 
 STATIC = "_"
+# What expressions of sizes may call.
+_FUNCTIONS = ("floordiv", "max", "min", "mod", "non_negative")
 Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one token for each of its axes
 
 
@@ -81,9 +85,12 @@ class Anonymous:
 
     Attributes:
         axes: The axes, possibly negative.
+        is_guessed: Whether bucketjit takes them to be open, which is given up if the function
+            cannot be traced so.
     """
 
     axes: tuple[int, ...]
+    is_guessed: bool = False
 
 
 LeafSpec = Any  # of one leaf: text, Anonymous, _NegativeAxes, a tuple of names by axis, or None
@@ -107,6 +114,20 @@ def opens(entry: Any) -> bool:
     if is_leaf_entry(entry):
         return entry is not None
     return any(map(opens, entry.values() if isinstance(entry, Mapping) else entry))
+
+
+def names_in(spec: object) -> list[str]:
+    """The variables that ``dynamic_axes``, or an entry of it, names, in their order.
+
+    Args:
+        spec: The specification, of any form that is documented.
+    """
+    if isinstance(spec, str):
+        words = re.findall(r"[^\W\d]\w*", spec)
+        return list(dict.fromkeys(w for w in words if w not in (STATIC, *_FUNCTIONS)))
+    if jax.tree_util.all_leaves([spec]) or spec is None:
+        return []
+    return list(dict.fromkeys(n for _, child in _children(spec) for n in names_in(child)))
 
 
 def _is_axis_names(entry: object) -> bool:
@@ -140,7 +161,7 @@ def entries_of_arguments(
         if (count := n_positional + len(keywords)) != 1:
             remedy = "; for several, give a tuple with one entry per argument" if count else ""
             raise SpecError(
-                f"dynamic_axes={spec!r} describes one argument, but the call has "
+                f"dynamic_axes={_shown(spec)} describes one argument, but the call has "
                 f"{count or 'none'}{remedy}"
             )
         return ([spec], {}) if n_positional else ([], {keywords[0]: spec})
@@ -148,9 +169,11 @@ def entries_of_arguments(
         known = [*names, *keywords, *(others or ())]
         unknown = [k for k in spec if k not in known]
         if unknown and names and others is not None:
+            by_number = all(type(axis) is int for axis in spec.values())
+            remedy = "; axes of one argument go by their number: {0: 'b'}" if by_number else ""
             raise SpecError(
                 f"dynamic_axes names arguments {unknown}; this function has "
-                f"{list(dict.fromkeys(known))}"
+                f"{list(dict.fromkeys(known))}{remedy}"
             )
         return [spec.get(n) for n in names[:n_positional]], {k: spec.get(k) for k in keywords}
     if not isinstance(spec, tuple | list):
@@ -168,7 +191,8 @@ def entries_of_arguments(
     if len(spec) > max(len(names), n_positional) + has_names:
         raise SpecError(
             f"dynamic_axes has {len(spec)} entries, but the function takes {n_positional} "
-            f"positional arguments in this call; give one entry per argument (None: static)"
+            "positional arguments in this call; give one entry per argument (None: static); the "
+            "axes of one argument are one text, such as 'b, s'"
         )
     entries += [None] * (n_positional - len(entries))
     return entries[:n_positional], {k: by_name.get(k) for k in keywords}
@@ -206,13 +230,19 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
     # ``{0: ...}`` is an entry for arrays (names by axis), unless the argument has ints as keys.
     int_keyed = isinstance(value, dict) and any(isinstance(k, int) for k in value)
     if is_leaf_entry(entry) and not (isinstance(entry, Mapping) and int_keyed):
+        if opens(entry) and is_list_of_numbers(value):
+            raise ArgumentError(
+                f"{path}: expected an array, by dynamic_axes {_shown(entry)}, "
+                f"{cure_of_list(value, path)}"
+            )
         nested = [leaf_entries(entry, child, path + key) for key, child in children]
         return [pair for part in nested for pair in part]
     own = dict(_children(entry)) if not jax.tree_util.all_leaves([entry]) else {}
     keys = [key for key, _ in children]
-    # A dict may leave keys out: they are static.
     if isinstance(value, dict) and isinstance(entry, Mapping) and set(own) < set(keys):
-        own = {key: own.get(key) for key in keys}
+        missing = {key: child for key, child in children if key not in own}
+        _refuse_missing_keys(entry, missing, keys, path)
+        own |= dict.fromkeys(missing)
     if set(own) != set(keys):
         raise SpecError(
             f"dynamic_axes of {path}: {entry!r} does not match its structure; expected an entry "
@@ -220,6 +250,26 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
         )
     nested = [leaf_entries(own[key], child, path + key) for key, child in children]
     return [pair for part in nested for pair in part]
+
+
+def _refuse_missing_keys(
+    entry: object, missing: Mapping[str, Any], keys: Sequence[str], path: str
+) -> None:
+    """Refuse arrays without an entry: each of their sizes would have an executable of its own.
+
+    Raises:
+        SpecError: A missing key has an array with axes.
+    """
+    arrays = [
+        key for key, child in missing.items() if any(map(np.ndim, jax.tree_util.tree_leaves(child)))
+    ]
+    if arrays:
+        named = ", ".join(key[1:-1] for key in arrays)
+        raise SpecError(
+            f"dynamic_axes of {path}: {entry!r} has no entry for {named}; the argument has "
+            f"{', '.join(key[1:-1] for key in keys)}. Give each array an entry, and None to one "
+            f"whose sizes never change: {{..., {arrays[0][1:-1]}: None}}"
+        )
 
 
 def _children(node: object) -> list[tuple[str, Any]]:
@@ -233,10 +283,7 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
     if isinstance(entry, Mapping) and all(isinstance(k, int) for k in entry):
         if not all(isinstance(v, str) for v in entry.values()):
             raise SpecError(f"dynamic_axes of {path}: expected {{axis: 'name'}}, got {entry!r}")
-        size = max((a + 1 if a >= 0 else -a for a in entry), default=0)
-        if any(a < 0 for a in entry):
-            return _NegativeAxes(tuple(entry.items()))
-        return tuple(entry.get(i) for i in range(size)) + (Ellipsis,)
+        return _NumberedAxes(tuple(entry.items()))
     if _is_axis_names(entry):
         return tuple(entry)
     if isinstance(entry, list) and all(isinstance(a, int) for a in entry):
@@ -248,8 +295,8 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
 
 
 @dataclass(frozen=True)
-class _NegativeAxes:
-    """Names by axis, some counted from the end: the leaf's rank decides which axes they are."""
+class _NumberedAxes:
+    """Names by axis, which may be counted from the end: the leaf's rank decides which they are."""
 
     items: tuple[tuple[int, str], ...]
 
@@ -272,7 +319,7 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
     """
     if spec is None:
         return (STATIC,) * rank
-    if isinstance(spec, _NegativeAxes):
+    if isinstance(spec, _NumberedAxes):
         named = {a % rank if -rank <= a < rank else rank: n for a, n in spec.items}
         if rank in named:
             raise ArgumentError(
@@ -289,7 +336,9 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
         parts = _split(spec)
     else:
         assert isinstance(spec, tuple)
-        parts = [STATIC if p is None else "..." if p is Ellipsis else p for p in spec]
+        parts = [STATIC if p is None else p for p in spec]
+    for part in parts:
+        _refuse_missing_commas(part, path)
     if parts.count("...") > 1:
         raise SpecError(f"dynamic_axes of {path}: {spec!r} has more than one '...'")
     if "..." in parts:
@@ -297,11 +346,34 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
         parts[at : at + 1] = [STATIC] * (rank - len(parts) + 1)
     if len(parts) != rank:
         shown = spec if isinstance(spec, str) else ", ".join(parts)
+        whole = ", ".join([*parts[:rank], *["_"] * (rank - len(parts))])
+        remedy = f"an axis is a name, or _ where it is static, as in {whole!r}"
+        if not rank:
+            remedy = "a scalar has no axes: give None"
         raise ArgumentError(
-            f"{path}: dynamic_axes {shown!r} describes {len(parts)} axes, but the argument has "
-            f"shape {tuple(shape)} of rank {rank}"
+            f"{path}: dynamic_axes {shown!r} describes {counted_axes(len(parts))}, but the "
+            f"argument has shape {tuple(shape)} of rank {rank}; {remedy}"
         )
     return tuple(_checked(p, path) for p in parts)
+
+
+def counted_axes(count: int) -> str:
+    """The text of a number of axes: ``"1 axis"``, ``"2 axes"``."""
+    return "1 axis" if count == 1 else f"{count} axes"
+
+
+def _shown(entry: object) -> str:
+    return repr(list(entry.axes) if isinstance(entry, Anonymous) else entry)
+
+
+def _refuse_missing_commas(part: str, path: str) -> None:
+    """Raise if an axis is two words, as in ``"b s"``, or has a separator that is not a comma."""
+    if re.search(r"\w\s+\w", part) or set(part) & set(";|:"):
+        names = re.findall(r"\w+|\.\.\.", part)
+        raise SpecError(
+            f"dynamic_axes of {path}: {part!r} is not a size; separate axes by commas: "
+            f"{', '.join(names)!r}"
+        )
 
 
 def _split(text: str) -> list[str]:
@@ -330,7 +402,8 @@ def _checked(token: str, path: str) -> str:
         )
     if words := [w for w in re.findall(r"\w+", token) if keyword.iskeyword(w)]:
         raise SpecError(
-            f"dynamic_axes of {path}: {words[0]!r} is a keyword of Python and cannot name a size"
+            f"dynamic_axes of {path}: {words[0]!r} is a keyword of Python and cannot name a size; "
+            "a static axis is _"
         )
     if (read := unicodedata.normalize("NFKC", token)) != token:  # as identifiers are
         raise SpecError(f"dynamic_axes of {path}: Python reads {token!r} as {read!r}; write that")
@@ -344,4 +417,9 @@ def _checked(token: str, path: str) -> str:
             f"dynamic_axes of {path}: {token!r} is not a size: {message}; expected a name such "
             "as 'b', an expression such as '2*b + 1', or '_'"
         ) from error
+    if type(dim) is int and dim < 0:
+        raise SpecError(
+            f"dynamic_axes of {path}: {token!r} is not a size; expected a name such as 'b', a "
+            "number, or _ where the axis is static"
+        )
     return str(dim)

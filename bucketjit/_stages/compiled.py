@@ -18,11 +18,12 @@ from bucketjit._config import Check
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.compiler import as_stage
 from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.tracebacks import boundary, shortened
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.map import map_examples
 from bucketjit._ragged.options import options_of
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher
@@ -101,29 +102,31 @@ class Compiled(Stage):
                 ...
             bucketjit.errors.ArgumentError: a: compiled for float32[n] with n at most 8, called ...
         """
-        if _THREAD_TRACE.value not in _NO_TRACE:
-            return self._inside(args, kwargs)
-        if self._copies:
-            args, kwargs = jax.tree_util.tree_map(copied, (args, kwargs))
-        table = self._fast_path.latest
-        while table is not None:
-            handler = table.by_key.get(table.key(args, kwargs))
-            while handler is not None:
-                try:
-                    return handler.serve(args, kwargs)
-                # Nothing has run, or its results are dropped: try the next handler.
-                except (SignatureChanged, NotPlaced, SizesDiffer):
-                    handler = handler.next
-                except Exception:
-                    # Of wrong arguments the check below says more. A `Padded` argument may fail
-                    # here and be served by the slow path.
-                    signed = self._arguments.sign(args, kwargs)
-                    if any(isinstance(x, Padded) for x in signed.leaves):
-                        break
-                    raise
-            table = table.next
-        return self._serve(args, kwargs)
+        try:
+            if _THREAD_TRACE.value not in _NO_TRACE:
+                return self._inside(args, kwargs)
+            if self._copies:
+                args, kwargs = jax.tree_util.tree_map(copied, (args, kwargs))
+            failed = None
+            table = self._fast_path.latest
+            while table is not None and failed is None:
+                handler = table.by_key.get(table.key(args, kwargs))
+                while handler is not None:
+                    try:
+                        return handler.serve(args, kwargs)
+                    # Nothing has run, or its results are dropped: try the next handler.
+                    except (SignatureChanged, NotPlaced, SizesDiffer):
+                        handler = handler.next
+                    except Exception as error:
+                        failed, handler = error, None
+                table = table.next
+            return self._serve(args, kwargs, failed)
+        except Exception as error:
+            failed = None  # its traceback may refer to this frame
+            shortened(error)
+            raise
 
+    @boundary
     def map(self, *args: Any, in_axes: Any = None, reduce: str | None = None, **kwargs: Any) -> Any:
         """Call it for many examples, one after the other: it is compiled for one at a time.
 
@@ -171,11 +174,22 @@ class Compiled(Stage):
             self._arguments.sizes(signed)
         return self._subject.inside(*self._arguments.with_statics(args, kwargs))
 
-    def _serve(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The slow path: check the arguments, run, and remember the call for the fast path."""
-        if jit_disabled():
+    def _serve(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], failed: Exception | None
+    ) -> Any:
+        """The slow path: check the arguments, run, and remember the call for the fast path.
+
+        Of wrong arguments the check says more than the handler that has ``failed``. A `Padded`
+        argument may fail in a handler and be served here.
+        """
+        if jit_disabled() and failed is None:
             return self._inside(args, kwargs)
         signed = self._arguments.sign(args, kwargs)
+        if failed is not None and not any(isinstance(x, Padded) for x in signed.leaves):
+            try:
+                raise failed
+            finally:
+                failed = None  # its traceback refers to this frame
         given = CallArguments(args, kwargs, self._fast_path)
         try:
             if self.exact:
@@ -203,7 +217,7 @@ class Compiled(Stage):
         args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
         program = self._subject.call.program
         finish = exact_finisher(entry, signed, program, engine.config.out)
-        line = CallCounter(self.bucket)
+        line = CallCounter(self.bucket, key=signed.shape_key)
         with counted(engine.counters, line, False):
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)

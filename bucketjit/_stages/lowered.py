@@ -13,6 +13,7 @@ from bucketjit._compile.requests import Lowering
 from bucketjit._config import Check, checked_options
 from bucketjit._export.bounded import bounded_module
 from bucketjit._jax.stablehlo import text_of
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, exact_types, symbolic_types
 from bucketjit._stages.subject import Subject
@@ -35,6 +36,7 @@ class Lowered(Stage):
         self._lowering = lowering
         self._lowered: jax.stages.Lowered = lowering.lowered
 
+    @boundary
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
         """Compile the module, or take its executable from the cache or a file.
 

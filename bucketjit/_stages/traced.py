@@ -10,7 +10,9 @@ import jax
 from bucketjit._compile.build_exact import exact_function
 from bucketjit._config import Check
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import closed_jaxpr, shaped
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._stages.lowered import Lowered, lower
 from bucketjit._stages.stage import Stage, StageTypes, exact_types, symbolic_types
 from bucketjit._stages.subject import Subject
@@ -49,6 +51,7 @@ class Traced(Stage):
         """Tree of the abstract results, with symbolic sizes where axes are open."""
         return jax.tree_util.tree_map(shaped, self.out_info)
 
+    @boundary
     def lower(self, bucket: Mapping[str, int] | None = None) -> Lowered:
         """Lower the program for a bucket.
 
@@ -91,6 +94,6 @@ def trace(subject: Subject) -> Traced:
         return Traced(subject, symbolic_types(subject), jaxpr)
     made = exact_function(subject.signed, Check.OFF, {})
     # If tracing fails, JAX must not keep the trace alive.
-    with forgetful_jax(), selecting_jax(), subject.without_computed_sizes():
+    with forgetful_jax(), selecting_jax(), traced_anew(), subject.without_computed_sizes():
         traced = made.function.trace(*made.args, **made.kwargs)
     return Traced(subject, exact_types(traced), traced.jaxpr)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,16 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
 from bucketjit._sizes.expressions import evaluate_text, variables_of
+from bucketjit._tracing.held_output import (
+    at_sizes_of_nobody,
+    is_for_a_call,
+    keeping_output,
+    tell,
+)
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._tracing.skeleton import Skeleton, decompose
@@ -69,10 +75,13 @@ class Tracer:
         self.tokens = sorted(texts)
         self.variables = sorted({v for t in texts for v in variables_of(t)})
         self._recent: Any = cachetools.LRUCache(_RECENT)
+        self._untold: Any = cachetools.LRUCache(_RECENT)  # output that no call has shown
         self._lock = threading.RLock()
 
     def at(self, sizes: Sizes) -> Concrete:
         """The trace at these sizes; the last `_RECENT` traces are kept and returned again.
+
+        What the function prints is shown when the first call has these sizes.
 
         Tracing twice at one size may fail: user code that caches what it makes by size
         (``table[n] = jnp.arange(n)``) would read a tracer of the first trace in the second.
@@ -89,27 +98,36 @@ class Tracer:
         """
         key = tuple(sizes[v] for v in self.variables)
         with self._lock:
-            if key not in self._recent:
-                self._recent[key] = self._trace(sizes)
-            return self._recent[key]
+            try:
+                if key not in self._recent:
+                    with keeping_output() as self._untold[key]:
+                        self._recent[key] = self._trace(sizes)
+                return self._recent[key]
+            finally:
+                if is_for_a_call() and (output := self._untold.pop(key, None)):
+                    tell(output)
 
     def _trace(self, sizes: Sizes) -> Concrete:
         inputs = [self._input(leaf, sizes) for leaf in self._leaves]
         arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
         out_tree: Any = None
 
-        @functools.wraps(self._fn)  # JAX's errors then name the user's function
-        def flat(*values: object) -> list[Any]:
+        def flat(*values: object) -> Any:
             nonlocal out_tree
             rest = iter(values)
             given = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in inputs]
             args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, given)
-            outs, out_tree = jax.tree_util.tree_flatten(self._fn(*args, **kwargs))
+            outs = self._fn(*args, **kwargs)
+            out_tree = jax.tree_util.tree_structure(outs)
             return outs
 
+        args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, inputs)
+        as_user_code(
+            flat, self._fn, args, kwargs, [isinstance(x, jax.ShapeDtypeStruct) for x in inputs]
+        )
         try:
             # A trace that fails is freed.
-            with forgetful_jax(), selecting_jax(), Noticing().active():
+            with forgetful_jax(), selecting_jax(), traced_anew(), Noticing().active():
                 closed = jax.make_jaxpr(flat)(*arrays)
         except SizeIsComputed as error:
             refusal = TraceRefused(
@@ -146,13 +164,14 @@ def at_other_sizes(
     Returns:
         What ``ask`` returns, or None.
     """
-    try:
+    with at_sizes_of_nobody():
         try:
+            try:
+                return ask()
+            except Exception as error:
+                if not is_of_machine(error):
+                    raise
             return ask()
         except Exception as error:
-            if not is_of_machine(error):
-                raise
-        return ask()
-    except Exception as error:
-        failed(error)
-        return None
+            failed(error)
+            return None

@@ -13,6 +13,7 @@ sizes break a guard gets another program.
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import numbers
 import operator
@@ -30,6 +31,7 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.computed_sizes import Noticing, Sizing
 from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax, selecting_jax
+from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import (
     all_equations,
     equations_around,
@@ -65,6 +67,7 @@ from bucketjit._tracing.computed_sizes import (
     with_counts,
     with_sizes_alive,
 )
+from bucketjit._tracing.held_output import begin_trace
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
@@ -83,12 +86,6 @@ MAX_RETRACES = 24  # attempts of one trace, each of which adds a guard
 
 # Messages about operations that Python's ints have, and symbolic sizes do not.
 _OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)__")
-
-_ASKED_SYMBOLICALLY = (
-    "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
-    "from it. If every call raises it, the function does not take symbolic sizes: leave its axes "
-    "static (dynamic_axes), or raise an error of another class."
-)
 
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
@@ -185,14 +182,21 @@ class _Tracing:
                 self.counts = counts_of(self.sizing, outs, current_trace())
             return [*outs, *self.counts.values]
 
+        args, kwargs = jax.tree_util.tree_unflatten(in_tree, self.inputs)
+        traced = [isinstance(x, jax.ShapeDtypeStruct) for x in self.inputs]
+        as_user_code(flat, fn, args, kwargs, traced)
         watched = watch_equalities(
             self.unequal, self.used_as_key, self.texts.append, self.raised.append
         )
-        with watched, lenient_jax(), forgetful_jax(), selecting_jax(), self.sizing.active():
+        patched = lenient_jax(), forgetful_jax(), selecting_jax(), traced_anew()
+        with contextlib.ExitStack() as stack:
+            for context in (watched, *patched, self.sizing.active()):
+                stack.enter_context(context)
             return jax.make_jaxpr(flat)(*arrays)
 
     def outcome(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
         """Trace the function. Returns a closed jaxpr, or what the function raises."""
+        begin_trace()
         try:
             return self.run(fn, in_tree), None
         except Exception as error:
@@ -300,12 +304,10 @@ def _raise_of_machine(failure: Exception, texts: Sequence[str]) -> NoReturn:
 
     Raises:
         TraceRefused: There is such a line: the name of a file, say, which then does not exist.
-        Exception: ``failure``, with a note if it is a plain ``RuntimeError``.
+        Exception: ``failure``.
     """
     if texts:
         raise _size_in_text(texts[0]) from failure
-    if type(failure) is RuntimeError and _ASKED_SYMBOLICALLY not in _notes_of(failure):
-        failure.add_note(_ASKED_SYMBOLICALLY)
     raise failure
 
 
@@ -364,10 +366,6 @@ def _size_in_text(line: str) -> TraceRefused:
         f"a size is made a text{_in_brackets(line)}",
         "leave that axis static; to print it, use jax.debug.print",
     )
-
-
-def _notes_of(error: BaseException) -> list[str]:
-    return getattr(error, "__notes__", [])
 
 
 def _whole_number(value: object) -> int | None:

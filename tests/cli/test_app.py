@@ -1,8 +1,10 @@
 """The command line as a whole: exit codes, one line for each error, pipes."""
 
+import importlib
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,29 @@ def test_help_names_every_command(capsys):
         with pytest.raises(SystemExit):
             app.main([command.name, "--help"])
         assert command.description.splitlines()[0] in capsys.readouterr().out
+
+
+def test_the_script_names_itself(capsys, monkeypatch):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["bucketjit"].partition(":")
+    assert getattr(importlib.import_module(module), name) is app.main
+    for program in ("/opt/bin/bucketjit", r"bucketjit.exe"):
+        monkeypatch.setattr(sys, "argv", [program, "plan", "nowhere"])
+        assert app.main() == 1
+        assert one_line(capsys.readouterr().err).startswith("bucketjit plan: cannot read nowhere")
+
+
+def test_tables_without_rich(without_rich, tmp_path, capsys):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n17\n")
+    assert app.main(["plan", str(lengths), "--k", "2"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("2 calls of ") and out[1].split() == [
+        *("plan", "executables", "waste", "strategy")
+    ]
+    assert [line.split()[1] for line in out if line.startswith("pow2 ")] == ["2"]
+    assert app.main(["cache", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("0 executables, 0 B\nfunction ")
 
 
 def test_version(capsys):

@@ -1,5 +1,5 @@
 import json
-import sys
+import re
 
 import pytest
 
@@ -21,21 +21,30 @@ def test_json(capsys):
         assert way["cold_seconds"] > 0 and 0 < way["median_us"] <= way["p99_us"]
 
 
-def test_table(capsys, monkeypatch):
-    pytest.importorskip("rich")
+def test_table_and_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "_WAYS", {"by hand": bench._by_hand, "bucketjit": bench._bucketed})
+    assert main(SMALL) == 0
+    out, err = capsys.readouterr()
+    assert "6 calls of" in out and "warm median" in out and "by hand" in out
+    *_, empty, sentence = out.splitlines()
+    assert empty == "" and re.fullmatch(
+        r"On this machine bucketjit served 6 ragged calls of \d sizes in \d+\.\d s, "
+        r"padding and masks written by hand in \d+\.\d s; compiles are included\.",
+        sentence,
+    )
+    assert [line.partition(", ")[0] for line in err.splitlines()] == [
+        "by hand: 6 of 6 calls",
+        "bucketjit: 6 of 6 calls",
+    ]
+
+
+def test_progress_before_the_end(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "_SILENCE", 0.0)
     monkeypatch.setattr(bench, "_WAYS", {"by hand": bench._by_hand})
     assert main(SMALL) == 0
-    out = capsys.readouterr().out
-    assert "6 calls of" in out and "warm median" in out and "by hand" in out
-
-
-def test_nothing_is_measured_for_a_table_that_cannot_be_printed(capsys, monkeypatch):
-    for module in [m for m in sys.modules if m.split(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr(bench, "_measure", lambda *args: pytest.fail("it was measured"))
-    assert main(SMALL) == 1
-    assert "tables need rich" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in lines] == ["1", "2", "3", "4", "5", "6"]
+    assert re.fullmatch(r"by hand: 1 of 6 calls, 1 compile, \d+\.\d s", lines[0])
 
 
 def test_a_way_that_computes_something_else_is_not_measured(capsys, monkeypatch):

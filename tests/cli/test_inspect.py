@@ -51,8 +51,11 @@ def rows(out):
     return [line.split() for line in out.splitlines()]
 
 
-def test_tables(file, run):
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_tables(file, run, has_rich, request):
     pytest.importorskip("rich")
+    if not has_rich:
+        request.getfixturevalue("without_rich")
     code, out, error = run(file)
     assert (code, error) == (0, "")
     found = rows(out)

@@ -43,6 +43,7 @@ def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
     pytest.importorskip("rich")
     code, out, error = report(stats, tmp_path, capsys)
     assert (code, error) == (0, "")
+    assert out.startswith("3 shapes, 2 executables: 1 compile, about ")
     assert ["calls", "3"] in rows(out)
     assert ["compiles", "2"] in rows(out)
     assert ["padding", "waste", "25.0%"] in rows(out)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +291,7 @@ def test_one_that_ends_when_it_is_asked_is_followed_by_another(
     members(first)
     ask = first.ask
 
-    def dies(message: bytes, deadline: float) -> bytes:
+    def dies(message: list[bytes], deadline: float) -> list[bytes]:
         os.killpg(first._popen.pid, signal.SIGKILL)
         return ask(message, deadline)
 
@@ -479,14 +482,13 @@ def test_those_that_have_ended_are_buried(processes: Pool) -> None:
 
 
 def test_it_ends_without_work() -> None:
-    reads, writes = os.pipe()
-    assert worker._next_message(reads, 0.01) is None
-    os.write(writes, messages.packed([b"a", b"bc"]))
-    message = worker._next_message(reads, 0.01)
-    assert message is not None and messages.unpacked(message) == [b"a", b"bc"]
-    os.close(writes)
-    assert worker._next_message(reads, SECONDS) is None
-    os.close(reads)
+    reads, writes = Pipe()
+    with reads:
+        assert worker._next_message(reads, 0.01) is None
+        messages.send(writes, message := [b"a", b"bc", b"", b"d" * 2**15])
+        assert worker._next_message(reads, 0.01) == message
+        writes.close()
+        assert worker._next_message(reads, SECONDS) is None
 
 
 def test_none_is_started_after_the_end(processes: Pool) -> None:
@@ -620,13 +622,36 @@ def test_a_broken_line_is_no_signal() -> None:
     while process._popen.poll() is None:
         pass
     try:
-        process.ask(b"x" * 2**22, time.monotonic() + 60)
+        process.ask([b"x" * 2**22], time.monotonic() + 60)
     except EOFError as error:
         print(error)
 """
     done = _run(_CALLS + script)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the process has ended\n"
+
+
+def test_no_wait_is_without_end() -> None:
+    """Neither for one that reads nothing, nor for one that stops or ends within its answer."""
+
+    def asked(message: list[bytes], begun: bytes, ends: bool) -> list[bytes]:
+        process = object.__new__(pool_module._Process)
+        process._line, theirs = Pipe()
+        with process._line, theirs:
+            os.write(theirs.fileno(), begun)
+            if ends:
+                with socket.socket(fileno=os.dup(theirs.fileno())) as end:
+                    end.shutdown(socket.SHUT_WR)
+            return process.ask(message, time.monotonic() + 0.2)
+
+    small, complete = [b"a"], struct.pack("!i", 1) + b"b"
+    assert asked(small, complete * 3, ends=False) == [b"b"] * 3
+    for message, begun in ((small, b""), (small, complete + b"\0"), ([b"x" * 2**24], b"")):
+        with pytest.raises(TimeoutError, match="got no time for it"):
+            asked(message, begun, ends=False)
+    for begun in (b"", complete, complete + b"\0", complete[:-1]):
+        with pytest.raises(EOFError, match="has ended"):
+            asked(small, begun, ends=True)
 
 
 @pytest.mark.parametrize("how", ["ends", "is interrupted"])

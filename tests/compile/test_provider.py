@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -509,6 +510,33 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}, progress=False)
     assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_progress_in_a_terminal(
+    has_rich: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("rich")
+    if not has_rich:
+        request.getfixturevalue("without_rich")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    executor = BucketedExec(jnp.cos).with_pow2()
+    executor.warmup(ramp(1), sizes={"batch": [1, 2]}, workers=1)
+    if has_rich:
+        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+        assert re.search(r"cos: warm-up .* 2/2 .* batch=1", plain)
+    else:
+        assert stream.getvalue() == "cos: compiled batch=2 (1/2)\ncos: compiled batch=1 (2/2)\n"
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    executor.warmup(ramp(1), sizes={"batch": [4]})
+    assert stream.getvalue() == "cos: compiled batch=4 (1/1)\n"
 
 
 class FullDisk(io.StringIO):
@@ -1563,18 +1591,15 @@ def test_pinned_executables_stay() -> None:
     [
         ({"maxsize": 0}, "maxsize"),
         ({"max_bytes": 0}, "max_bytes"),
-        ({"policy": "fifo"}, "policy"),
-        ({"hysteresis": -1}, "hysteresis"),
-        ({"hysteresis": False}, "hysteresis"),
-        ({"hysteresis": 1.5}, "hysteresis"),
-        ({"hysteresis": 0.0}, "hysteresis"),
-        ({"hysteresis": np.False_}, "hysteresis"),
-        ({"hysteresis": np.array([0, 0])}, "hysteresis"),
+        ({"eviction": "fifo"}, "policy must be 'lru' or 'lfu', got 'fifo'"),
     ],
 )
 def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         BucketedExec(jnp.exp).with_maxsize(**options)
+    for hysteresis in (-1, False, 1.5, 0.0, np.False_, np.array([0, 0])):
+        with pytest.raises(SpecError, match="hysteresis must be 0 or a positive int"):
+            Eviction(hysteresis=hysteresis)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="workers"):
         BucketedExec(jnp.exp).with_background_compile(0)
 

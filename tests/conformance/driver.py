@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.traceback_util import include_filename
 
 import bucketjit
 from bucketjit import BucketedExec, Fallback
@@ -95,6 +96,7 @@ def _is_our_own(error: BaseException | None) -> bool:
     if error is None:
         return False
     frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if include_filename(frame.filename)]
     ours = os.path.dirname(bucketjit.__file__)
     hooks = ("fail", "_no_attribute", "reporting")  # say what a plain size says
     if not frames or frames[-1].name in hooks:
@@ -126,9 +128,20 @@ def decided_by(error: Exception) -> Stop:
     return Stop(ERROR, f"{_first_line(error)} via {' '.join(frames[-2:])}")
 
 
+@contextmanager
+def _whole_tracebacks() -> Iterator[None]:
+    """Who raised an error is read off its frames, and errors have all of them."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
 def _decide(run: Callable[[], None], limit: int) -> tuple[str, str]:
     try:
-        with _time_limit(limit), warnings.catch_warnings():
+        with _whole_tracebacks(), _time_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run()
     except _TooSlow:

@@ -13,7 +13,9 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._cli.app import main
-from bucketjit.errors import FallbackWarning, MissingExtraError
+from bucketjit._inspect.plain import plain_lines
+from bucketjit._inspect.tables import Table
+from bucketjit.errors import FallbackWarning
 
 
 def used(fn: Any = lambda x: x.sum(axis=1)) -> BucketedExec:
@@ -71,20 +73,38 @@ def test_the_command_line_shows_the_same(tmp_path: Any, capsys: pytest.CaptureFi
     executor = used()
     (tmp_path / "stats.json").write_text(executor.stats().to_json())
     assert main(["report", str(tmp_path / "stats.json")]) == 0
-    head, tables = str(executor.report()).split("\n", 1)
-    assert head == repr(executor)
+    summary, head, tables = str(executor.report()).split("\n", 2)
+    assert (summary, head) == (executor.stats().summary, repr(executor))
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert shown == [line.rstrip() for line in tables.splitlines()]
+    assert shown == [summary, *(line.rstrip() for line in tables.splitlines())]
 
 
-def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [m for m in sys.modules if m.split(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "rich", None)  # type: ignore[arg-type]
+def test_without_rich(
+    without_rich: None, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     executor = used()
-    with pytest.raises(MissingExtraError, match=r"tables need rich.*'bucketjit\[cli\]'"):
-        executor.report()
+    lines = str(executor.report()).splitlines()
+    assert lines[:4] == [executor.stats().summary, repr(executor), "", "Counters"]
+    assert ["calls", "3"] in [line.split() for line in lines]
+    assert ["4", "0"] in [line.split()[:2] for line in lines]
     assert "<table>" in executor._repr_html_()
+    (tmp_path / "stats.json").write_text(executor.stats().to_json())
+    assert main(["report", str(tmp_path / "stats.json")]) == 0
+    assert capsys.readouterr().out.splitlines() == [lines[0], *lines[2:]]
+
+
+@pytest.mark.parametrize("columns", [10, 40, 64])
+def test_plain_tables_wrap_and_lose_nothing(columns: int) -> None:
+    words = [f"word{i}" for i in range(30)]
+    rows = [("a", " ".join(words), "1"), ("b", "y" * 90, "1,000"), ("c", "one\ntwo\x1b[2J", "3")]
+    lines = list(plain_lines(Table("Rows", ("name", "text", "n"), rows, ("n",)), columns))
+    assert lines[0] == "Rows" and max(map(len, lines)) <= columns
+    text = " ".join(lines)
+    assert text.count("y") == 90 and "\x1b" not in text
+    if columns > 10:
+        assert [word for word in words if word not in text.split()] == []
+        numbers = [line[-5:] for line in lines if line.endswith("000") or line.endswith(" 3")]
+        assert numbers == ["1,000", "    3"]
 
 
 class Texts(HTMLParser):

@@ -19,7 +19,8 @@ import pytest
 
 from bucketjit import BucketedExec, Check, strategies
 from bucketjit._runtime import statistics
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.statistics import REASONS_KEPT
 from bucketjit._runtime.timeline import MOMENTS
 from bucketjit.errors import FallbackWarning, MaskingError
@@ -141,7 +142,7 @@ def test_reset_keeps_the_cache_and_counts_on() -> None:
 
 
 def test_reset_does_not_change_what_is_evicted() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2()._with(policy="lfu", maxsize=2)
+    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2, eviction="lfu")
     for n in (4, 4, 4, 8):
         executor(ones(n))
     executor.reset_stats()

@@ -174,7 +174,7 @@ class Batch:
 
 CONTAINERS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
     "dict": ({"x": "b, s", "y": "b"}, lambda b, s: {"y": ramp(b), "x": ramp(b, s)}),
-    "dict, partly": ({"x": "b, s"}, lambda b, s: {"x": ramp(b, s), "c": ramp(7)}),
+    "dict, partly": ({"x": "b, s"}, lambda b, s: {"x": ramp(b, s), "c": 7.0}),
     "dict, partly None": ({"x": "b, s", "c": None}, lambda b, s: {"x": ramp(b, s), "c": ramp(7)}),
     "list": (["b, s", "b"], lambda b, s: [ramp(b, s), ramp(b)]),
     "tuple": (("b, s", None, "b"), lambda b, s: (ramp(b, s), ramp(2), ramp(b))),

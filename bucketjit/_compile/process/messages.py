@@ -1,59 +1,38 @@
-"""Messages between the processes: byte strings, each with its length before it."""
+"""Messages between the processes: byte strings, through a connection of the standard library."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 # The first part of an answer. The second is the `stamp` of the process, the third the bytes of the
 # executable or the text of an error.
 DONE, FAILED = b"done", b"failed"
-_COUNT = struct.Struct("<Q")
 
 
-def packed(parts: Sequence[bytes]) -> bytes:
-    """Byte strings as one message.
-
-    Args:
-        parts: The byte strings.
-
-    Examples:
-        >>> unpacked(packed([b"a", b""]))
-        [b'a', b'']
-    """
-    body = b"".join(_COUNT.pack(len(part)) + part for part in parts)
-    return _COUNT.pack(len(body)) + body
-
-
-def length(begun: bytes | bytearray) -> int | None:
-    """The length of a message, from its beginning.
+def send(line: Connection, parts: Sequence[bytes]) -> None:
+    """Send a message.
 
     Args:
-        begun: The first bytes of the message.
+        line: The connection.
+        parts: Its byte strings.
 
-    Returns:
-        Its bytes, the length field included; None if that field is not complete yet.
-
-    Examples:
-        >>> length(b""), length(packed([b"a"])[:8])
-        (None, 17)
+    Raises:
+        OSError: The other process has ended, or took nothing in time.
     """
-    if len(begun) < _COUNT.size:
-        return None
-    (count,) = _COUNT.unpack_from(begun)
-    return _COUNT.size + int(count)
+    for part in parts:
+        line.send_bytes(part)
 
 
-def unpacked(message: bytes) -> list[bytes]:
-    """The byte strings of a message.
+def receive(line: Connection, count: int) -> list[bytes]:
+    """Receive a message.
 
     Args:
-        message: A complete message.
+        line: The connection.
+        count: How many byte strings it has.
+
+    Raises:
+        EOFError: The other process has ended.
+        OSError: It has ended within a message, or sent nothing in time.
     """
-    parts, at = [], _COUNT.size
-    while at < len(message):
-        (count,) = _COUNT.unpack_from(message, at)
-        at += _COUNT.size
-        parts.append(message[at : at + count])
-        at += count
-    return parts
+    return [line.recv_bytes() for _ in range(count)]

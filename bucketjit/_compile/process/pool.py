@@ -7,13 +7,15 @@ import contextlib
 import functools
 import json
 import os
-import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from bucketjit._compile.process import messages, throttle
@@ -78,9 +80,9 @@ class Pool:
             NotElsewhere: It cannot be compiled by another process, for the reason in the message.
             Ended: The interpreter is ending.
         """
-        message = messages.packed([module, options, b"%d" % devices, b"%d" % device])
-        if len(message) > _MOST_BYTES:
-            raise NotElsewhere(f"the program has {len(message)} bytes")
+        message = [module, options, b"%d" % devices, b"%d" % device]
+        if (nbytes := sum(map(len, message))) > _MOST_BYTES:
+            raise NotElsewhere(f"the program has {nbytes} bytes")
         deadline = time.monotonic() + patience
         answer = None
         while answer is None:
@@ -92,7 +94,7 @@ class Pool:
                 if is_new:
                     self._take_a_rest()
                     raise NotElsewhere(str(error)) from error
-        outcome, who, found = messages.unpacked(answer)
+        outcome, who, found = answer
         if who != stamp():
             self._never = f"another process finds {who.decode()}, this one has {stamp().decode()}"
             self._end_all()
@@ -147,7 +149,7 @@ class Pool:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise NotElsewhere("the processes that compile have much to do")
 
-    def _ask(self, process: _Process, message: bytes, deadline: float) -> bytes:
+    def _ask(self, process: _Process, message: Sequence[bytes], deadline: float) -> list[bytes]:
         """The answer of a process, which goes back to the free ones. After an error it is killed.
 
         Raises:
@@ -238,7 +240,7 @@ class _Process:
     """One process that compiles and its throttle, together a process group."""
 
     def __init__(self) -> None:
-        ours, theirs = map(_beyond_standard, socket.socketpair())
+        ours, theirs = map(_beyond_standard, Pipe())
         self._line = ours
         try:
             # -I -S: neither environment variables nor site packages decide what it runs, only the
@@ -262,44 +264,46 @@ class _Process:
             raise
         finally:
             theirs.close()
-        self._line.setblocking(False)
 
     @property
     def is_alive(self) -> bool:
         """Whether it has not ended."""
         return self._popen.poll() is None
 
-    def ask(self, message: bytes, deadline: float) -> bytes:
+    def ask(self, message: Sequence[bytes], deadline: float) -> list[bytes]:
         """Send a message and wait for the answer.
 
         Args:
-            message: The message.
+            message: Its byte strings.
             deadline: When to give up (``time.monotonic``).
+
+        Returns:
+            The byte strings of the answer.
 
         Raises:
             TimeoutError: No answer came in time.
             EOFError: The process has ended.
-            OSError: The socket failed otherwise.
+            OSError: The connection failed otherwise.
         """
-        try:
-            return self._answer_to(message, deadline)
-        except ConnectionError as error:
-            raise EOFError("the process has ended") from error
-
-    def _answer_to(self, message: bytes, deadline: float) -> bytes:
-        """Send a message in pieces, and read the answer until it is complete."""
         line = self._line
-        rest, answer = memoryview(message), bytearray()
-        while rest:
-            _wait_for(line.fileno(), select.POLLOUT, deadline)
-            rest = rest[line.send(rest[: 2**20], socket.MSG_NOSIGNAL) :]
-        while (wanted := messages.length(answer)) is None or len(answer) < wanted:
-            _wait_for(line.fileno(), select.POLLIN, deadline)
-            part = line.recv(2**20)
-            if not part:
-                raise EOFError("the process has ended")
-            answer += part
-        return bytes(answer)
+        try:
+            _bound_waits(line, deadline)
+            with _without_signal():
+                messages.send(line, message)
+            # Look once even after the deadline: this process may have been suspended, and an answer
+            # be there.
+            if not line.poll(max(0.0, deadline - time.monotonic())):
+                raise BlockingIOError
+            return messages.receive(line, 3)
+        except BlockingIOError:
+            raise TimeoutError("the process that compiles got no time for it") from None
+        except OSError as error:
+            # Of an end within a message, `Connection` makes an error without a number.
+            if isinstance(error, ConnectionError) or error.errno is None:
+                raise EOFError("the process has ended") from error
+            raise
+        except EOFError:
+            raise EOFError("the process has ended") from None
 
     def kill(self) -> None:
         """End the process and its throttle at once."""
@@ -309,7 +313,7 @@ class _Process:
             self._popen.wait()
 
     def close(self) -> None:
-        """Close the socket to the process."""
+        """Close the connection to the process."""
         with contextlib.suppress(OSError):
             self._line.close()
 
@@ -319,22 +323,32 @@ class _Process:
         self._popen.returncode = 0
 
 
-def _wait_for(fd: int, event: int, deadline: float) -> None:
-    """Wait for an event on a file descriptor.
+def _bound_waits(line: Connection, deadline: float) -> None:
+    """Let each read and write that gets nowhere until a deadline raise BlockingIOError.
 
-    Raises:
-        TimeoutError: The deadline has passed.
+    `Connection` waits without end, and a process that is halted reads nothing.
     """
-    poll = select.poll()
-    poll.register(fd, event)
-    # Poll once even after the deadline: this process may have been suspended, and an answer be
-    # there.
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-        raise TimeoutError("the process that compiles got no time for it")
+    left = max(0.001, deadline - time.monotonic())
+    seconds = struct.pack("ll", int(left), int(left % 1 * 1e6))  # struct timeval; 0 is no bound
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, seconds)
 
 
-def _beyond_standard(end: socket.socket) -> socket.socket:
-    """The same socket under a number above 2, so that it is none of the standard streams.
+@contextlib.contextmanager
+def _without_signal() -> Iterator[None]:
+    """Let a write to a process that has ended raise, even where SIGPIPE would end this process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in before:
+            signal.sigtimedwait({signal.SIGPIPE}, 0)  # takes the one that is pending, if there is
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _beyond_standard(end: Connection) -> Connection:
+    """The same connection under a number above 2, so that it is none of the standard streams.
 
     Numbers up to 2 are free if a standard stream is closed; the new process would replace them.
     """
@@ -343,7 +357,7 @@ def _beyond_standard(end: socket.socket) -> socket.socket:
     import fcntl  # not there on every system that this module is imported on
 
     with end:
-        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
+        return Connection(fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _paths() -> list[str]:

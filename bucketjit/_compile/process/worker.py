@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 import jax
 
@@ -35,9 +36,10 @@ def serve(line: int, tells: int) -> None:
     Raises:
         OSError: The asker has closed the socket.
     """
+    asker = Connection(line)
     while True:
         os.write(tells, IDLE)
-        message = _next_message(line, _PATIENCE)
+        message = _next_message(asker, _PATIENCE)
         os.write(tells, BUSY)
         if message is None:
             return
@@ -45,25 +47,18 @@ def serve(line: int, tells: int) -> None:
             answer = [messages.DONE, stamp(), _compiled(message)]
         except Exception as error:
             answer = [messages.FAILED, stamp(), printable(in_one_line(error), LONGEST).encode()]
-        rest = memoryview(messages.packed(answer))
-        while rest:
-            rest = rest[os.write(line, rest) :]
+        messages.send(asker, answer)
 
 
-def _compiled(message: bytes) -> bytes:
+def _compiled(message: Sequence[bytes]) -> bytes:
     """The bytes of the executable that a message asks for."""
-    module, options, devices, device = messages.unpacked(message)
+    module, options, devices, device = message
     return compile_to_bytes(module, options, int(devices), int(device))
 
 
-def _next_message(fd: int, patience: float) -> bytes | None:
-    """The next message; None if the socket closes, or none arrives in ``patience`` seconds."""
-    if not select.select([fd], [], [], patience)[0]:
+def _next_message(asker: Connection, patience: float) -> list[bytes] | None:
+    """The next message; None if the asker ends, or sends none in ``patience`` seconds."""
+    try:
+        return messages.receive(asker, 4) if asker.poll(patience) else None
+    except EOFError:
         return None
-    message = bytearray()
-    while (wanted := messages.length(message)) is None or len(message) < wanted:
-        part = os.read(fd, 2**20)
-        if not part:
-            return None
-        message += part
-    return bytes(message)

@@ -19,7 +19,7 @@ from bucketjit._arrays.padding import part, plain
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._cores.helper_threads import run_together
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import changed
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Evicted, Handler, Where

@@ -139,7 +139,7 @@ def chunk(signed: SignedCall, cut: Sequence[Piece], start: int, stop: int) -> Si
         shapes[piece.leaf] = (int(value),) if piece.axis is None else tuple(value.shape)
     for i in donated:
         leaves[i] = fresh(leaves[i])
-    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+    return dataclasses.replace(signed, leaves=leaves, shapes=shapes, is_chunk=True)
 
 
 def _without_padding(signed: SignedCall, cut: Sequence[Piece]) -> SignedCall:

@@ -15,7 +15,7 @@ from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
     BucketHandler,
     afterwards,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.call_counts import CallCounter
 
 Where = int | str  # position or name of an argument
 

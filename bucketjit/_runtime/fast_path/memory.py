@@ -16,7 +16,8 @@ from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.arrays import NotPlaced, on_default_device
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.bucket_handler import BucketHandler
 from bucketjit._runtime.fast_path.dispatch import (
     CallArguments,

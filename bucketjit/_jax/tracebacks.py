@@ -1,0 +1,185 @@
+"""Errors as ``jax.jit`` shows them: the frames of the user, without those of bucketjit and JAX.
+
+    before   train.py   bucketjit/_api   bucketjit/_runtime   jax/_src   train.py, where it raises
+    after    train.py   train.py, where it raises
+
+``jax_traceback_filtering`` decides how, as for JAX's own functions. An error is shortened where it
+leaves a function that users call: `shortened` in its ``except`` block, or `boundary` around it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar, cast
+
+from bucketjit._jax import names
+from bucketjit._jax.names import Without, lacking
+from bucketjit.errors import BucketJitError, MaskingError
+
+_source_info = names.module("source_info_util")
+_util = names.module("traceback_util")
+
+_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+# Packages whose frames JAX leaves out of the tracebacks that it shortens itself, such as those of
+# ``jax.grad`` of an executor. `bucketjit._jax` is not among them: it looks for frames of its own in
+# errors that JAX has shortened (`bucketjit._jax.patches.shapes`, `trouble_of_versions`).
+_HIDDEN = (
+    *("_api", "_arrays", "_autodiff", "_compile", "_ir", "_masking", "_ragged", "_runtime"),
+    *("_signature", "_stages", "_tracing"),
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@functools.cache
+def hide_own_frames() -> None:
+    """Have JAX leave frames of bucketjit out of its tracebacks, too.
+
+    Libraries on JAX do so with the private ``traceback_util.register_exclusion`` (since 0.2.1).
+    There is no public way.
+    """
+    if not lacking(Without.TRACEBACKS):
+        for package in _HIDDEN:
+            _util.register_exclusion(_FOLDER + package)
+
+
+def boundary(function: F) -> F:
+    """A function whose errors are `shortened`.
+
+    Args:
+        function: The function.
+    """
+
+    @functools.wraps(function)
+    def shortening(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            shortened(error)
+            raise
+
+    return cast(F, shortening)
+
+
+def shortened(error: Exception) -> None:
+    """Take the frames of bucketjit and JAX out of an error that is being handled.
+
+    The frames go from the errors that caused it, too; of refusals only the last one is shown. Raise
+    the error with a bare ``raise`` afterwards, which adds no frame. JAX's note on how to see all
+    frames, or in the mode ``remove_frames`` the whole traceback, is added as JAX does it, unless
+    JAX has added it already, or the error is one of bucketjit: its message says all.
+
+    JAX's ``traceback_util.api_boundary`` does this for the frames of JAX (since 0.2.1). No public
+    function does.
+
+    Args:
+        error: The error.
+    """
+    mode = "off" if lacking(Without.TRACEBACKS) else _util._filtering_mode()
+    if mode == "off":
+        return
+    if mode == "tracebackhide":
+        for told in _chain(error):
+            for frame, _ in traceback.walk_tb(told.__traceback__):
+                if _is_inner(frame.f_code.co_filename):
+                    frame.f_locals["__tracebackhide__"] = True
+        return
+    if isinstance(error, MaskingError) and error.__cause__ is not None:
+        error.__cause__ = _cause_beside(error)
+    steps = {id(told): (told, told.__traceback__) for told in _chain(error)}
+    if not isinstance(error, BucketJitError) and not _is_noted(error):
+        try:
+            _raised_in_jax(error)
+        except Exception as same:  # the error itself, with the note or the cause
+            assert same is error
+    for told, all_steps in steps.values():
+        told.with_traceback(_without_inner(all_steps))
+        # An object that was raised in several traces has JAX's note of each.
+        if len(notes := getattr(told, "__notes__", ())) > 1:
+            told.__notes__ = list(dict.fromkeys(notes))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+@functools.cache
+def _boundary_of_jax() -> Callable[[Exception], NoReturn]:
+    return _util.api_boundary(_raise)
+
+
+def _raised_in_jax(error: Exception) -> NoReturn:
+    _boundary_of_jax()(error)
+
+
+def _is_noted(error: Exception) -> bool:
+    """Whether JAX has shortened the error, and says so in a note or in its cause."""
+    notes = getattr(error, "__notes__", ())
+    if any(_util._simplified_tb_msg in str(note) for note in notes):
+        return True
+    return isinstance(error.__cause__, _util.UnfilteredStackTrace)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that are shown with it; not the whole traceback that JAX sets as cause."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        told = left.pop()
+        if told is None or id(told) in seen or isinstance(told, _util.UnfilteredStackTrace):
+            continue
+        seen.add(id(told))
+        yield told
+        left += [told.__cause__, None if told.__suppress_context__ else told.__context__]
+        if isinstance(told, BaseExceptionGroup):
+            left += told.exceptions
+
+
+def _cause_beside(error: MaskingError) -> BaseException | None:
+    """The cause of a refusal that is not bucketjit's own: those say what the refusal says."""
+    cause = error.__cause__
+    while cause is not None:
+        if not isinstance(cause, (MaskingError, _source_info.JaxStackTraceBeforeTransformation)):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
+def _without_inner(steps: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    is_called_inside = False
+    for step in _steps(steps):
+        file = step.tb_frame.f_code.co_filename
+        # Of the standard library the frames go that bucketjit calls, such as those of threads.
+        is_called_inside = _is_inner(file) or (is_called_inside and _is_of_python(file))
+        if not is_called_inside:
+            kept.append(step)
+    shown = None
+    for step in reversed(kept):
+        shown = TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return shown
+
+
+def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
+    while step is not None:
+        yield step
+        step = step.tb_next
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_inner(file: str) -> bool:
+    """Whether a file is of bucketjit, or one of those that JAX hides."""
+    return file.startswith(_FOLDER) or not _util.include_filename(file)
+
+
+def _is_of_python(file: str) -> bool:
+    """Whether a file is of the standard library."""
+    return file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file

@@ -1,0 +1,43 @@
+"""Tells of calls inside ``jit``, ``vmap`` and the like, where the function itself runs."""
+
+from __future__ import annotations
+
+import warnings
+
+from bucketjit._config import Config
+from bucketjit._events import LONGEST, Event, emit, printable
+from bucketjit._jax.transformations import innermost_transformation
+from bucketjit._raised import frames_inside
+from bucketjit._runtime.counters import Counters
+from bucketjit._tracing.mutations import is_traced_here
+from bucketjit.errors import InlinedWarning
+
+
+def note_inlined(config: Config, name: str, counters: Counters) -> None:
+    """Count a call that is inlined; the first one is an event, and warned of.
+
+    There is no warning without a strategy, as nothing would be padded anyway, nor inside another
+    executor, which pads its own arguments.
+
+    Args:
+        config: The configuration of the executor.
+        name: Name of the function in messages.
+        counters: Its counters.
+
+    Warns:
+        InlinedWarning: See above.
+    """
+    is_first = counters.inlined()
+    if not is_first:
+        return
+    where = innermost_transformation()
+    why = (
+        f"is called inside {where}, so it is inlined there: nothing is padded, and what is around "
+        "it compiles for each size. Call the executor outside, or make it the outermost function: "
+        "bucketjit.jit in the place of jax.jit, executor.map in the place of jax.vmap, and "
+        "bucketjit.integrations in the place of the jit of a library."
+    )
+    emit(Event("inlined", name, detail=why), config.listeners)
+    if not config.always_exact and not is_traced_here():
+        message = printable(f"{name} {why}", LONGEST)
+        warnings.warn(message, InlinedWarning, stacklevel=frames_inside())

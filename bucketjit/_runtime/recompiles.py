@@ -1,0 +1,174 @@
+"""Warns of a function that compiles again and again: for each size, or beyond its buckets.
+
+Only calls that compile are noted here, so that other calls cost nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from bucketjit._config import Config
+from bucketjit._events import LONGEST, Event, emit, printable
+from bucketjit._raised import frames_inside
+from bucketjit._signature.signature import Signature
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.dynamic_axes import STATIC
+from bucketjit.errors import BucketOverflowError, RecompileWarning
+from bucketjit.strategies import Exact
+from bucketjit.strategies.base import Strategy
+
+# Without any strategy, or along a static axis; the next size is warned of.
+_SIZES_WITHOUT_A_WORD = 2
+_ABOVE_BUCKETS = 16  # executables beyond the number of buckets that are not warned of
+_SIGNATURES = 4  # kinds of arguments that have buckets of their own: training and evaluation, say
+_MOST_COUNTED = 1024  # buckets of a variable that are counted
+_SIZES_KEPT, _SIZES_TOLD, _AXES_TOLD = 256, 6, 3
+
+_ADD_A_STRATEGY = (
+    "Without a strategy every size has an executable of its own. Add one: "
+    "executor = executor.with_pow2() (it returns a new executor), or executor.with_exact() if one "
+    "compile per size is what you want."
+)
+
+
+_OPEN_IT = (
+    "Open what varies: give it an entry in dynamic_axes, such as 'b, s'. explain(...) tells what a "
+    "call does and why."
+)
+
+
+class Recompiles:
+    """What the calls of one engine have compiled.
+
+    Args:
+        config: The configuration.
+        name: Name of the function in messages.
+    """
+
+    def __init__(self, config: Config, name: str) -> None:
+        self._config = config
+        self._name = name
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Start counting again; a warning that was given may be given again."""
+        with self._lock:
+            self._count = 0
+            self._is_told = False
+            self._static = 0  # the most sizes of an axis that nobody has declared static
+            self._largest: dict[str, int] = {}
+            self._axes: dict[tuple[str, bool], dict[int, None]] = {}  # sizes seen, of each axis
+            self._shapes: weakref.WeakKeyDictionary[Signature, set[Any]]
+            self._shapes = weakref.WeakKeyDictionary()
+
+    def note(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool = False) -> None:
+        """Note a call that has compiled an executable, and warn if there are too many.
+
+        Args:
+            signed: The call.
+            sizes: The size of each dimension variable.
+            is_fallback: Whether another warning says why it runs at its exact shape.
+
+        Warns:
+            RecompileWarning: Once, see the class.
+        """
+        with self._lock:
+            self._add(signed, sizes, is_fallback)
+            why = None if self._is_told else self._why()
+            if why is None:
+                return
+            self._is_told = True
+        emit(Event("recompile", self._name, sizes, detail=why), self._config.listeners)
+        message = printable(f"{self._name} {why}", LONGEST)
+        warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
+
+    def _add(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool) -> None:
+        self._count += 1
+        signature = signed.signature
+        self._shapes.setdefault(signature, set()).add(tuple(signed.shapes))
+        for variable, size in sizes.items():
+            self._largest[variable] = max(size, self._largest.get(variable, 0))
+        tokens = signature.tokens
+        for leaf, shape in enumerate(signed.shapes):
+            for axis, size in enumerate(shape):
+                is_size = signature.types[leaf].dtype is None
+                place = "" if is_size else f"axis {axis} of "
+                is_static = tokens is not None and tokens[leaf][axis] == STATIC
+                seen = self._axes.setdefault((place + signature.paths[leaf], is_static), {})
+                if len(seen) < _SIZES_KEPT:
+                    seen[size] = None
+                is_chosen = self._config.dynamic_axes is not None and (
+                    signature.specs[leaf] is not None
+                )
+                if is_static and not is_chosen and not is_fallback:
+                    self._static = max(self._static, len(seen))
+
+    def _why(self) -> str | None:
+        """What there is to warn of, or None."""
+        after = self._config.warn_after
+        if after == 0:
+            return None
+        if after is None and self._config.has_no_strategy:
+            most = max(map(len, self._shapes.values()))
+            if most <= _SIZES_WITHOUT_A_WORD:
+                return None
+            return f"compiles for each size: {self._varied()}. {_ADD_A_STRATEGY}"
+        if after is None:
+            if self._config.always_exact:  # as the user chose
+                return None
+            if self._static > _SIZES_WITHOUT_A_WORD:
+                return f"compiles for each size of a static axis: {self._varied()}. {_OPEN_IT}"
+            after = _ABOVE_BUCKETS + self._buckets()
+        if self._count <= after:
+            return None
+        return (
+            f"has compiled {self._count} executables: {self._varied()}. explain(...) tells what a "
+            "call does and why; open axes that vary (dynamic_axes), choose fewer buckets, or raise "
+            "warn_after."
+        )
+
+    def _buckets(self) -> int:
+        """How many buckets there are for sizes up to those seen so far."""
+        plan, count = self._config.plan, 1
+        planned = self._config.planned
+        if plan is not None:
+            count = max(1, len(getattr(plan, "buckets", ())))
+        for variable, largest in self._largest.items():
+            if variable not in planned:
+                count *= self._buckets_of(self._config.strategy_of(variable), largest)
+        return count * max(1, min(len(self._shapes), _SIGNATURES))
+
+    def _buckets_of(self, strategy: Strategy, largest: int) -> int:
+        if isinstance(strategy, Exact) and strategy is self._config.default:
+            return 1  # not chosen for this variable
+        count, size = 0, 0
+        try:
+            while size < largest and count < _MOST_COUNTED:
+                size = strategy.bucket(size + 1)
+                count += 1
+        except BucketOverflowError:
+            pass
+        return max(1, count)
+
+    def _varied(self) -> str:
+        """The axes that varied, with their sizes, those with most sizes first."""
+        varied = [(len(s), name, is_static, s) for (name, is_static), s in self._axes.items()]
+        varied = sorted((v for v in varied if v[0] > 1), key=lambda v: -v[0])
+        if not varied:
+            return "no axis varied, but the types, the structure or static values of the arguments"
+        told = [
+            f"{name} varied{' (static)' if is_static else ''}, {_told(sizes)}"
+            for _, name, is_static, sizes in varied[:_AXES_TOLD]
+        ]
+        more = len(varied) - len(told)
+        return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+
+
+def _told(sizes: Mapping[int, None]) -> str:
+    shown = ", ".join(map(str, list(sizes)[:_SIZES_TOLD]))
+    return f"{len(sizes)} sizes: {shown}" + (", ..." if len(sizes) > _SIZES_TOLD else "")

@@ -1,0 +1,64 @@
+"""Lists of numbers that are given where an array is declared.
+
+To JAX a list of numbers is a tree of scalars, never an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from bucketjit.errors import BucketJitError
+
+
+def is_list_of_numbers(value: object) -> bool:
+    """Whether a value is a list or tuple of Python numbers, or of such lists."""
+    if type(value) not in (list, tuple) or not value:
+        return False
+    assert isinstance(value, list | tuple)
+    return all(
+        is_list_of_numbers(item) or isinstance(item, bool | int | float | complex | np.generic)
+        for item in value
+    )
+
+
+def note_lists(error: Exception, args: Iterable[tuple[str, object]]) -> None:
+    """Add a note to an error of a function that was given a list of numbers.
+
+    Without ``dynamic_axes`` such a list is what it is under ``jax.jit``, a tree of scalars, of
+    which the function may have asked what only arrays have.
+
+    Args:
+        error: What the function raised.
+        args: The arguments with their names.
+    """
+    if not isinstance(error, TypeError | AttributeError) or isinstance(error, BucketJitError):
+        return
+    for name, value in args:
+        if is_list_of_numbers(value):
+            error.add_note(
+                f"bucketjit: {name}: as under jax.jit, a list is a tree of scalars; where an array "
+                f"is meant: {cure_of_list(value, name)}"
+            )
+            return
+
+
+def cure_of_list(value: Any, path: str) -> str:
+    """What is wrong with a list of numbers where an array is declared, and what to pass instead.
+
+    Args:
+        value: The list.
+        path: How errors name it.
+    """
+    kind = type(value).__name__
+    of = "lists" if isinstance(value[0], list | tuple) else "numbers"
+    try:
+        np.asarray(value)
+    except ValueError:  # NumPy has no such array
+        return (
+            f"got a {kind} of {len(value)} {of} of different length, which do not form an array; "
+            "pad them, or give a list of arrays to map"
+        )
+    return f"got a {kind} of {len(value)} {of}; pass np.asarray({path})"

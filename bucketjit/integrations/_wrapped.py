@@ -1,0 +1,135 @@
+"""What the wrappers of this package share: methods that hand plain arguments to an executor."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from bucketjit._api.executor import BucketedExec
+from bucketjit._precompile.manifest import Manifest
+from bucketjit.types import Explanation, Report, Stats, WarmupReport
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+# Methods of an executor that take no arguments of the function, and change no option.
+_SAME = (
+    "cache_clear",
+    "cache_info",
+    "cache_size",
+    "forbid_compiles",
+    "manifest",
+    "pin",
+    "plot",
+    "reset_stats",
+    "wait_for_compiles",
+)
+
+
+class Wrapped(Generic[P, R]):
+    """A function of a library's objects, which an executor runs on their arrays.
+
+    Args:
+        fn: The function of the user.
+        executor: Runs it on plain arguments.
+
+    Attributes:
+        executor: The executor. It takes arguments and returns results as this package hands them
+            over, so call the wrapper, and ask the executor.
+    """
+
+    def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any]) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.executor: BucketedExec[..., Any] = executor
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function."""
+        raise NotImplementedError
+
+    @overload
+    def __get__(self, instance: None, owner: object = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: Wrapped[Concatenate[Any, Q], R], instance: object, owner: object = None
+    ) -> Callable[Q, R]: ...
+
+    def __get__(self, instance: object, owner: object = None) -> Any:
+        """Bind to an instance if the function is a method of a class."""
+        return self if instance is None else MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} of {self.executor!r}>"
+
+    def __dir__(self) -> list[str]:
+        builders = [name for name in dir(BucketedExec) if name.startswith("with_")]
+        return sorted({*super().__dir__(), *_SAME, *builders})
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of the executor: one that asks of it, or a ``with_...`` method."""
+        if name in _SAME:
+            return getattr(self.executor, name)
+        if not name.startswith("with_") or not hasattr(BucketedExec, name):
+            wanted = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(BucketedExec, name):
+                wanted += f"; its executor has: .executor.{name}"
+            raise AttributeError(wanted)
+        build = getattr(self.executor, name)
+
+        @functools.wraps(build)
+        def builder(*args: Any, **kwargs: Any) -> Any:
+            return self._around(build(*args, **kwargs))
+
+        return builder
+
+    def _around(self, executor: BucketedExec[..., Any]) -> Self:
+        """The same wrapper around another executor of the same function."""
+        new = copy.copy(self)
+        new.executor = executor
+        return new
+
+    def _plain(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as the executor takes them."""
+        raise NotImplementedError
+
+    def stats(self) -> Stats:
+        """A snapshot of what the executor has done; see `BucketedExec.stats`."""
+        return self.executor.stats()
+
+    def report(self) -> Report:
+        """The counters as tables; see `BucketedExec.report`."""
+        return self.executor.report()
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Explain what a call with these arguments would do; see `BucketedExec.explain`.
+
+        Args:
+            *args: The positional arguments of the call.
+            **kwargs: Its keyword arguments.
+        """
+        args, kwargs = self._plain(args, kwargs)
+        return self.executor.explain(*args, **kwargs)
+
+    def warmup(self, *args: Any, **kwargs: Any) -> WarmupReport:
+        """Compile buckets before calls need them; see `BucketedExec.warmup`.
+
+        Args:
+            *args: Arguments like those of the calls, or a `Manifest`.
+            **kwargs: Keyword arguments like those of the calls, and the options of
+                `BucketedExec.warmup`, such as ``sizes``.
+        """
+        if len(args) == 1 and isinstance(args[0], Manifest):
+            return self.executor.warmup(*args, **kwargs)
+        parameters = inspect.signature(self.executor.warmup).parameters.values()
+        named = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        options = {name: value for name, value in kwargs.items() if name in named}
+        rest = {name: value for name, value in kwargs.items() if name not in named}
+        args, rest = self._plain(args, rest)
+        return self.executor.warmup(*args, **options, **rest)

@@ -1,0 +1,329 @@
+"""Equinox: `filter_jit` in the place of ``equinox.filter_jit``.
+
+A module of Equinox is a pytree, with activation functions, texts and numbers among its leaves.
+`filter_jit` makes everything that is no array a part of the tree, which is static, so that the
+executor sees arrays alone; and so it does with results::
+
+    model(weight, relu), x  ->  model(weight, Static(relu)), x  ->  the executor
+
+>>> import bucketjit, equinox as eqx, jax, numpy as np
+>>> @bucketjit.integrations.equinox.filter_jit
+... def apply(model, x):
+...     return jax.vmap(model)(x)
+>>> model = eqx.nn.MLP(3, 2, 8, 1, activation=jax.nn.tanh, key=jax.random.key(0))
+>>> [apply(model, np.ones((n, 3), np.float32)).shape for n in (3, 5, 6)]
+[(3, 2), (5, 2), (6, 2)]
+>>> apply.cache_size()  # the buckets 4 and 8
+2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack, overload
+
+import jax
+import numpy as np
+
+from bucketjit._api.decorator import jit as bucketed
+from bucketjit._api.options import Options
+from bucketjit._arrays.padded import Padded
+from bucketjit._extras import Extra
+from bucketjit._sizes.expressions import is_symbolic
+from bucketjit.errors import ArgumentError, SpecError
+from bucketjit.integrations._wrapped import P, R, Wrapped
+
+__all__ = ["FilteredExec", "filter_jit"]
+
+Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+# The first position that is donated; None for none.
+_DONATED = {"all": 0, "all-except-first": 1, "warn": 0, "warn-except-first": 1, "none": None}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Value:
+    """A static value. As in `jax.jit`, values of different types differ: ``1``, ``1.0``, ``True``.
+
+    Attributes:
+        value: The value, which can be hashed.
+    """
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Value) or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or bool(self.value == other.value)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Static:
+    """A pytree without leaves, which holds a static value."""
+
+    def __init__(self, held: _Value) -> None:
+        self.held = held
+
+    def tree_flatten(self) -> tuple[tuple[()], _Value]:
+        return (), self.held
+
+    @classmethod
+    def tree_unflatten(cls, held: _Value, leaves: tuple[()]) -> _Static:
+        return cls(held)
+
+
+class _Known(tuple[Any, ...]):
+    """The value of a number in a result; empty if only a run of the program tells it.
+
+    All are equal: what a trace knows does not distinguish the trees of two traces.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known)
+
+    def __hash__(self) -> int:
+        return hash(_Known)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Number:
+    """A Python number in a result, and a result of the program: it may be ``x.shape[0]``."""
+
+    def __init__(self, number: Any, known: _Known) -> None:
+        self.number = number
+        self.known = known
+
+    def tree_flatten(self) -> tuple[tuple[Any], _Known]:
+        return (self.number,), self.known
+
+    @classmethod
+    def tree_unflatten(cls, known: _Known, leaves: tuple[Any]) -> _Number:
+        return cls(*leaves, known)
+
+
+@functools.cache
+def _equinox() -> Any:
+    with Extra("bucketed functions of Equinox modules", "equinox", "equinox"):
+        import equinox
+
+        return equinox
+
+
+def _is_array(value: object) -> bool:
+    """Whether a leaf is an array, or stands for one. Any value may be asked for."""
+    return isinstance(value, Padded | jax.ShapeDtypeStruct) or bool(_equinox().is_array(value))
+
+
+def _filtered(tree: Any, name: str) -> Any:
+    """An argument in which each leaf that is no array is a `_Static`."""
+
+    def filtered(leaf: Any) -> Any:
+        if _is_array(leaf):
+            return leaf
+        hash(leaf)  # a value that can change must not be remembered
+        return _Static(_Value(leaf))
+
+    try:
+        return jax.tree.map(filtered, tree)
+    except TypeError:  # paths take long to make, so only an error has them
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            _refuse_unhashable(leaf, name + jax.tree_util.keystr(path))
+        raise
+
+
+def _filtered_result(result: Any, is_symbolic_trace: bool) -> Any:
+    """A result in which each leaf that is no array is a `_Static`, or a `_Number`.
+
+    Whether a number is one depends on its type alone, and not on whether it was computed from a
+    size: so all traces of a function have results of the same tree.
+    """
+
+    def filtered(leaf: Any) -> Any:
+        if _is_array(leaf):
+            return leaf
+        if is_symbolic(leaf):
+            return _Number(leaf, _Known())
+        if type(leaf) is float:
+            return _Number(leaf, _Known((leaf,)))
+        if type(leaf) is int and abs(leaf) < 2**31:
+            return _Number(leaf, _Known((leaf,) if is_symbolic_trace else ()))
+        return _Static(_Value(leaf))
+
+    return jax.tree.map(filtered, result)
+
+
+def _refuse_unhashable(leaf: Any, path: str) -> None:
+    try:
+        hash(leaf)
+    except TypeError as error:
+        if not _is_array(leaf):
+            raise ArgumentError(
+                f"{path}: expected an array, or a static value that can be hashed, got "
+                f"{type(leaf).__name__} ({error}); pass a tuple or a frozenset in its place"
+            ) from error
+
+
+def _is_held(value: object) -> bool:
+    return isinstance(value, _Static | _Number)
+
+
+def _restored(tree: Any) -> Any:
+    """The tree that was filtered, as a copy."""
+
+    def restored(leaf: Any) -> Any:
+        if isinstance(leaf, _Static):
+            return leaf.held.value
+        if not isinstance(leaf, _Number):
+            return leaf
+        if leaf.known:
+            return leaf.known[0]
+        try:
+            return int(leaf.number)
+        except jax.errors.ConcretizationTypeError:  # inside of another transformation
+            return leaf.number
+
+    return jax.tree.map(restored, tree, is_leaf=_is_held)
+
+
+def _of_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on filtered arguments; its results are filtered too."""
+
+    @functools.wraps(fn, updated=())
+    def on_arrays(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _restored((args, kwargs))
+        shapes = [np.shape(x) for x in jax.tree.leaves((args, kwargs)) if _is_array(x)]
+        is_symbolic_trace = any(is_symbolic(size) for shape in shapes for size in shape)
+        return _filtered_result(fn(*args, **kwargs), is_symbolic_trace)
+
+    return on_arrays
+
+
+class FilteredExec(Wrapped[P, R]):
+    """A bucketed function of Equinox modules; `filter_jit` makes it.
+
+    It has the methods of `BucketedExec` that ask (``stats``, ``explain``, ``report``), its
+    ``warmup``, and its ``with_...`` methods, which return another one. Modules are arguments of
+    ``explain`` and ``warmup`` as of a call.
+
+    Attributes:
+        executor: The executor that runs the function on the arrays of the modules.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function.
+
+        Args:
+            *args: The positional arguments.
+            **kwargs: The keyword arguments.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            MissingExtraError: Equinox is not installed.
+            ArgumentError: A static value cannot be hashed.
+            Exception: What a call of the executor raises; see `BucketedExec`.
+        """
+        plain, named = self._plain(args, kwargs)
+        return _restored(self.executor(*plain, **named))
+
+    def _plain(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        signer = self.executor._engine.signer
+        plain = [
+            x if isinstance(x, jax.Array) else _filtered(x, signer.name(i))
+            for i, x in enumerate(args)
+        ]
+        named = {k: _filtered(x, k) for k, x in kwargs.items()}
+        ints = [i for i, x in enumerate(args) if type(x) is int]
+        ints_by_name = [k for k, x in kwargs.items() if type(x) is int]
+        if ints or ints_by_name:
+            # An int with an entry of `dynamic_axes` is a size.
+            opened = signer.arguments_with_open_axes(len(args), list(kwargs))
+            for where in opened[0].intersection(ints) if opened else ():
+                plain[where] = args[where]
+            for name in opened[1].intersection(ints_by_name) if opened else ():
+                named[name] = kwargs[name]
+        return tuple(plain), named
+
+
+@overload
+def filter_jit(
+    fn: Callable[P, R], *, donate: Donate = "none", **options: Unpack[Options]
+) -> FilteredExec[P, R]: ...
+
+
+@overload
+def filter_jit(
+    fn: None = None, *, donate: Donate = "none", **options: Unpack[Options]
+) -> Callable[[Callable[P, R]], FilteredExec[P, R]]: ...
+
+
+def filter_jit(
+    fn: Callable[..., Any] | None = None, *, donate: Donate = "none", **options: Any
+) -> Any:
+    """Compile a function of Equinox modules once per bucket of sizes.
+
+    It takes the place of ``equinox.filter_jit``: arrays are traced, and everything else in the
+    arguments is static. Results may hold what is no array. ``equinox.filter_grad`` and
+    ``equinox.filter_value_and_grad`` of what this returns run in buckets.
+
+    By default axis 0 of each argument that is an array is open; the axes of the arrays in a module
+    are static. A Python int is static too, unless ``dynamic_axes`` names it as a size.
+
+    Args:
+        fn: The function, or a method of a module. Left out if the decorator has options.
+        donate: Whose buffers may be reused, as in ``equinox.filter_jit``: those of all arguments,
+            of all but the first, or of none. It covers arguments passed by position.
+        **options: Those of `bucketjit.jit`, without ``static_argnums`` and ``static_argnames``. An
+            entry of ``dynamic_axes`` for a module is ``None``.
+
+    Returns:
+        The function, or a decorator that makes it.
+
+    Raises:
+        SpecError: An option is malformed.
+        TypeError: ``fn`` is not callable, or an option is unknown.
+
+    Examples:
+        >>> import bucketjit, equinox as eqx, jax, jax.numpy as jnp, numpy as np
+        >>> @bucketjit.integrations.equinox.filter_jit(buckets=[4, 16], dynamic_axes=(None, "b, _"))
+        ... def loss(model, x):
+        ...     return jnp.mean(jax.vmap(model)(x) ** 2)
+        >>> model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+        >>> x = np.ones((5, 3), np.float32)
+        >>> value, grads = eqx.filter_value_and_grad(loss)(model, x)
+        >>> grads.layers[0].weight.shape, loss.explain(model, x).bucket["b"]
+        ((8, 3), 16)
+    """
+    if donate not in _DONATED:
+        raise SpecError(f"donate must be one of {list(_DONATED)}, got {donate!r}")
+    for name in ("static_argnums", "static_argnames"):
+        if options.get(name) is not None:
+            raise SpecError(f"{name}: filter_jit makes static by itself what is no array")
+
+    def decorate(fn: Callable[..., Any]) -> FilteredExec[..., Any]:
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        own = dict(options)
+        first = _DONATED[donate]
+        if first is not None:
+            if own.get("donate_argnums") is not None or own.get("donate_argnames") is not None:
+                raise SpecError("give donate, or donate_argnums and donate_argnames, not both")
+            own["donate_argnums"] = tuple(range(first, _positional(fn)))
+        return FilteredExec(fn, bucketed(_of_arrays(fn), **own))
+
+    return decorate if fn is None else decorate(fn)
+
+
+def _positional(fn: Callable[..., Any]) -> int:
+    """How many parameters may be passed by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds for p in inspect.signature(fn).parameters.values())

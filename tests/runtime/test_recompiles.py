@@ -1,0 +1,133 @@
+"""Warnings of functions that compile for each size, or beyond their buckets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit.errors import RecompileWarning, SpecError
+from bucketjit.types import Event
+
+
+def total(x: Any) -> Any:
+    return x.sum()
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def told(run: Callable[[], object]) -> list[str]:
+    """The texts of the warnings of recompiles."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    for warning in caught:
+        assert warning.category is not RecompileWarning or warning.filename == __file__
+    return [str(w.message) for w in caught if w.category is RecompileWarning]
+
+
+def calls(executor: Any, *arguments: Any) -> Callable[[], object]:
+    return lambda: [executor(x) for x in arguments]
+
+
+def test_without_a_strategy_the_third_size_is_told_of_once() -> None:
+    events: list[Event] = []
+    executor = BucketedExec(total).with_on_event(events.append)
+    executor.with_pow2()  # thrown away
+    assert told(calls(executor, ones(3), ones(3), ones(5), ones(5))) == []
+    (text,) = told(calls(executor, ones(6), ones(7), ones(8)))
+    assert "axis 0 of x varied" in text and "3, 5, 6" in text
+    assert "executor = executor.with_pow2()" in text and "with_exact" in text
+    assert [e.detail for e in events if e.kind == "recompile"] == [text.removeprefix("total ")]
+    executor.cache_clear()
+    assert len(told(calls(executor, *(ones(n) for n in (3, 4, 5, 6))))) == 1
+
+
+def test_other_types_are_no_new_sizes() -> None:
+    kinds = [np.float32, np.int32, np.float16, np.int8]
+    assert told(calls(BucketedExec(total), *(np.ones(3, kind) for kind in kinds))) == []
+
+
+def test_who_chose_is_not_told() -> None:
+    sizes = [ones(n) for n in (3, 4, 5, 6)]
+    assert told(calls(BucketedExec(total).with_exact(), *sizes)) == []
+    assert told(calls(BucketedExec(total, warn_after=0), *sizes)) == []
+    assert told(calls(BucketedExec(total, warn_after=4), *sizes)) == []
+    warmed = BucketedExec(total)
+    for x in sizes:
+        warmed.warmup(x, progress=False)
+    assert told(calls(warmed, *sizes)) == []
+
+
+def test_more_executables_than_wanted_are_told_of_once() -> None:
+    executor = BucketedExec(total, dynamic_axes="n, _", warn_after=3).with_pow2()
+    (text,) = told(calls(executor, *(ones(2, m) for m in range(3, 9))))
+    assert text.startswith("total has compiled 4 executables: axis 1 of x varied (static)")
+    assert "4 sizes: 3, 4, 5, 6" in text and "axis 0" not in text
+    exact = BucketedExec(total, warn_after=1).with_exact()
+    assert len(told(calls(exact, *(ones(n) for n in (3, 4, 5))))) == 1
+
+
+def test_by_default_the_buckets_are_not_counted() -> None:
+    def shape(executor: Any, shapes: list[tuple[int, ...]]) -> list[str]:
+        with jax.disable_jit(False):
+            return told(calls(executor, *(ones(*s) for s in shapes)))
+
+    every = [(n,) for n in range(1, 24)]
+    assert shape(BucketedExec(total).with_linear(1), every) == []  # 23 buckets
+    static = BucketedExec(total, dynamic_axes="n, _").with_pow2()
+    assert shape(static, [(3, m) for m in range(1, 12)]) == []
+    (text,) = shape(static, [(3, m) for m in range(12, 30)])
+    assert "axis 1 of x varied (static)" in text
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "many"])
+def test_other_values_are_refused(wrong: Any) -> None:
+    with pytest.raises(SpecError, match="warn_after must be a number"):
+        BucketedExec(total, warn_after=wrong)
+
+
+def attend(batch: dict[str, Any]) -> Any:
+    return (batch["input_ids"] * batch["attention_mask"]).sum()
+
+
+def batch(rows: int, columns: int) -> dict[str, Any]:
+    return {"input_ids": ones(rows, columns), "attention_mask": ones(rows, columns), "scale": 2}
+
+
+def test_a_missing_key_of_a_dict_is_an_error() -> None:
+    axes: Any = {"batch": {"input_ids": "b, s"}}
+    executor = BucketedExec(attend, dynamic_axes=axes).with_pow2()
+    for _ in range(2):
+        with pytest.raises(SpecError) as raised:
+            executor(batch(2, 3))
+    assert "no entry for 'attention_mask'" in str(raised.value)
+    assert "has 'attention_mask', 'input_ids', 'scale'" in str(raised.value)
+    axes = {"batch": {"input_ids": "b, s", "attention_mask": "b, s"}}  # a scalar may be left out
+    executor = BucketedExec(attend, dynamic_axes=axes).with_pow2()
+    assert [float(executor(batch(2, n))) for n in (3, 5, 7)] == [6, 10, 14]
+    assert executor.cache_size() == 2
+
+
+def test_an_argument_that_is_left_out_and_varies_is_told_of() -> None:
+    def masked(input_ids: Any, attention_mask: Any) -> Any:
+        return input_ids.sum() + attention_mask.sum()
+
+    def serve(executor: Any, count: int) -> Callable[[], object]:
+        return lambda: [executor(ones(2, 4), ones(2, n)) for n in range(1, count + 1)]
+
+    def make(axes: Any) -> Any:
+        return BucketedExec(masked, dynamic_axes=axes).with_pow2()
+
+    (text,) = told(serve(make({"input_ids": "b, s"}), 4))
+    assert "axis 1 of attention_mask varied (static), 3 sizes: 1, 2, 3" in text
+    assert told(serve(make({"input_ids": "b, s"}), 2)) == []
+    assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, _"}), 4)) == []
+    assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, t"}), 4)) == []

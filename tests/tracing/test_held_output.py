@@ -1,0 +1,137 @@
+"""What a function prints, logs and warns of while it is traced is shown once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import BucketedExec
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_shape_is_printed_once_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> Any:
+        print(x.shape)
+        print(f"rows: {x.shape[0]}")
+        return (x * 2).sum()
+
+    executor = bucketjit.jit(fn)
+    for n in (5, 6, 7, 5):
+        assert float(executor(ones(n, 3))) == 6 * n
+    assert lines(capsys) == [text for n in (5, 6, 7) for text in (f"({n}, 3)", f"rows: {n}")]
+    assert executor.cache_size() == 1
+
+
+def test_decisions_on_sizes_print_nothing_more(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> Any:
+        print("traced")
+        n = x.shape[0]
+        return x.sum() * ((n > 4) + (n % 2 == 0) + (n != 6))
+
+    executor = bucketjit.jit(fn)
+    executor(ones(7))
+    assert lines(capsys) == ["traced"]
+
+
+def test_texts_of_sizes_are_what_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> Any:
+        name = f"{x.shape[0]}"
+        print(name)
+        return x.sum() * {"5": 2.0, "6": 3.0}.get(name, 1.0)
+
+    executor = bucketjit.jit(fn)
+    assert [float(executor(ones(n))) for n in (5, 6, 7)] == [10, 18, 7]
+    assert lines(capsys) == ["5", "6", "7"]
+
+
+def test_logs_and_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: Any) -> Any:
+        logging.getLogger("app").warning("shape %s", x.shape)
+        warnings.warn(f"of {x.shape[0]} rows", UserWarning, stacklevel=1)
+        return x.sum()
+
+    executor = bucketjit.jit(fn)
+    for n in (5, 6):
+        caplog.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            executor(ones(n))
+        assert [str(w.message) for w in caught] == [f"of {n} rows"]
+        told = [record.getMessage() for record in caplog.records if record.name == "app"]
+        assert told == [f"shape ({n},)"]
+
+
+def test_what_is_shown_once_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[int] = []
+
+    def fn(x: Any) -> Any:
+        if not shown:
+            shown.append(1)
+            print("first")
+        return x.sum() if x.shape[0] > 4 else x.max()
+
+    bucketjit.jit(fn)(ones(7))
+    assert lines(capsys) == ["first"]
+
+
+def test_output_before_an_error_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> Any:
+        print("before", x.shape)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        bucketjit.jit(fn)(ones(5))
+    assert lines(capsys) == ["before (5,)"]
+
+
+def test_warnings_that_the_function_collects_are_its_own() -> None:
+    def fn(x: Any) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warnings.warn("inner", UserWarning, stacklevel=1)
+        return x.sum() * len(caught)
+
+    assert float(bucketjit.jit(fn)(ones(5))) == 5
+
+
+def test_an_exact_run_prints_its_sizes_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> Any:
+        print(x.shape)
+        return jnp.stack([x[i] * i for i in range(int(x.shape[0]))])
+
+    executor = bucketjit.jit(fn)
+    with pytest.warns(bucketjit.errors.FallbackWarning):
+        executor(ones(5))
+    assert lines(capsys) == ["(5,)"]
+    BucketedExec(fn)(ones(5))
+    assert lines(capsys) == ["(5,)"]
+
+
+def test_other_threads_print_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    def fn(x: Any) -> Any:
+        other = threading.Thread(target=lambda: print("other"))
+        other.start()
+        other.join()
+        seen.extend(capsys.readouterr().out.split())
+        return x.sum()
+
+    seen: list[str] = []
+    stdout = sys.stdout
+    bucketjit.jit(fn)(ones(5))
+    assert seen == ["other"]
+    assert sys.stdout is stdout
