@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bucketjit._compile.executable import Executable
 from bucketjit._config import Check, Config, Out, WholeCalls
 from bucketjit._events import Event, shown
 from bucketjit._raised import in_one_line
@@ -27,12 +28,13 @@ from bucketjit._runtime.decisions import Decisions, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Evicted, Handler
+from bucketjit._runtime.observers import NoTrial
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 
 _LEAST_FLOPS = 2e7  # of a usual call; a smaller one takes about a millisecond, and is not measured
 _LEAST_SHARE = 0.5  # cost of a call over that of a usual one, below which it tells little
-_PATIENCE = 8  # calls that take the slow path, within which one of usual size is waited for
+_PATIENCE = 16  # calls and chunks on the slow path, within which a usual call is waited for
 _ROUNDS = 3  # runs of each way
 _LONGEST = 0.5  # seconds after which no further round begins
 
@@ -56,9 +58,24 @@ class Trial:
         """Whether buckets that no call has asked for should not be compiled yet."""
         return not self._is_over and self._seen < _PATIENCE
 
-    def see(self) -> None:
-        """Note a call on the slow path."""
+    def see(
+        self, engine: Engine, signed: SignedCall, call: ResolvedCall, entry: Executable
+    ) -> None:
+        """Note a call, or a chunk, that took the slow path.
+
+        Args:
+            engine: Served it.
+            signed: The call.
+            call: The same call, resolved.
+            entry: Its executable.
+        """
+        waited = self.is_waiting
         self._seen += 1
+        is_known = self._whole.dims <= entry.sizes.keys()
+        if waited and is_known and self._is_small(entry.flops, self._cost(entry)):
+            self._begins()
+        if waited and not self.is_waiting:
+            self._prepare(engine, signed, call)
 
     def hold(
         self,
@@ -86,13 +103,15 @@ class Trial:
             return
         sizes = {dim: call.sizes[dim] for dim in self._whole.dims}
         usual = self._whole.cost(sizes) >= _LEAST_SHARE * self._whole.usual_cost
-        if not usual and self._seen < _PATIENCE:
-            return
-        waited = self.is_waiting
-        if not self._begins():
-            return
-        self._decide(engine, signed, call, given, chunked, out)
-        if waited and engine.preparer is not None:
+        self._seen += 1
+        if (usual or self._seen > _PATIENCE) and self._begins():
+            self._decide(engine, signed, call, given, chunked, out)
+            self._prepare(engine, signed, call)
+
+    @staticmethod
+    def _prepare(engine: Engine, signed: SignedCall, call: ResolvedCall) -> None:
+        """Compile the buckets that waited for the decision, if there are any."""
+        if engine.preparer is not None:
             engine.preparer.prepare(engine, signed, call, None)
 
     def _begins(self) -> bool:
@@ -111,9 +130,15 @@ class Trial:
         out: Out,
     ) -> None:
         try:
-            chunks = _Way(chunked, sum(self._chunk_costs(chunked)))
-            if self._flops(chunked) / chunks.cost * self._whole.usual_cost < _LEAST_FLOPS:
+            cost = flops = 0.0
+            for slot, count in chunked.runs:
+                entry = slot.entry
+                if entry is None:
+                    raise Evicted
+                cost, flops = cost + count * self._cost(entry), flops + count * entry.flops
+            if self._is_small(flops, cost):
                 return
+            chunks = _Way(chunked, cost)
             self._compare(engine, signed, call, given, chunks, out)
         except Exception as error:  # the call itself has been served
             why = f"calls run in chunks: {in_one_line(error)}"
@@ -129,7 +154,7 @@ class Trial:
         out: Out,
     ) -> None:
         # It has the same programs and the same cache.
-        other = Engine(self._whole.of(engine.config), engine.shared, engine.parts)
+        other = Engine(self._whole.of(engine.config), engine.shared)
         decision = other.decide(signed, call)
         if not isinstance(decision, Masked) or decision.beyond is not None:
             return
@@ -163,24 +188,23 @@ class Trial:
         )
         engine.emit(Event("plan", engine.name, call.sizes, sum(seconds), detail))
 
-    def _chunk_costs(self, chunked: Handler) -> list[float]:
-        """The cost of each chunk of a call."""
-        return [
-            count * self._whole.cost({dim: sizes[dim] for dim in self._whole.dims})
-            for sizes, _, count in _runs(chunked)
-        ]
+    def _cost(self, entry: Executable) -> float:
+        """The cost of one run."""
+        return self._whole.cost({dim: entry.sizes[dim] for dim in self._whole.dims})
 
-    def _flops(self, chunked: Handler) -> float:
-        """Floating point operations of a call in chunks; infinite if they are not known."""
-        flops = sum(count * flops for _, flops, count in _runs(chunked))
-        return math.inf if math.isnan(flops) else flops
+    def _is_small(self, flops: float, cost: float) -> bool:
+        """Whether a usual call is too small to be measured, by what a run of some cost takes.
+
+        False if the floating point operations are not known.
+        """
+        return flops / cost * self._whole.usual_cost < _LEAST_FLOPS
 
 
 def _become(engine: Engine, other: Engine) -> None:
     """Serve the calls of an engine by the configuration of another engine from now on."""
     with engine.lock:
         engine.config, engine.requests, engine.buckets = other.config, other.requests, other.buckets
-        engine.splitter, engine.trial = other.splitter, None
+        engine.splitter, engine.trial = other.splitter, other.trial
         engine.decisions = Decisions(engine.buckets, engine.splitter, engine.refusals)
     engine.memory.forget_all()
 
@@ -190,17 +214,6 @@ class _Way(NamedTuple):
 
     handler: Handler
     cost: float
-
-
-def _runs(handler: Handler) -> list[tuple[Mapping[str, int], float, int]]:
-    """The padded sizes, the floating point operations and the number of runs of executables."""
-    found = []
-    for slot, count in handler.runs:
-        entry = slot.entry
-        if entry is None:
-            raise Evicted
-        found.append((entry.sizes, entry.flops, count))
-    return found
 
 
 def _times(
@@ -229,13 +242,13 @@ def _timed(serve: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> f
     return time.perf_counter() - began
 
 
-def trial_of(config: Config) -> Trial | None:
-    """The trial of a configuration; None if nothing is to be measured.
+def trial_of(config: Config) -> Trial | NoTrial:
+    """The trial of a configuration, which measures nothing if there is nothing to measure.
 
     Checked calls and donated arguments are left alone: the first take the slow path, the second
     exist once.
     """
     whole = config.whole
     if whole is None or config.check is not Check.OFF or not whole.is_alternative_to(config):
-        return None
+        return NoTrial()
     return Trial(whole)

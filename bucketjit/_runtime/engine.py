@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -40,7 +40,7 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, Preparer, Trial
+from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Trial
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
@@ -61,15 +61,12 @@ class Engine:
 
     Args:
         config: The configuration.
-        shared: The state of the engine of the function whose derivatives this engine serves; None
-            to create it.
+        shared: That of the function whose derivatives this engine serves; None to create it.
         parts: Makes its signer, requests and buckets.
 
     Attributes:
         config: The configuration.
-        parts: Made its signer, requests and buckets.
-        shared: Cache, provider and counters, shared by the engines of a function and its
-            derivatives.
+        shared: Cache, provider and counters of a function and its derivatives.
         cache: The executables; part of ``shared``.
         provider: Loads or compiles executables; part of ``shared``.
         counters: Count what is done; part of ``shared``.
@@ -86,7 +83,7 @@ class Engine:
             because the function that is traced may call its own executor.
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
-        trial: Measures whether calls are faster in chunks or whole, or None.
+        trial: Measures whether calls are faster in chunks or whole.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class Engine:
     ) -> None:
         hide_own_frames()
         hide_own_lines()
-        self.config, self.parts = config, parts
+        self.config = config
         self.signer = parts.signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared
         self.shared.engines.add(self)
@@ -111,7 +108,7 @@ class Engine:
         self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
-        self.trial: Trial | None = None
+        self.trial: Trial = NoTrial()
 
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""
@@ -170,8 +167,6 @@ class Engine:
             sizes = signed.signature.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, out, given)
         call = part or self.resolve(signed)
-        if part is None and self.trial is not None:
-            self.trial.see()
         decision = self.decide(signed, call)
         match decision:
             case Masked():
@@ -206,7 +201,7 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
-        if self.preparer is not None and not (self.trial and self.trial.is_waiting):
+        if self.preparer is not None and not self.trial.is_waiting:
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
@@ -244,6 +239,7 @@ class Engine:
             )
         if self.config.check is not Check.OFF:
             return result
+        self.trial.see(self, signed, call, entry)
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
@@ -257,9 +253,9 @@ class Engine:
     ) -> ServedCall:
         """How an executable serves a call."""
         sizes = sizes_argument(call, entry.size_constant_shapes)
-        line = counter_of(entry, call, signed)
         finish = entry.finisher(call, out, self.counters)
-        return ServedCall(key, sizes, finish, line, self._note_of(call))
+        note = None if self.observer is None else functools.partial(self.observer.note, call.sizes)
+        return ServedCall(key, sizes, finish, counter_of(entry, call, signed), note)
 
     def run(
         self,
@@ -309,10 +305,6 @@ class Engine:
         """Log that sizes beyond the largest bucket stay exact, once for each reason."""
         if self.counters.fallback(reason):
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
-
-    def _note_of(self, call: ResolvedCall) -> Callable[[], None] | None:
-        """Tells the observer of a call like this one; None without an observer."""
-        return None if self.observer is None else functools.partial(self.observer.note, call.sizes)
 
     def find_handler(
         self, signed: SignedCall, call: ResolvedCall, given: CallArguments
@@ -470,8 +462,7 @@ class Engine:
         if handler is not None and given is not None:
             opened = signed.signature.open_leaves(call.tokens)
             self.memory.add_chunked(signed, given, opened, handler)
-            if self.trial is not None:
-                self.trial.hold(self, signed, call, given, handler, out)
+            self.trial.hold(self, signed, call, given, handler, out)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
             check_joined(self.name, signed, result, self.run_unpadded(signed, call))
         # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.

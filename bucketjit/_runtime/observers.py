@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
@@ -49,8 +50,8 @@ class Trial(Protocol):
     def is_waiting(self) -> bool:
         """Whether buckets that no call has asked for should not be compiled yet."""
 
-    def see(self) -> None:
-        """Note a call."""
+    def see(self, engine: Any, signed: SignedCall, call: ResolvedCall, entry: Executable) -> None:
+        """Note a run of one executable; see `hold` for the arguments."""
 
     def hold(
         self,
@@ -71,3 +72,15 @@ class Trial(Protocol):
             chunked: Serves it in chunks.
             out: The form of its results.
         """
+
+
+class NoTrial:
+    """A trial that measures nothing."""
+
+    is_waiting = False
+
+    def see(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def hold(self, *_: Any) -> None:
+        """Do nothing."""
