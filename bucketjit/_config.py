@@ -1,4 +1,4 @@
-"""The configuration of an executor: one frozen record, `Config`, and the enums of its options.
+"""The configuration of a bucketed function: one frozen record, and the enums of its options.
 
 `bucketjit._api` makes it from what the user chose, and all other packages read it.
 """
@@ -18,7 +18,7 @@ from bucketjit._events import Listener
 from bucketjit.errors import SpecError
 from bucketjit.strategies.base import Strategy
 
-DEFAULT_MAXSIZE = 128  # executables in the cache of an executor
+DEFAULT_MAXSIZE = 128  # executables in the cache of a bucketed function
 
 
 class Check(enum.Enum):
@@ -43,7 +43,7 @@ class Check(enum.Enum):
 
 
 class Out(enum.Enum):
-    """The form in which an executor returns its results.
+    """The form in which a bucketed function returns its results.
 
     Attributes:
         JAX: ``jax.Array`` of logical shape. A result with open axes is cut in host memory, so the
@@ -93,7 +93,7 @@ class Overflow(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CompileBudget:
-    """How much compiling an executor may do; executables loaded from files do not count.
+    """How much compiling a bucketed function may do; executables loaded from files do not count.
 
     Attributes:
         compiles: The most compiles; None for no limit.
@@ -306,7 +306,7 @@ NOT_CHOSEN = strategies.Exact()  # another one than any that the user gives
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything an executor is configured with; `BucketedExec` and its methods describe it.
+    """What a bucketed function is configured with; `BucketedExec` and its methods describe it.
 
     Attributes:
         fn: The user's function.

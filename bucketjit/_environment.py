@@ -1,11 +1,12 @@
 """The environment variables of bucketjit, for who runs a program that someone else wrote.
 
-- ``BUCKETJIT_DISABLE=1``: every executor is ``jax.jit`` of its function. Nothing is padded, and
+- ``BUCKETJIT_DISABLE=1``: every bucketed function is ``jax.jit`` of its function. Nothing is
+padded, and
   every size is compiled. ``stats().fallback_reasons`` says so.
 - ``BUCKETJIT_LOG=compiles``, ``fallbacks`` or ``all``, or several with commas: events are printed
   to standard error.
 
-They are read when an executor is made, by `BucketedExec`, `jit` or a ``with_...`` method.
+They are read when a bucketed function is made, by `BucketedExec`, `jit` or a ``with_...`` method.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CHOICES = (*_KINDS, "all")
 
 
 def is_disabled() -> bool:
-    """Whether ``BUCKETJIT_DISABLE`` makes executors that are plain ``jit``.
+    """Whether ``BUCKETJIT_DISABLE`` makes bucketed functions that are plain ``jit``.
 
     Raises:
         SpecError: It has another value than 1 or 0 and their like.

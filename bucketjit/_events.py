@@ -1,4 +1,4 @@
-"""Events of an executor: log lines of the logger ``bucketjit``, and calls of the user's listeners.
+"""Events of bucketed functions: lines of the logger ``bucketjit``, and calls of listeners.
 
 Compiles, evictions, fallbacks and new signatures are events. Calls are not: they are counted, see
 `bucketjit.types.Stats`.
@@ -37,7 +37,7 @@ _CUT = " ... "
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to an executor.
+    """Something that happened to a bucketed function.
 
     The text that listeners get is printable: control characters and lone surrogates are escapes.
 

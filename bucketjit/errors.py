@@ -173,7 +173,7 @@ class StrategyContractError(StrategyError):
 
 
 class CompileBudgetError(BucketJitError, RuntimeError):
-    """A call needs a compile, and the compile budget of the executor is spent."""
+    """A call needs a compile, and the compile budget of the bucketed function is spent."""
 
 
 class ExportError(BucketJitError, ValueError):
@@ -246,8 +246,8 @@ class FallbackError(MaskingError):
 class FallbackWarning(UserWarning):
     """A call ran at its exact shape; the message says why.
 
-    It is shown once per reason. After 64 reasons of an executor, it is shown once more for all
-    further ones.
+    It is shown once per reason. After 64 reasons of a bucketed function, it is shown once more for
+    all further ones.
     """
 
 
@@ -256,9 +256,9 @@ class CompileBudgetWarning(UserWarning):
 
 
 class InlinedWarning(UserWarning):
-    """An executor with a strategy is called inside ``jit``, ``vmap`` and the like.
+    """A bucketed function with a strategy is called inside ``jit``, ``vmap`` and the like.
 
-    The function itself runs there, and nothing is padded. It is shown once per executor.
+    The function itself runs there, and nothing is padded. It is shown once per bucketed function.
 
     Examples:
         >>> import warnings, jax, jax.numpy as jnp, numpy as np, bucketjit
@@ -276,8 +276,8 @@ class InlinedWarning(UserWarning):
 class RecompileWarning(UserWarning):
     """A function compiles again and again; the message says which axis varied, and the cure.
 
-    It is shown once per executor: at the third size of a function without any strategy, or once
-    more executables than ``warn_after`` were compiled.
+    It is shown once per bucketed function: at the third size of a function without any strategy, or
+    once more executables than ``warn_after`` were compiled.
 
     Examples:
         >>> import warnings, jax.numpy as jnp, numpy as np, bucketjit

@@ -1,4 +1,4 @@
-"""Exports the counters of executors to monitoring systems.
+"""Exports the counters of bucketed functions to monitoring systems.
 
 `prometheus` registers them with prometheus-client, which the extra ``metrics`` installs. For other
 systems there are snapshots (`BucketedExec.stats`) and events (`BucketedExec.with_on_event`).
@@ -28,10 +28,10 @@ _PREFIX, _MOST_LABELS = "bucketjit", 4096  # labels whose hits `_Climbing` remem
 
 
 class _Collector:
-    """Collects the metrics of all executors in one registry.
+    """Collects the metrics of all bucketed functions in one registry.
 
-    A scrape may contain each metric only once, so executors share one collector. They are held by
-    weak references; one that is gone is left out.
+    A scrape may contain each metric only once, so bucketed functions share one collector. They are
+    held by weak references; one that is gone is left out.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _Collector:
             other = None if known is None else known()
             if other is not None and other is not executor:
                 raise SpecError(
-                    f"metrics of another executor are called {name!r} in this registry; give "
-                    "this one another name, prometheus(executor, name=...)"
+                    f"metrics of another bucketed function are called {name!r} in this registry; "
+                    "give this one another name, prometheus(executor, name=...)"
                 )
             self._executors[name] = weakref.ref(executor)
 
@@ -65,7 +65,7 @@ class _Collector:
             for name in [n for n, executor in executors.items() if executor is None]:
                 del self._executors[name]
         stats = {name: e.stats() for name, e in executors.items() if e is not None}
-        if stats:  # without executors, metrics would still be listed, with no samples
+        if stats:  # without bucketed functions, metrics would still be listed, with no samples
             yield from _metrics(stats, self._climbing)
 
 
@@ -108,11 +108,11 @@ class _Climbing:
 
 @dataclass(frozen=True)
 class Registration:
-    """The metrics of one executor in a registry.
+    """The metrics of one bucketed function in a registry.
 
     It is a collector of prometheus-client too: registering it with another registry moves the
-    metrics there. For several executors in one registry call `prometheus` for each instead: a
-    scrape may contain each metric only once, and they then share one collector.
+    metrics there. For several bucketed functions in one registry call `prometheus` for each
+    instead: a scrape may contain each metric only once, and they then share one collector.
 
     Attributes:
         name: The value of the label ``function``.
@@ -152,12 +152,12 @@ def prometheus(
     name: str | None = None,
     registry: CollectorRegistry | None = None,
 ) -> Registration:
-    """Register an executor's counters with prometheus-client.
+    """Register a bucketed function's counters with prometheus-client.
 
     The counters are read when they are scraped, so calls do not get slower. The metrics are called
     ``bucketjit_...`` and have a label ``function``; those of single executables also have a label
-    ``bucket`` such as ``b=8,s=64``. The executor is not kept alive; when it is gone, its metrics
-    are too.
+    ``bucket`` such as ``b=8,s=64``. The bucketed function is not kept alive; when it is gone, its
+    metrics are too.
 
     Labels are printable text of at most 500 characters: control characters and lone surrogates
     are written as escapes. ``bucketjit_fallback_calls_total`` has at most 65 series per function:
@@ -174,7 +174,7 @@ def prometheus(
     Raises:
         MissingExtraError: prometheus-client is not installed.
         SpecError: ``executor`` is no executor, ``name`` no text, ``registry`` no registry, or
-            another executor has that name in the registry.
+            another bucketed function has that name in the registry.
 
     Examples:
         >>> import jax.numpy as jnp

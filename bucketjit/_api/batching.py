@@ -1,4 +1,4 @@
-"""The method of an executor that runs it for many examples of different sizes."""
+"""The method of a bucketed function that runs it for many examples of different sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Batching:
         The function is that of **one** example. Arguments that differ between examples are lists of
         them, in their places; all other arguments are given once. Examples of like sizes run
         together, in one executable for each program, bucket and number of rows, in which each row
-        has its own sizes. These executables are in the cache of the executor like all others.
+        has its own sizes. These executables are in the cache of the bucketed function like all
+        others.
 
         Examples that cannot be batched run one by one, and a `FallbackWarning` says why: programs
         with effects, and those that no rule can mask.
@@ -54,8 +55,8 @@ class Batching:
             token_budget: The most padded tokens of a batch, where the tokens of an example are the
                 positions along the open axes of its largest argument. By default 2048 to 8192, by
                 the sizes of the call.
-            out: The form of results: that of the executor, or ``"jax"``, ``"numpy"``, ``"padded"``,
-                or ``"stacked"`` for a `Ragged`.
+            out: The form of results: that of the bucketed function, or ``"jax"``, ``"numpy"``,
+                ``"padded"``, or ``"stacked"`` for a `Ragged`.
             **kwargs: The keyword arguments, likewise.
 
         Returns:

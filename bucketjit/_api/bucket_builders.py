@@ -1,4 +1,4 @@
-"""The ``with_...`` methods about sizes and masks; each returns a new executor with an empty cache.
+"""The ``with_...`` methods about sizes and masks; each returns a new bucketed function.
 
 Those about what is compiled and kept are in `bucketjit._api.resource_builders` and
 `bucketjit._api.source_builders`.
@@ -42,7 +42,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
                 default the policy stays.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             StrategyContractError: ``strategy`` has no ``bucket`` method, or is a class.
@@ -76,7 +76,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
                 policy stays, which at first is to raise `BucketOverflowError`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             TypeError, ValueError: A parameter is not as `strategies.Pow2` takes it.
@@ -107,7 +107,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             overflow: See `with_pow2`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             TypeError, ValueError: A parameter is not as `strategies.Linear` takes it.
@@ -140,7 +140,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             overflow: See `with_pow2`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             TypeError, ValueError: A parameter is not as `strategies.Exponential` takes it.
@@ -167,7 +167,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             overflow: See `with_pow2`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             TypeError, ValueError: ``buckets`` is not as `strategies.Boundaries` takes it.
@@ -182,7 +182,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             dim: See `with_pow2`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: ``dim`` is no name.
@@ -198,7 +198,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             dim: The dimension variable; by default all without a policy of their own.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: There is no such policy, or ``dim`` is no name.
@@ -232,7 +232,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             rules: Primitive to ``rule(ctx, *operands)``, see `RuleContext`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: ``rules`` is no mapping to functions.
@@ -263,7 +263,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
                 ``bucket_of(sizes) -> buckets``, both dicts by variable.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             StrategyContractError: ``plan`` is no such object.
@@ -332,7 +332,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             measure: Whether ``split`` is used only if a measurement shows that it is faster.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of

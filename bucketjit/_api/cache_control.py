@@ -1,4 +1,4 @@
-"""The methods of an executor that inspect and clear its cache, and limit what is compiled."""
+"""The methods that inspect and clear a cache, and limit what is compiled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The path of a call: the handler of its shapes, or else the engine.
 
-An executor and a function that was loaded from a file have the same one.
+A bucketed function and a function that was loaded from a file have the same one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an executor does under ``BUCKETJIT_DISABLE=1``: ``jax.jit`` of the function, and no more."""
+"""Calls under ``BUCKETJIT_DISABLE=1``: ``jax.jit`` of the function, and no more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REASON = f"{DISABLE} is set: plain jit"
 
 
 class PlainJit:
-    """A function under ``jax.jit``, with the static and donated arguments of its executor.
+    """A function under ``jax.jit``, with the static and donated arguments of its bucketed function.
 
     Python ints that ``dynamic_axes`` declares as sizes are static, as the function needs their
     values. Results have the form of ``out``, though nothing is padded.

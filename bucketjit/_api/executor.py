@@ -66,7 +66,7 @@ R = TypeVar("R")
 
 _INLINED = (
     "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "
-    "computed; call the executor outside of them"
+    "computed; call the bucketed function outside of them"
 )
 
 
@@ -89,14 +89,14 @@ class BucketedExec(
     be masked runs at its exact shape and says why (see `Fallback`).
 
     Without a strategy every size gets its own executable; add one with `with_pow2` and the
-    like. Executors are immutable: every ``with_...`` returns a new one with an empty cache.
-    Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the like
-    the function itself is inlined, which is warned of once; its derivatives by ``jax.grad`` and
-    ``jax.jvp`` are bucketed.
+    like. Bucketed functions are immutable: every ``with_...`` returns a new one with an empty
+    cache. Calling one from several threads is safe. Called inside ``jax.jit``, ``jax.vmap`` and the
+    like the function itself is inlined, which is warned of once; its derivatives by ``jax.grad``
+    and ``jax.jvp`` are bucketed.
 
-    Two environment variables are read when an executor is made: ``BUCKETJIT_DISABLE=1`` makes it
-    plain ``jax.jit``, and ``BUCKETJIT_LOG=compiles``, ``fallbacks`` or ``all`` prints its events to
-    standard error.
+    Two environment variables are read when a bucketed function is made: ``BUCKETJIT_DISABLE=1``
+    makes it plain ``jax.jit``, and ``BUCKETJIT_LOG=compiles``, ``fallbacks`` or ``all`` prints its
+    events to standard error.
 
     Args:
         fn: A function that ``jax.jit`` accepts.
@@ -126,8 +126,8 @@ class BucketedExec(
         check: Checked execution, for tests: ``"off"``, ``"poison"``, ``"exact"`` or
             ``"exact always"``; see `Check`.
         out: The form of results: ``"jax"`` for arrays of logical shape, ``"numpy"`` for host
-            arrays, ``"padded"`` for `Padded` ones, which another executor takes without cutting
-            and padding them again.
+            arrays, ``"padded"`` for `Padded` ones, which another bucketed function takes without
+            cutting and padding them again.
         copy_inputs: Whether NumPy arguments are copied before the call, so that they may be
             overwritten as soon as it returns. Without it, as in ``jit``, one that fits its bucket,
             or has no open axes, may be read after the call has returned: wait for the result
@@ -230,8 +230,8 @@ class BucketedExec(
         self._of_copies: Callable[..., Any] | None = None
         if config.copy_inputs:
             # A twin without this option serves the calls. This object has an empty fast path, so
-            # its calls reach the line that copies the arguments and calls the twin. Other executors
-            # need not check for the option on their fast path.
+            # its calls reach the line that copies the arguments and calls the twin. Other bucketed
+            # functions need not check for the option on their fast path.
             twin = object.__new__(type(self))
             vars(twin).update(vars(self))
             self._of_copies, self._fast_path = twin, FastPath()

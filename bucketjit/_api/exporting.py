@@ -1,4 +1,4 @@
-"""The methods of an executor that write modules for other programs."""
+"""The methods of a bucketed function that write modules for other programs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class Exporting:
 
         It is for compilers and PJRT plugins that implement dynamic buffers, such as those for TPU.
         XLA's CPU compiler does not take a module whose arguments have bounds ("PadToStatic is not
-        implemented"). For CPU, call the executor, or `refine` what `export_dynamic` returns.
+        implemented"). For CPU, call the bucketed function, or `refine` what `export_dynamic`
+        returns.
 
         Args:
             *args: Arguments like those of the calls; ``jax.ShapeDtypeStruct`` will do for arrays.

@@ -35,11 +35,11 @@ from bucketjit.errors import ArtifactError, SpecError
 class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views):
     """A function that was saved by `BucketedExec.save`, served without its source.
 
-    It is called like the executor that was saved, without static arguments, and takes every size up
-    to its largest buckets. A bucket is compiled when a call first needs it. Inside ``jax.jit`` it
-    is padded for the sizes of the traced call; ``jax.grad`` works as often as derivatives were
-    saved; ``jax.vmap`` and `map` run it once for each example. Calling it from several threads is
-    safe.
+    It is called like the bucketed function that was saved, without static arguments, and takes
+    every size up to its largest buckets. A bucket is compiled when a call first needs it. Inside
+    ``jax.jit`` it is padded for the sizes of the traced call; ``jax.grad`` works as often as
+    derivatives were saved; ``jax.vmap`` and `map` run it once for each example. Calling it from
+    several threads is safe.
 
     Its other methods are those of `BucketedExec` about the cache, compiles, statistics and events.
 

@@ -75,7 +75,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def config_of(fn: Callable[..., Any], options: Options) -> Config:
-    """Check the options of an executor.
+    """Check the options of a bucketed function.
 
     Args:
         fn: The function.

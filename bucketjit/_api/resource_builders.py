@@ -1,6 +1,6 @@
 """The ``with_...`` methods about what is compiled and kept, and about events.
 
-Each returns a new executor with an empty cache. Those about sizes and masks are in
+Each returns a new bucketed function with an empty cache. Those about sizes and masks are in
 `bucketjit._api.bucket_builders`.
 """
 
@@ -26,7 +26,7 @@ class ResourceBuilders:
     _config: Config
 
     def _with(self, **changes: object) -> Self:
-        """A new executor with some options changed."""
+        """A new bucketed function with some options changed."""
         raise NotImplementedError
 
     def with_on_event(self, callback: Listener) -> Self:
@@ -39,11 +39,11 @@ class ResourceBuilders:
                 happens. An `Exception` that it raises is logged, and the call goes on. Several
                 callbacks are called in the order in which they were added. The event of a compile,
                 or of a file that was loaded, comes when the executable is in the cache, so the
-                callback may call the executor, or warm it up. It must not wait for background
-                compiles: it may itself run in the thread that does them.
+                callback may call the bucketed function, or warm it up. It must not wait for
+                background compiles: it may itself run in the thread that does them.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: ``callback`` cannot be called.
@@ -88,7 +88,7 @@ class ResourceBuilders:
                 ``"lfu"``, or an `Eviction`.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: An option is malformed.
@@ -128,7 +128,8 @@ class ResourceBuilders:
 
         * They take only idle time, and are halted two thirds of the time while this process is
           working, so that buckets are ready later.
-        * Each takes about 200 MB. There is one for four cores, at most four, for all executors.
+        * Each takes about 200 MB. There is one for four cores, at most four, for all bucketed
+        functions.
           They start with the first compile, and end with this process or after two minutes without
           work.
         * They are children of this process, so ``os.wait`` may return one of them. What they use
@@ -148,7 +149,7 @@ class ResourceBuilders:
             process: False to compile in this process.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: A number is not a positive int, or ``process`` is no bool.

@@ -1,4 +1,4 @@
-"""The method of an executor that saves it in a file."""
+"""The method of a bucketed function that saves it in a file."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ T = TypeVar("T")
 def sized(tree: T, n: object, axis: int = 0) -> T:
     """Cut arrays to their first ``n`` positions, where ``n`` may be computed in the program.
 
-    In a function that an executor traces, the results have a size that is known at run time only,
-    and all later operations are masked by it. Outside of a trace this is a slice.
+    In a function that a bucketed function traces, the results have a size that is known at run time
+    only, and all later operations are masked by it. Outside of a trace this is a slice.
 
     Args:
         tree: An array, or a pytree of arrays, all of one size along the axis.
@@ -31,9 +31,9 @@ def sized(tree: T, n: object, axis: int = 0) -> T:
 
     Raises:
         ArgumentError: ``n`` is no integer scalar, or is out of bounds; ``tree`` holds no array; the
-            arrays differ in size along the axis, or lack it. In an executor, an ``n`` out of bounds
-            is noticed when the program has run.
-        TypeError: ``n`` is traced by ``jax.jit`` outside of an executor.
+            arrays differ in size along the axis, or lack it. In a bucketed function, an ``n`` out
+            of bounds is noticed when the program has run.
+        TypeError: ``n`` is traced by ``jax.jit`` outside of a bucketed function.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np

@@ -22,7 +22,7 @@ class SourceBuilders:
     _config: Config
 
     def _with(self, **changes: object) -> Self:
-        """A new executor with some options changed."""
+        """A new bucketed function with some options changed."""
         raise NotImplementedError
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
@@ -45,7 +45,7 @@ class SourceBuilders:
             workers: Number of threads that compile; by default one per core, up to four.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: ``workers`` is not a positive int.
@@ -72,8 +72,8 @@ class SourceBuilders:
         loads the file: no masking, no lowering, no compile. While it traces, it loads the most
         recently used executables of the same function for arguments of the same types (at most 32,
         no more than the cache has room for, none if its bytes are bounded), so that calls find
-        them ready. Those that no call needs are dropped with the executor; those of another
-        program than the traced one are dropped at once.
+        them ready. Those that no call needs are dropped with the bucketed function; those of
+        another program than the traced one are dropped at once.
 
         Without this method the directory ``bucketjit`` in JAX's own compilation cache
         (``jax_compilation_cache_dir``) is used, if JAX has one. It gets all executables; but if
@@ -100,7 +100,7 @@ class SourceBuilders:
                 used are removed beyond that. None for no bound.
 
         Returns:
-            A new executor.
+            A new bucketed function.
 
         Raises:
             SpecError: The directory is a file, others can write into it, or ``max_bytes`` is no

@@ -1,4 +1,4 @@
-"""The methods of an executor that trace, lower and compile ahead of time."""
+"""The methods of a bucketed function that trace, lower and compile ahead of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods of an executor that compile before calls need it."""
+"""The methods of a bucketed function that compile before calls need it."""
 
 from __future__ import annotations
 

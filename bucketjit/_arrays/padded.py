@@ -1,4 +1,4 @@
-"""`Padded`: an array that keeps its padding between one executor and the next.
+"""`Padded`: an array that keeps its padding between one bucketed function and the next.
 
 `bucketjit._arrays.padding` and `bucketjit._arrays.results` make and read such arrays.
 """
@@ -21,11 +21,11 @@ from bucketjit.errors import ArgumentError
 class Padded:
     """An array with padding, and the logical size of each of its axes.
 
-    An executor with ``out="padded"`` returns its results with open axes in this form. Every
-    executor accepts a `Padded` array in place of an array of its logical shape. If its padded shape
-    is that of the bucket, nothing is cut, padded or waited for between the two executors. The
-    padding of an array that you wrap yourself may hold anything. In a pytree, a `Padded` array is a
-    leaf.
+    A bucketed function with ``out="padded"`` returns its results with open axes in this form. Every
+    bucketed function accepts a `Padded` array in place of an array of its logical shape. If its
+    padded shape is that of the bucket, nothing is cut, padded or waited for between the two
+    bucketed functions. The padding of an array that you wrap yourself may hold anything. In a
+    pytree, a `Padded` array is a leaf.
 
     A size that the function computes is known when the executable has run. Asking for it waits.
 

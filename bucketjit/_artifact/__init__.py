@@ -1,7 +1,7 @@
 """Functions saved in files: a portable StableHLO module for each bucket, and what surrounds them.
 
-`writer` makes a ``.bkt`` file of an executor, `saved_program` reads one, and `saved_engine` serves
-calls from it, without the function's source. `manifest` says what is in a file, `archive` how it is
-laid out and what is checked, `modules` which modules are trusted. No pickle is written or read, and
-no text of a file is run: sizes are parsed by `expressions`, which takes arithmetic only.
+`writer` makes a ``.bkt`` file of a bucketed function, `saved_program` reads one, and `saved_engine`
+serves calls from it, without the function's source. `manifest` says what is in a file, `archive`
+how it is laid out and what is checked, `modules` which modules are trusted. No pickle is written or
+read, and no text of a file is run: sizes are parsed by `expressions`, which takes arithmetic only.
 """

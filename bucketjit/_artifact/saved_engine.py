@@ -348,7 +348,7 @@ class _Programs(TracedPrograms):
                 f"the function decides by sizes that it computes, and the call computes "
                 f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
                 f"program that was not saved: the file has programs for {told}. If the function "
-                "does not raise there, call the executor so before the function is saved"
+                "does not raise there, call the bucketed function so before the function is saved"
             )
         held = "; ".join(
             ", ".join(map(str, program.guards)) or "sizes whose constants were tabulated"

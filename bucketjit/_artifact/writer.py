@@ -441,7 +441,7 @@ def _pullback(
     if call.program.counts:
         raise ArtifactError(
             "its derivatives cannot be saved: its results or decisions depend on computed sizes; "
-            "save an executor of the gradient"
+            "save a bucketed function of the gradient"
         )
     for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
         if kind.dtype is None:

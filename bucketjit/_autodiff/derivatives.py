@@ -27,7 +27,7 @@ from bucketjit._sizes.expressions import is_symbolic, variables_of
 from bucketjit._tracing.program import Program
 from bucketjit.errors import MaskingError
 
-Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # an executor, and its engine
+Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # a bucketed function, and its engine
 
 
 class Derived(NamedTuple):
@@ -46,11 +46,12 @@ class Derived(NamedTuple):
 
 
 class Derivatives:
-    """The differentiable functions of an executor.
+    """The differentiable functions of a bucketed function.
 
     Args:
-        engine: The engine of the executor.
-        make: Makes an executor that shares cache and counters with this one, and its engine.
+        engine: The engine of the bucketed function.
+        make: Makes a bucketed function that shares cache and counters with this one, and its
+            engine.
     """
 
     def __init__(self, engine: Engine, make: Make) -> None:
@@ -183,9 +184,9 @@ class Derivatives:
             for shape in program.out_shapes
         )
         ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
-        # The executor itself serves the calls only if it donates nothing, as the derivative needs
-        # the arguments later, and returns arrays, which JAX can differentiate. Else another one
-        # does.
+        # The bucketed function itself serves the calls only if it donates nothing, as the
+        # derivative needs the arguments later, and returns arrays, which JAX can differentiate.
+        # Else another one does.
         as_it_is = not signed.donate and engine.config.out is Out.JAX
         run = execute if as_it_is else derive(flat, ins)
         dtypes = tuple(dtype for dtype, _ in program.out_types)
@@ -210,18 +211,18 @@ def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
     if any(t.dtype is None for t in signed.signature.types):
         return MaskingError(
             "a function of a size argument is not differentiated in buckets",
-            "open an axis of an array in its place, or make an executor of its gradient",
+            "open an axis of an array in its place, or make a bucketed function of its gradient",
         )
     if program.counts:
         return MaskingError(
             "its results or decisions depend on computed sizes, so its derivative is that of the "
             "function itself",
-            "make an executor of the gradient",
+            "make a bucketed function of the gradient",
         )
     if program.jaxpr.effects:
         return MaskingError(
             "a derivative in buckets would run the function's effects (io_callback, debug.print) "
             f"once more: {first_effect(program.jaxpr)}",
-            "make an executor of the gradient",
+            "make a bucketed function of the gradient",
         )
     return None

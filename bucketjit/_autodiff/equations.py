@@ -2,7 +2,7 @@
 
 Under ``jax.grad`` and ``jax.jvp`` a call becomes one equation of the primitive `bucketed_p`. Its
 derivative is another equation of the same primitive: of the function's pushforward or pullback,
-which has its own executor that traces, masks and compiles it per bucket. So a function is
+which has its own bucketed function that traces, masks and compiles it per bucket. So a function is
 differentiated first and masked after. (Masking first gives NaN where the derivative of a padded
 ``log`` or ``sqrt`` is infinite.) Derivatives of derivatives are made in the same way:
 

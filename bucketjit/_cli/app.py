@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With code 2 if the command line is wrong; with 0 after ``--help`` and
             ``--version``.
     """
-    description = "Plans of buckets, reports of executors, and their files."
+    description = "Plans of buckets, reports of bucketed functions, and their files."
     parser = _Parser(prog=_program(), description=description)
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
     subparsers = parser.add_subparsers(

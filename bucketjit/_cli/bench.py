@@ -30,9 +30,9 @@ Run one function over a stream of ragged calls in three ways, and compare them:
     jax.jit     unpadded: one compile for each size
     bucketjit   BucketedExec(function).with_pow2(): padding and masks derived
 
-Cold is the whole stream in a fresh executor, compiles included; warm is the same stream once
-more, of which the median and the 99th percentile of a call are shown. It takes about 15 seconds;
-standard error shows how far it is.
+Cold is the whole stream in a fresh bucketed function, compiles included; warm is the same stream
+once more, of which the median and the 99th percentile of a call are shown. It takes about 15
+seconds; standard error shows how far it is.
 """
 
 _CALLS, _BIGGEST = 60, 64  # by default

@@ -1,4 +1,4 @@
-"""The command ``report``: shows a saved snapshot of an executor's counters as tables."""
+"""The command ``report``: shows a saved snapshot of a bucketed function's counters as tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bucketjit._runtime.statistics import Stats
 from bucketjit._runtime.summary import summary_of
 
 _DESCRIPTION = """\
-Show a snapshot of an executor's counters. Save one with
+Show a snapshot of a bucketed function's counters. Save one with
 
     pathlib.Path("STATS.json").write_text(executor.stats().to_json())
 """
@@ -96,7 +96,7 @@ def _refuse(constant: str) -> NoReturn:
 
 COMMAND = Command(
     name="report",
-    summary="show a saved snapshot of an executor's counters",
+    summary="show a saved snapshot of a bucketed function's counters",
     description=_DESCRIPTION,
     add_arguments=_add_arguments,
     run=_run,

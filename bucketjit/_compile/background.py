@@ -29,10 +29,10 @@ _TURN = 0.0005
 
 
 class _Jobs:
-    """The queue of jobs. Threads and exit handlers reference only this object, never an executor.
+    """The queue of jobs. Threads and exit handlers know only this object, no bucketed function.
 
-    So a job cannot keep an executor alive after it is done. (Its work may hold a program, which
-    holds the function it was traced from, which may hold the executor.)
+    So a job cannot keep a bucketed function alive after it is done. (Its work may hold a program,
+    which holds the function it was traced from, which may hold the bucketed function.)
 
     Locks and queues that callers use are implemented in C. A `Condition` and a `Queue` are entered
     by Python code, which an interrupt may leave with the lock held.
@@ -114,11 +114,11 @@ class _Job(NamedTuple):
 
 
 class Workers:
-    """The threads that work in the background for one executor.
+    """The threads that work in the background for one bucketed function.
 
-    They end with the executor or with the interpreter. The interpreter waits for a compile that is
-    under way, and not for jobs that wait. A fork of the process starts without jobs. It can start
-    threads, unless XLA had been started before the fork: XLA would wait for ever for its own
+    They end with the bucketed function or with the interpreter. The interpreter waits for a compile
+    that is under way, and not for jobs that wait. A fork of the process starts without jobs. It can
+    start threads, unless XLA had been started before the fork: XLA would wait for ever for its own
     threads, which a fork does not copy.
 
     Args:
@@ -183,7 +183,7 @@ class Workers:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no further job is begun: the executor is gone, or the interpreter ends."""
+        """Whether no further job is begun: the function is gone, or the interpreter ends."""
         return self._jobs.is_stopped
 
     def failed(self, key: Hashable) -> bool:

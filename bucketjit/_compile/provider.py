@@ -237,7 +237,8 @@ class ExecutableProvider:
         told: list[Event] = []
 
         def tell() -> None:
-            # After storing: a listener may call the executor, which then needs this executable.
+            # After storing: a listener may call the bucketed function, which then needs this
+            # executable.
             while told:
                 self._tell(told.pop(0))
 
@@ -430,7 +431,7 @@ class ExecutableProvider:
 
         def work() -> None:
             provider = alive()
-            if provider is not None:  # else its executor is gone
+            if provider is not None:  # else its bucketed function is gone
                 provider._prepare_later(request, epoch)
 
         self.workers.submit(request.mark, work)

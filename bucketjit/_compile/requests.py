@@ -95,8 +95,8 @@ class RequestFactory:
     ) -> None:
         self._config = config
         self._cache = cache
-        # Neither function holds `self`: without a reference cycle, an executor that is dropped
-        # frees its executables at once.
+        # Neither function holds `self`: without a reference cycle, a bucketed function that is
+        # dropped frees its executables at once.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         told = functools.partial(emit, listeners=config.listeners)
         self.files = ExecutableFiles(config.persistence, config.rules, name, told, preloading)
@@ -315,7 +315,8 @@ class RequestFactory:
         check = self._config.check
 
         def made() -> Exact:
-            # A checked executor compares masked results with these, so these must be right.
+            # A checked bucketed function compares masked results with these, so these must be
+            # right.
             of_xla = self._options(exact_options(check is not Check.OFF), options)
             return exact_function(known, check, of_xla)
 

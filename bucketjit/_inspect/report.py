@@ -27,7 +27,7 @@ _NARROWEST = 40  # characters; below that, rich leaves out columns of a table
 
 
 class Report:
-    """The counters of an executor, as tables; their first line says what bucketing has saved.
+    """The counters of a bucketed function, as tables; the first line says what was saved.
 
     ``print`` it: as wide as the terminal, and in colour if rich is installed, or plain text if the
     output is a file. It is a rich renderable too, and HTML in a notebook.

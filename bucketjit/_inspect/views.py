@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bucketjit._config import Config
 
 
-_LONGEST = 80  # characters of a strategy in the repr of an executor
+_LONGEST = 80  # characters of a strategy in the repr of a bucketed function
 
 
 class Views:
@@ -29,7 +29,7 @@ class Views:
     _engine: Engine
 
     def stats(self) -> Stats:
-        """A snapshot of what this executor has done; see `Stats`.
+        """A snapshot of what this bucketed function has done; see `Stats`.
 
         Counting costs a call well under a microsecond; sums are made when a snapshot is taken. The
         memory for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the
@@ -111,7 +111,7 @@ class Views:
 
 
 def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
-    """The programs of an executor and of its derivatives."""
+    """The programs of a bucketed function and of its derivatives."""
     # Executables of exact shapes have a signature in place of a program in their keys.
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []

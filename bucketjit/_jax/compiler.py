@@ -31,7 +31,7 @@ def signature_counter(function: Any) -> Callable[[], int]:
 
     The count (``_cache_size`` of jaxlib's ``PjitFunction``) has no public name. The bound method is
     wrapped in a lambda: the garbage collector does not look through methods of nanobind (jaxlib
-    0.10), so an executor that its own function references would never be freed.
+    0.10), so a bucketed function that its own function references would never be freed.
     """
     return lambda: function._cache_size()
 

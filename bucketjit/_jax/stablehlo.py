@@ -403,7 +403,7 @@ def compile_module(module: Module) -> Any:
         if any(tensor.is_bounded for tensor in arguments_of(module)):
             raise BadModule(
                 f"XLA does not compile arguments with bounds for {device.platform}; such a module "
-                "is for compilers that implement dynamic buffers, and an executor serves the same "
-                "sizes here"
+                "is for compilers that implement dynamic buffers; a bucketed function serves the "
+                "same sizes here"
             ) from error
         raise BadModule(f"XLA does not compile it: {first_line(error)}") from error

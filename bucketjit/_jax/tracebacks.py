@@ -28,8 +28,8 @@ _FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 # Packages whose frames JAX leaves out of the tracebacks that it shortens itself, such as those of
-# ``jax.grad`` of an executor. `bucketjit._jax` is not among them: it looks for frames of its own in
-# errors that JAX has shortened (`bucketjit._jax.patches.shapes`, `trouble_of_versions`).
+# ``jax.grad`` of a bucketed function. `bucketjit._jax` is not among them: it looks for frames of
+# its own in errors that JAX has shortened (`bucketjit._jax.patches.shapes`, `trouble_of_versions`).
 _HIDDEN = (
     *("_api", "_arrays", "_autodiff", "_compile", "_ir", "_masking", "_ragged", "_runtime"),
     *("_signature", "_stages", "_tracing"),

@@ -1,4 +1,4 @@
-"""A directory of executables as an executor uses it: no problem with a file breaks a call.
+"""A directory of executables as a bucketed function uses it: no problem with a file breaks a call.
 
 `bucketjit._persistence.files` reads and writes the files and raises. This module turns what it
 raises into events and warnings.

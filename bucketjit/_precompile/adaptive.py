@@ -148,7 +148,7 @@ class Adapting:
                 self._tell_failed(engine, sizes, why)
                 return True
             # Compiling may take minutes. Only weak references are held in between, so that an
-            # executor that is dropped meanwhile is freed, and ends this loop.
+            # bucketed function that is dropped meanwhile is freed, and ends this loop.
             todo = [
                 (weakref.ref(used.engine), used.kind, example, dict(own))
                 for used in uses

@@ -1,4 +1,4 @@
-"""Writes down as JSON what an executor has compiled, so that another process can warm up the same.
+"""Writes down as JSON what was compiled, so that another process can warm up the same.
 
 `written_arguments` writes and reads the arguments.
 """
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an executor has compiled. `BucketedExec.manifest` makes one.
+    """What a bucketed function has compiled. `BucketedExec.manifest` makes one.
 
     Attributes:
         function: Name of the function.

@@ -75,7 +75,7 @@ def written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
     if derived.origin is None:
         raise CannotWrite(
             f"a derivative of {engine.name} by arrays that are sharded is not written down: make "
-            "an executor of the derivative, and warm that up"
+            "a bucketed function of the derivative, and warm that up"
         )
     return {
         "path": [[step, *map(list, key)] for step, key in derived.path],

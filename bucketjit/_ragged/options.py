@@ -32,7 +32,7 @@ def options_of(configured: Out, reduce: object, token_budget: object, out: objec
     """Check the options of a call of `map`.
 
     Args:
-        configured: The form of results of the executor.
+        configured: The form of results of the bucketed function.
         reduce: None, ``"sum"`` or ``"mean"``.
         token_budget: None, or an int of at least 1.
         out: None, a form of results, or ``"stacked"``.

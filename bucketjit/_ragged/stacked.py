@@ -16,7 +16,7 @@ class Ragged(Sequence[Any]):
     """The results of many examples, stacked: values padded to the longest row, and lengths.
 
     `BucketedExec.map` with ``out="stacked"`` returns one. It is a sequence of rows, so another
-    executor's `map` takes it as a list of examples.
+    bucketed function's `map` takes it as a list of examples.
 
     Args:
         values: A tree of arrays with the examples along axis 0. Rows that are shorter than the

@@ -2,5 +2,5 @@
 
 `fast_path` serves calls whose shapes were seen before; `chunks` splits calls beyond the largest
 bucket. The package may import `bucketjit._compile` and what is below it. It knows neither
-derivatives nor the executor that users hold.
+derivatives nor the bucketed function that users hold.
 """

@@ -1,4 +1,4 @@
-"""Counts what an executor does: calls, compiles, loads, fallbacks, padding.
+"""Counts what a bucketed function does: calls, compiles, loads, fallbacks, padding.
 
 A warm call adds one to a `CallCounter` without a lock; sums are made when a snapshot is taken.
 `bucketjit._runtime.statistics` has the snapshots, `bucketjit._runtime.timeline` their history.
@@ -34,7 +34,7 @@ _RETIRED = 256
 
 
 class Counters:
-    """All counters of an executor except hits, misses and evictions, which its cache counts.
+    """The counters of a bucketed function, without those of its cache: hits, misses, evictions.
 
     Safe to use from several threads.
     """
@@ -45,7 +45,7 @@ class Counters:
         self._retired: deque[CallCounter] = deque()
         self._clock = Clock()
         # Call counters hold the clock, and the clock holds `read`: a strong reference would be a
-        # cycle that keeps a dropped executor alive until the garbage collector runs.
+        # cycle that keeps a dropped bucketed function alive until the garbage collector runs.
         alive = weakref.ref(self)
 
         def read() -> Reading:

@@ -80,7 +80,7 @@ class Engine:
         refusals: Programs that cannot be masked, and why.
         decisions: Decides what a call does.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
-            because the function that is traced may call its own executor.
+            because the function that is traced may call its own bucketed function.
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
         trial: Measures whether calls are faster in chunks or whole.

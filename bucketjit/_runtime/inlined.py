@@ -17,10 +17,10 @@ def note_inlined(config: Config, name: str, counters: Counters) -> None:
     """Count a call that is inlined; the first one is an event, and warned of.
 
     There is no warning without a strategy, as nothing would be padded anyway, nor inside another
-    executor, which pads its own arguments.
+    bucketed function, which pads its own arguments.
 
     Args:
-        config: The configuration of the executor.
+        config: The configuration of the bucketed function.
         name: Name of the function in messages.
         counters: Its counters.
 
@@ -33,8 +33,8 @@ def note_inlined(config: Config, name: str, counters: Counters) -> None:
     where = innermost_transformation()
     why = (
         f"is called inside {where}, so it is inlined there: nothing is padded, and what is around "
-        "it compiles for each size. Call the executor outside, or make it the outermost function: "
-        "bucketjit.jit in the place of jax.jit, executor.map in the place of jax.vmap, and "
+        "it compiles for each size. Call the bucketed function outside, or make it the outermost "
+        "one: bucketjit.jit in the place of jax.jit, its map in the place of jax.vmap, and "
         "bucketjit.integrations in the place of the jit of a library."
     )
     emit(Event("inlined", name, detail=why), config.listeners)

@@ -1,4 +1,4 @@
-"""Frozen snapshots of the counters of an executor: `Stats`, and the records that it is made of.
+"""Frozen snapshots of the counters of a bucketed function: `Stats`, and what it is made of.
 
 `bucketjit._runtime.counters` counts and makes the snapshots.
 """
@@ -119,7 +119,7 @@ class ProgramStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """A snapshot of an executor's counters.
+    """A snapshot of a bucketed function's counters.
 
     Attributes:
         calls: Calls so far, without those inlined into another transformation.
@@ -131,7 +131,7 @@ class Stats:
         evictions: Executables dropped to make room.
         fallback_calls: Calls that ran at their exact shape because they cannot be masked, or are
             beyond the largest bucket (``Overflow.EXACT``), or as ``BUCKETJIT_DISABLE`` made the
-            executor plain ``jit``, whose compiles are not counted.
+            bucketed function plain ``jit``, whose compiles are not counted.
         fallback_reasons: Number of fallback calls by reason; the counts add up to
             ``fallback_calls``. A reason is printable text of at most 500 characters. Calls with
             other reasons than the first 64 are counted as ``"other"``.

@@ -78,7 +78,7 @@ class SignedCall:
 
 
 class Signer:
-    """Finds or makes the signature of each call of one executor. Safe to use from several threads.
+    """Finds or makes the signature of each call of a bucketed function. Safe to use from threads.
 
     Args:
         config: What the user chose: the function, its static arguments, ``dynamic_axes``.

@@ -3,5 +3,5 @@
 ``trace`` gives the program and its guards, ``lower`` the module of a bucket, ``compile`` the
 executable, which serves every logical size of its bucket. Names and behaviour are those of
 ``jax.stages``. The package may import `bucketjit._runtime` and what is below it; `bucketjit._api`
-has the methods of executors.
+has the methods of bucketed functions.
 """

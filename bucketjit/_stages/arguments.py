@@ -55,7 +55,7 @@ class Arguments:
     def with_statics(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a compiled call as the executor takes them, static ones included."""
+        """The arguments of a compiled call as the function takes them, static ones included."""
         statics = self._subject.signed.statics
         rest = iter(args)
         count = len(args) + len(statics.positional)
@@ -143,7 +143,7 @@ class Arguments:
         return ArgumentError(
             f"the function decides by sizes that it computes ({told}), and here they are "
             f"{', '.join(f'{v} - 1 = {n}' for v, n in of.items())}, which needs another program; "
-            "call the executor, which finds it"
+            "call the bucketed function, which finds it"
         )
 
     def sizes(self, signed: SignedCall) -> dict[str, int]:
@@ -164,8 +164,8 @@ class Arguments:
             raise ArgumentError(in_words(list(self._beyond(signed, beyond))))
         if min(sizes.values()) < 1 or any(0 in shape for shape in signed.shapes):
             raise ArgumentError(
-                f"a size below 1 has no bucket ({shown(sizes)}); call the executor, which runs "
-                "such a call at its exact shape"
+                f"a size below 1 has no bucket ({shown(sizes)}); call the bucketed function, which "
+                "runs such a call at its exact shape"
             )
         signature.check_constraints(sizes)
         if not program.admits(sizes):

@@ -38,11 +38,11 @@ _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 class Compiled(Stage):
     """An executable that serves every logical size of one bucket; see ``jax.stages.Compiled``.
 
-    ``Lowered.compile`` makes it. Call it like the executor, without static arguments: they are part
-    of it. Each argument is checked, also one that the function does not read, and so are the sizes.
-    It holds its executable, whatever the cache of the executor does. Inside ``jax.grad``,
-    ``jax.jit``, ``jax.vmap`` and the like it does what the executor does there, after the same
-    check.
+    ``Lowered.compile`` makes it. Call it like the bucketed function, without static arguments: they
+    are part of it. Each argument is checked, also one that the function does not read, and so are
+    the sizes. It holds its executable, whatever the cache of the bucketed function does. Inside
+    ``jax.grad``, ``jax.jit``, ``jax.vmap`` and the like it does what the bucketed function does
+    there, after the same check.
 
     Argument 0 of the module that was compiled is the int32 vector of the sizes, in the order of
     `variables`; see `Lowered`.
@@ -63,7 +63,8 @@ class Compiled(Stage):
         self._stage = as_stage(entry.compiled, lowered)
         self._arguments = Arguments(subject)
         self._copies = engine.config.copy_inputs
-        # A cache of its own, so that the executable stays when it leaves that of the executor.
+        # A cache of its own, so that the executable stays when it leaves that of the bucketed
+        # function.
         cache: ExecutableCache[Any, Executable] = ExecutableCache(None)
         cache.get_or_compile(key, lambda: entry)
         self._memory = RememberedCalls(cache, engine.counters, threading.RLock())
@@ -81,7 +82,7 @@ class Compiled(Stage):
             **kwargs: Its keyword arguments, likewise.
 
         Returns:
-            What the executor would return.
+            What the bucketed function would return.
 
         Raises:
             ArgumentError: An argument differs from what was compiled for, or a size is beyond the
@@ -167,7 +168,7 @@ class Compiled(Stage):
         return map_examples(engine, examples, options, call)
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call inside a transformation: checked here, made by the executor."""
+        """A call inside a transformation: checked here, made by the bucketed function."""
         signed = self._arguments.sign(args, kwargs)
         is_known = all(type(n) is int for shape in signed.shapes for n in shape)
         if not self.exact and is_known:  # `jax.export` has symbolic sizes

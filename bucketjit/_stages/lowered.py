@@ -40,12 +40,12 @@ class Lowered(Stage):
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
         """Compile the module, or take its executable from the cache or a file.
 
-        The executable goes into the cache of the executor, whose later calls in this bucket then
-        compile nothing. With options it is compiled apart, and no other call gets it.
+        The executable goes into the cache of the bucketed function, whose later calls in this
+        bucket then compile nothing. With options it is compiled apart, and no other call gets it.
 
         Args:
             compiler_options: Options of XLA by name, for this executable alone. Those of the
-                executor hold too.
+                bucketed function hold too.
 
         Returns:
             The executable, to be called.
@@ -53,8 +53,8 @@ class Lowered(Stage):
         Raises:
             SpecError: An option is malformed, or XLA does not take it.
             CompileBudgetError: The budget does not allow the compile.
-            MaskingError: XLA cannot compile the masked module. The executor then runs such calls at
-                their exact shape, and so does what is lowered next.
+            MaskingError: XLA cannot compile the masked module. The bucketed function then runs such
+                calls at their exact shape, and so does what is lowered next.
         """
         options = checked_options(compiler_options)
         subject, engine = self._subject, self._subject.engine

@@ -28,8 +28,8 @@ class Subject:
     """The call that a stage is about.
 
     Attributes:
-        engine: The engine of the executor.
-        inside: Makes a call inside a transformation, as the executor does.
+        engine: The engine of the bucketed function.
+        inside: Makes a call inside a transformation, as the bucketed function does.
         signed: The call, with types in the place of its arrays.
         call: The same call, resolved.
         bucket: Padded size of each variable; the logical sizes if it is exact.
@@ -80,7 +80,7 @@ class Subject:
             told = f", which is not masked: {why.reason}" if why is not None else ""
             raise MaskingError(
                 f"the function computes sizes, so jit cannot take it at its exact shape{told}",
-                (why and why.remedy) or "call the executor, which runs the function itself",
+                (why and why.remedy) or "call the bucketed function, which runs it unpadded",
             ) from None
 
     def as_exact(self) -> Subject:
@@ -132,8 +132,8 @@ def subject_of(
     """Sign, resolve and decide a call, without running it.
 
     Args:
-        engine: The engine of the executor.
-        inside: Makes a call inside a transformation, as the executor does.
+        engine: The engine of the bucketed function.
+        inside: Makes a call inside a transformation, as the bucketed function does.
         args: The positional arguments; ``jax.ShapeDtypeStruct`` will do for arrays.
         kwargs: The keyword arguments, likewise.
 

@@ -33,11 +33,11 @@ _PLAIN = (dict, list, tuple, OrderedDict, defaultdict, type(None))
 _MOST_NAMED = 6  # leaves that an error names
 
 
-_thread = threading.local()  # how many functions of executors this thread runs, one in another
+_thread = threading.local()  # how many bucketed functions this thread traces, one in another
 
 
 def is_traced_here() -> bool:
-    """Whether this thread runs the function of an executor, to trace it."""
+    """Whether this thread runs the function of a bucketed function, to trace it."""
     return getattr(_thread, "depth", 0) > 0
 
 

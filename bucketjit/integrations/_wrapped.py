@@ -1,4 +1,4 @@
-"""What the wrappers of this package share: methods that hand plain arguments to an executor."""
+"""What the wrappers of this package share: they hand plain arguments to bucketed functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 
-# Methods of an executor that take no arguments of the function, and change no option.
+# Methods of a bucketed function that take no arguments of the function, and change no option.
 _SAME = (
     "cache_clear",
     "cache_info",
@@ -32,7 +32,7 @@ _SAME = (
 
 
 class Wrapped(Generic[P, R]):
-    """A function of a library's objects, which an executor runs on their arrays.
+    """A function of a library's objects, which a bucketed function runs on their arrays.
 
     Args:
         fn: The function of the user.
@@ -40,7 +40,7 @@ class Wrapped(Generic[P, R]):
 
     Attributes:
         executor: The executor. It takes arguments and returns results as this package hands them
-            over, so call the wrapper, and ask the executor.
+            over, so call the wrapper, and ask the bucketed function.
     """
 
     def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any]) -> None:
@@ -71,7 +71,7 @@ class Wrapped(Generic[P, R]):
         return sorted({*super().__dir__(), *_SAME, *builders})
 
     def __getattr__(self, name: str) -> Any:
-        """A method of the executor: one that asks of it, or a ``with_...`` method."""
+        """A method of the bucketed function: one that asks of it, or a ``with_...`` method."""
         if name in _SAME:
             return getattr(self.executor, name)
         if not name.startswith("with_") or not hasattr(BucketedExec, name):
@@ -88,7 +88,7 @@ class Wrapped(Generic[P, R]):
         return builder
 
     def _around(self, executor: BucketedExec[..., Any]) -> Self:
-        """The same wrapper around another executor of the same function."""
+        """The same wrapper around another bucketed function of the same function."""
         new = copy.copy(self)
         new.executor = executor
         return new
@@ -96,11 +96,11 @@ class Wrapped(Generic[P, R]):
     def _plain(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as the executor takes them."""
+        """The arguments as the bucketed function takes them."""
         raise NotImplementedError
 
     def stats(self) -> Stats:
-        """A snapshot of what the executor has done; see `BucketedExec.stats`."""
+        """A snapshot of what the bucketed function has done; see `BucketedExec.stats`."""
         return self.executor.stats()
 
     def report(self) -> Report:

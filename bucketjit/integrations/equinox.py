@@ -2,9 +2,9 @@
 
 A module of Equinox is a pytree, with activation functions, texts and numbers among its leaves.
 `filter_jit` makes everything that is no array a part of the tree, which is static, so that the
-executor sees arrays alone; and so it does with results::
+bucketed function sees arrays alone; and so it does with results::
 
-    model(weight, relu), x  ->  model(weight, Static(relu)), x  ->  the executor
+    model(weight, relu), x  ->  model(weight, Static(relu)), x  ->  the bucketed function
 
 >>> import bucketjit, equinox as eqx, jax, numpy as np
 >>> @bucketjit.integrations.equinox.filter_jit
@@ -228,7 +228,7 @@ class FilteredExec(Wrapped[P, R]):
         Raises:
             MissingExtraError: Equinox is not installed.
             ArgumentError: A static value cannot be hashed.
-            Exception: What a call of the executor raises; see `BucketedExec`.
+            Exception: What a call of the bucketed function raises; see `BucketedExec`.
         """
         plain, named = self._plain(args, kwargs)
         return _restored(self.executor(*plain, **named))

@@ -1,10 +1,10 @@
 """Flax NNX: `jit` in the place of ``flax.nnx.jit``.
 
 A module of NNX is an object that functions change. `jit` splits each module, optimizer, metric and
-``Rngs`` in the arguments into a graph definition, which is static, and its arrays; the executor
-runs the function on the arrays; and what the function changed is written back::
+``Rngs`` in the arguments into a graph definition, which is static, and its arrays; the bucketed
+function runs the function on the arrays; and what the function changed is written back::
 
-    model, optimizer, x  ->  (graph, arrays), (graph, arrays), x  ->  the executor
+    model, optimizer, x  ->  (graph, arrays), (graph, arrays), x  ->  the bucketed function
     model, optimizer     <-  (graph, arrays), (graph, arrays)     <-
 
 >>> import bucketjit, jax.numpy as jnp, numpy as np
@@ -178,8 +178,8 @@ class ModuleExec(Wrapped[P, R]):
 
         Raises:
             MissingExtraError: Flax is not installed.
-            Exception: What a call of the executor raises; see `BucketedExec`. No argument is
-                changed then.
+            Exception: What a call of the bucketed function raises; see `BucketedExec`. No argument
+                is changed then.
         """
         with _flax().update_context(self):
             args, kwargs = _split(self, (args, kwargs))

@@ -249,9 +249,9 @@ class Adaptive(Changing):
     def replan(self) -> Replan | None:
         """Propose and adopt in one step; the new buckets are compiled when they are needed.
 
-        An executor looks for better plans by itself, and uses them for all its calls. A plan that
-        is adopted by this method serves only shapes that the executor has not seen before: calls of
-        known shapes keep their buckets.
+        A bucketed function looks for better plans by itself, and uses them for all its calls. A
+        plan that is adopted by this method serves only shapes that the bucketed function has not
+        seen before: calls of known shapes keep their buckets.
 
         Returns:
             What was adopted; None if the plan stays.

@@ -198,7 +198,7 @@ def test_names_are_taken_once(registry: Any) -> None:
     executor = BucketedExec(total)
     metrics.prometheus(executor, registry=registry)
     metrics.prometheus(executor, registry=registry)
-    with pytest.raises(SpecError, match="another executor are called 'total' .* name="):
+    with pytest.raises(SpecError, match="another bucketed function are called 'total' .* name="):
         metrics.prometheus(executor.with_pow2(), registry=registry)
 
 

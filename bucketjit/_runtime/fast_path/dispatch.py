@@ -2,7 +2,8 @@
 
 A `DispatchTable` knows where in the arguments of one layout the open axes are. It reads the shapes
 and types there, and no other argument, and looks up the handler for them
-(`bucketjit._runtime.fast_path.bucket_handler`). A `FastPath` chains the tables of an executor.
+(`bucketjit._runtime.fast_path.bucket_handler`). A `FastPath` chains the tables of a bucketed
+function.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _key_of_several(
 
 
 class FastPath:
-    """The dispatch tables of an executor, the latest one first.
+    """The dispatch tables of a bucketed function, the latest one first.
 
     Attributes:
         latest: The latest table, which leads to the next older one; None if there is none.
