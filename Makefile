@@ -4,9 +4,9 @@
 #                                 sets of parameters every third set (all of them with EVERY=1);
 #                                 also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, mypy, and ruff's fixes
-#   make test-slow test-312       the long sweeps; the tests once more with Python 3.12, of the
-#                                 masking cases every 64th, of sets of parameters every 16th (all
-#                                 of them with EVERY_312=1)
+#   make test-slow test-312       the long sweeps; a third of the tests once more with Python 3.12, of
+#                                 the masking cases every 64th, of sets of parameters every 16th (all
+#                                 of them with EVERY_312=1 THIN_312=1)
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
 #                                 release without JAX=
@@ -31,6 +31,7 @@ VENV ?= .venv
 JOBS ?= 2
 EVERY ?= 12
 EVERY_312 ?= 64
+THIN_312 ?= 3
 ARGS ?=
 PYTEST_ARGS ?=
 JAX ?=
@@ -55,7 +56,8 @@ test-slow: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # What knows nothing of JAX is not run twice.
-ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/test_benchmarks.py
+ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/test_benchmarks.py \
+    --ignore=tests/test_layers.py --ignore=tests/examples
 
 # with_python PYTHON, JAX, ARGUMENTS: make ARGUMENTS with that interpreter, or say that there is none.
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
@@ -70,7 +72,7 @@ define with_python
 endef
 
 test-312:
-	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
+	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_312) PYTEST_ARGS="--thin $(THIN_312) $(ONCE) $(PYTEST_ARGS)")
 
 test-jax:
 	$(call with_python,$(PYTHON),$(or $(JAX),newest),test-core VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)))

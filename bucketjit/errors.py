@@ -18,7 +18,7 @@
         ├── VersionError (ImportError)    this JAX lacks names that bucketjit needs
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
         └── MaskingError                  the program cannot be masked (or was masked wrongly)
-            └── FallbackError             masking was refused and ``Fallback.ERROR`` is set
+            └── FallbackError             masking was refused and ``fallback="error"`` is set
 
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
@@ -134,8 +134,8 @@ class BucketOverflowError(StrategyError):
         what = f"dimension {dim!r}" if dim else "a dimension"
         super().__init__(
             f"{what} has size {size}, beyond the largest bucket {largest}; raise the strategy's "
-            f"max (or add a boundary of at least {size}), choose Overflow.EXTEND, EXACT or SPLIT, "
-            "or split the input"
+            f"max (or add a boundary of at least {size}), choose overflow='extend', 'exact' or "
+            "'split', or split the input"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,8 +160,8 @@ class SplitError(BucketOverflowError):
         # Replaces the message of the base class.
         self.args = (
             f"dimension {dim!r} has size {size}, beyond the largest bucket {largest}, and the call "
-            f"cannot be split along it: {reason} ({advice}choose Overflow.EXTEND or "
-            "Overflow.EXACT, or raise the largest bucket)",
+            f"cannot be split along it: {reason} ({advice}choose overflow='extend' or "
+            "'exact', or raise the largest bucket)",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -240,7 +240,7 @@ class MaskingError(BucketJitError):
 
 
 class FallbackError(MaskingError):
-    """Masking was refused, and the policy is ``Fallback.ERROR``."""
+    """Masking was refused, and ``fallback`` is ``"error"``."""
 
 
 class FallbackWarning(UserWarning):

@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run every Nth of the masking cases and models, and every (N/4)th set of parameters "
         f"of tests that have more than {MANY}",
     )
+    parser.addoption(
+        "--thin",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run every Nth test of each file; a test with its sets of parameters is one",
+    )
     parser.addoption("--core", action="store_true", help="run the core of the suite alone")
 
 
@@ -74,12 +81,26 @@ def _test_of(item: pytest.Item) -> tuple[Path, str]:
     return item.path, getattr(item, "originalname", item.name)
 
 
+def _tests_by_file(items: list[pytest.Item]) -> dict[Path, dict[tuple[Path, str], None]]:
+    """The tests of each file, in order and once each."""
+    found: defaultdict[Path, dict[tuple[Path, str], None]] = defaultdict(dict)
+    for item in items:
+        found[item.path][_test_of(item)] = None
+    return found
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     every, count = config.getoption("every"), itertools.count()
     sets = Counter(map(_test_of, items))
     seen: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
+    thin = config.getoption("thin")
+    tests = {path: list(each) for path, each in _tests_by_file(items).items()}
+    kept = {test for each in tests.values() for test in each[::thin]}
+
     def is_dropped(item: pytest.Item) -> bool:
+        if item.path.name not in WHOLE and _test_of(item) not in kept:
+            return True
         if item.path.name in ("test_cases.py", "test_models.py"):
             return bool(next(count) % every)
         test = _test_of(item)

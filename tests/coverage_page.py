@@ -48,7 +48,7 @@ _HEAD = """\
 
 Primitive by primitive: how bucketjit masks it, which axes may be open, and what it refuses. A
 call that meets a refusal runs at its exact shape, warns once with that reason and is counted
-(`Fallback.EXACT`), or raises it (`Fallback.ERROR`).
+(`fallback="exact"`), or raises it (`fallback="error"`).
 
 *Open axes* are those that the tests open: *first* is axis 0 of an argument (the batch), *inner*
 any later axis (sequence, height, features), *both* two variables at once. Unless a refusal

@@ -148,7 +148,7 @@ def test_variadic_arguments_are_named_by_position() -> None:
     ("spec", "good", "bad", "parts"),
     [
         ("b, _", ramp(3, 2), ramp(3), ["x", "'b, _'", "2 axes", "(3,)", "rank 1"]),
-        ("b", ramp(3), ramp(3, 2), ["x", "'b'", "1 axes", "(3, 2)", "rank 2"]),
+        ("b", ramp(3), ramp(3, 2), ["x", "'b'", "1 axis", "(3, 2)", "rank 2"]),
         ("b", ramp(3), np.float32(3), ["x", "'b'", "()", "rank 0"]),
         ("b", ramp(3), 2.5, ["x", "rank 0"]),
         ("b, ...", ramp(3), np.float32(3), ["x", "()"]),

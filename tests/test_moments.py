@@ -163,7 +163,7 @@ def test_at_the_first_trace(make: Callable[[], BaseException], spec: Any) -> Non
     for n in (3, 5, 7):
         executor(rows(n))
     # The one that failed, and one for all sizes. A plain `RuntimeError` may come from symbolic
-    # sizes, so the function runs again at the sizes of the call.
+    # sizes, so the function is traced again at the sizes of the call.
     assert moment.reached == (3 if type(moment.error) is RuntimeError else 2)
     assert executor.cache_size() == 2 and not executor.stats().fallback_calls
 
@@ -182,9 +182,11 @@ def test_where_an_axis_is_opened(make: Callable[[], BaseException]) -> None:
     with moment.raised():
         executor(np.ones(4), np.ones(5))
     executor(np.ones(6), np.ones(6))
-    assert moment.reached == 2  # by the program in which both have one size
+    # By the program in which both have one size; a `RuntimeError` is asked again, see above.
+    reached = 3 if type(moment.error) is RuntimeError else 2
+    assert moment.reached == reached
     executor(np.ones(4), np.ones(5))
-    assert moment.reached == 3 and not executor.stats().fallback_calls
+    assert moment.reached == reached + 1 and not executor.stats().fallback_calls
 
 
 @an_error

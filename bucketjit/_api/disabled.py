@@ -13,7 +13,8 @@ from bucketjit._arrays.padding import without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Config, Out
 from bucketjit._environment import DISABLE
-from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import Counters
 from bucketjit._signature.signer import Signer
 
 _REASON = f"{DISABLE} is set: plain jit"

@@ -65,7 +65,7 @@ def as_user_code(
         if traced is not None:
             pairs = zip(info.arg_names, traced, strict=True)
             info = info._replace(arg_names=tuple(name for name, is_traced in pairs if is_traced))
-        _api_util.save_wrapped_fun_debug_info(wrapper, info)
+        wrapper.__fun_debug_info__ = info  # type: ignore[attr-defined]
     return wrapper
 
 

@@ -127,7 +127,7 @@ USES = (
         Without.FILES,
     ),
     Use("api_util", "InternalFloatingPointError", Without.FILES),
-    Use("api_util", "debug_info fun_sourceinfo save_wrapped_fun_debug_info", Without.LINES),
+    Use("api_util", "debug_info fun_sourceinfo", Without.LINES),
     Use("sharding_impls", "physical_sharding", Without.FILES),
     Use("tree_util", "dispatch_registry", Without.FILES),
     Use("lax.linalg", "initialize_lapack", Without.FILES),
@@ -162,11 +162,9 @@ USES = (
     Use("random.core", "_shuffle", Without.SHUFFLES),
     Use("source_info_util", "is_user_filename"),
     Use("source_info_util", "_summarize_frame user_frames", Without.LINES),
-    Use("source_info_util", "JaxStackTraceBeforeTransformation", Without.TRACEBACKS),
     Use(
         "traceback_util",
-        "UnfilteredStackTrace _filtering_mode _simplified_tb_msg api_boundary include_filename"
-        " register_exclusion",
+        "_filtering_mode api_boundary include_filename register_exclusion",
         Without.TRACEBACKS,
     ),
     Use("util", "weakref_cache_key_types", Without.FORGETTING),

@@ -21,7 +21,6 @@ from bucketjit._jax import names
 from bucketjit._jax.names import Without, lacking
 from bucketjit.errors import BucketJitError, MaskingError
 
-_source_info = names.module("source_info_util")
 _util = names.module("traceback_util")
 
 _FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -123,9 +122,14 @@ def _raised_in_jax(error: Exception) -> NoReturn:
 def _is_noted(error: Exception) -> bool:
     """Whether JAX has shortened the error, and says so in a note or in its cause."""
     notes = getattr(error, "__notes__", ())
-    if any(_util._simplified_tb_msg in str(note) for note in notes):
+    if any("JAX_TRACEBACK_FILTERING=off" in str(note) for note in notes):
         return True
-    return isinstance(error.__cause__, _util.UnfilteredStackTrace)
+    return _kind(error.__cause__) == "UnfilteredStackTrace"
+
+
+def _kind(error: BaseException | None) -> str:
+    """The name of an error's class, as the classes that JAX uses for tracebacks are not public."""
+    return type(error).__name__
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -134,7 +138,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     left: list[BaseException | None] = [error]
     while left:
         told = left.pop()
-        if told is None or id(told) in seen or isinstance(told, _util.UnfilteredStackTrace):
+        if told is None or id(told) in seen or _kind(told) == "UnfilteredStackTrace":
             continue
         seen.add(id(told))
         yield told
@@ -147,7 +151,8 @@ def _cause_beside(error: MaskingError) -> BaseException | None:
     """The cause of a refusal that is not bucketjit's own: those say what the refusal says."""
     cause = error.__cause__
     while cause is not None:
-        if not isinstance(cause, (MaskingError, _source_info.JaxStackTraceBeforeTransformation)):
+        is_of_jax = _kind(cause) == "JaxStackTraceBeforeTransformation"
+        if not (is_of_jax or isinstance(cause, MaskingError)):
             return cause
         cause = cause.__cause__
     return None

@@ -164,7 +164,7 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
     if not found:
         return None
     told = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in found.items())
-    return Exactly(f"the size of {told} (Overflow.EXACT)", exact == len(sizes))
+    return Exactly(f"the size of {told} (overflow='exact')", exact == len(sizes))
 
 
 class Buckets:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,10 +19,9 @@ from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
-from bucketjit._events import LONGEST, Event, emit, printable, shown
+from bucketjit._events import Event, emit, shown
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
-from bucketjit._raised import frames_inside
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall, check_joined
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
@@ -44,13 +42,13 @@ from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Trial
 from bucketjit._runtime.recompiles import Recompiles
-from bucketjit._runtime.refusals import PartRefused, Refusals
+from bucketjit._runtime.refusals import PartRefused, Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import CompileBudgetError, FallbackError, FallbackWarning, MaskingError
+from bucketjit.errors import CompileBudgetError, FallbackError, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
@@ -507,8 +505,4 @@ class Engine:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):
             self.emit(Event("fallback", self.name, detail=str(refusal)))
-            how = "at its exact shapes, one compile each"
-            if is_eager:
-                how = "without jit, operation by operation"
-            message = f"{self.name} runs {how}: {refusal}"
-            warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())
+            warn_of_fallback(self.name, refusal, is_eager)

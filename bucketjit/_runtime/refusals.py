@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Hashable
 
+from bucketjit._events import LONGEST, printable
+from bucketjit._raised import frames_inside
 from bucketjit._runtime.computed_sizes import EagerSignatures
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import MaskingError
+from bucketjit.errors import FallbackWarning, MaskingError
 
 
 class PartRefused(Exception):
@@ -91,3 +94,18 @@ class Refusals:
         self._found.clear()
         self._batches.clear()
         self.version += 1
+
+
+def warn_of_fallback(name: str, refusal: MaskingError, is_eager: bool) -> None:
+    """Warn that calls are not masked.
+
+    Args:
+        name: The name of the function.
+        refusal: Why they are not.
+        is_eager: Whether they run without ``jit``.
+    """
+    how = "at its exact shapes, one compile each"
+    if is_eager:
+        how = "without jit, operation by operation"
+    message = f"{name} runs {how}: {refusal}"
+    warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())

@@ -115,7 +115,7 @@ class Lowered(Stage):
             raise ExportError("the call runs at its exact shape, so its module has no bucket")
         if subject.engine.config.check is Check.POISON:
             raise ExportError(
-                "the module of an executor with check=Check.POISON also overwrites padding; call "
+                "the module of a function with check='poison' also overwrites padding; call "
                 "export_bounded, or lower without check"
             )
         constraints = subject.signed.signature.constraints

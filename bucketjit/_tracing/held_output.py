@@ -164,7 +164,8 @@ class _Stream:
 
     def write(self, text: str) -> int:
         held = getattr(_thread, "held", None)
-        if held is None:
+        # A debugger (``breakpoint()`` in the function) waits for answers to what it writes.
+        if held is None or sys.gettrace() is not None:
             return int(self.plain.write(text) or 0)
         held.add(lambda: getattr(sys, self.name_in_sys).write(text))
         return len(text)

@@ -15,7 +15,7 @@ eqx = pytest.importorskip("equinox", reason="equinox is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
 
 import bucketjit  # noqa: E402
-from bucketjit.errors import ArgumentError, MissingExtraError, SpecError  # noqa: E402
+from bucketjit.errors import ArgumentError, InlinedWarning, MissingExtraError, SpecError  # noqa: E402
 from bucketjit.integrations.equinox import FilteredExec, filter_jit  # noqa: E402
 
 
@@ -81,7 +81,9 @@ def test_gradients_of_it_run_in_buckets() -> None:
         assert_close(grads, wanted_grads)
         assert_close(eqx.filter_grad(loss)(model, *batch(n)), wanted_grads)
     assert loss.stats().compiles <= 2  # the loss and its gradient, or the two at once
-    assert_close(eqx.filter_jit(loss)(model, *batch(5)), loss_of(model, *batch(5)))
+    with pytest.warns(InlinedWarning):
+        assert_close(eqx.filter_jit(loss)(model, *batch(5)), loss_of(model, *batch(5)))
+    assert loss.stats().inlined_calls == 1
 
 
 def with_aux(model: Any, x: Any, mode: str) -> Any:

@@ -78,7 +78,7 @@ def test_exact_leaves_the_size_as_it_is_and_counts(xla_compiles: Callable[[], in
     stats = executor.stats()
     assert (stats.calls, stats.fallback_calls, stats.compiles) == (4, 4, 1)
     (reason,) = stats.fallback_reasons
-    assert reason == "the size of batch is beyond its largest bucket 8 (Overflow.EXACT)"
+    assert reason == "the size of batch is beyond its largest bucket 8 (overflow='exact')"
     assert [b.exact for b in stats.buckets] == [True]
     told = executor.explain(x)
     assert (told.kind, told.reason, told.compiled) == ("exact", reason, True)
@@ -93,7 +93,7 @@ def test_exact_is_told_once() -> None:
         executor(ramp(n))
     (event,) = [e for e in told if e.kind == "fallback"]
     assert (event.detail, event.sizes) == (
-        "the size of batch is beyond its largest bucket 8 (Overflow.EXACT)",
+        "the size of batch is beyond its largest bucket 8 (overflow='exact')",
         {"batch": 9},
     )
 
@@ -560,7 +560,7 @@ def test_split_is_refused(name: str) -> None:
         executor(floats(17, 4), *more)
     error = raised.value
     assert (error.size, error.largest, error.dim) == (17, 8, "b")
-    assert "choose Overflow.EXTEND or Overflow.EXACT" in str(error)
+    assert "choose overflow='extend' or 'exact'" in str(error)
     assert executor.cache_size() == 0
     with pytest.raises(SplitError, match=message):
         executor.explain(floats(17, 4), *more)

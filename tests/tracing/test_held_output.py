@@ -135,3 +135,20 @@ def test_other_threads_print_as_ever(capsys: pytest.CaptureFixture[str]) -> None
     bucketjit.jit(fn)(ones(5))
     assert seen == ["other"]
     assert sys.stdout is stdout
+
+
+def test_a_debugger_shows_what_it_asks_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+
+    def fn(x: Any) -> Any:
+        before = sys.gettrace()
+        sys.settrace(lambda *_: None)  # as `breakpoint()` does
+        try:
+            print("(Pdb)")
+        finally:
+            sys.settrace(before)
+        seen.append(capsys.readouterr().out)
+        return x.sum()
+
+    assert float(bucketjit.jit(fn)(ones(5))) == 5
+    assert set(seen) == {"(Pdb)\n"}

@@ -75,3 +75,19 @@ BucketedExec(loss, buckets="pow3")  # type: ignore[arg-type]  # pyright: ignore[
 BucketedExec(loss, dynamic_axes=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 BucketedExec(loss, static_argnum=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 bucketed.with_overflow("grow")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+# --- the wrappers for other libraries keep them too ---
+
+filtered = bucketjit.integrations.equinox.filter_jit(loss)
+assert_type(filtered(weights, x, scale=2.0), jax.Array)
+filtered(weights)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+class Module:
+    @bucketjit.integrations.nnx.jit(donate_argnames="self")
+    def step(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+assert_type(Module().step(x), jax.Array)
+Module().step("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
