@@ -300,8 +300,8 @@ def print_speeds(speeds: dict[str, Speed], padding: dict[str, float]) -> None:
         first, later = speed.rates
         print(
             f"{name:<16}{speed.sentences:>10}{speed.compiles:>10}"
-            f"{speed.first:>8.1f} s{first:>6.0f} sent/s"
-            f"{speed.later:>8.2f} s{later:>6.0f} sent/s"
+            f"{speed.first:>8.1f} s{first:>6.3g} sent/s"
+            f"{speed.later:>8.2f} s{later:>6.3g} sent/s"
             f"{padding.get(name, 0.0):>8.0%}"
         )
 
@@ -317,10 +317,10 @@ def summary(name: str, speeds: dict[str, Speed], padding: float) -> str:
     """What one way brings and costs beside `jax.jit`, in one line."""
     ours, exact = speeds[name], speeds[EXACT]
     first, later = (a / b for a, b in zip(ours.rates, exact.rates, strict=True))
+    some = "" if exact.sentences == ours.sentences else f" for {exact.sentences} of the sentences"
     return (
-        f"{name}: {ours.compiles} compiles where jax.jit has {exact.compiles}; the first pass is"
-        f" {times(first)}, later ones are {times(later)}; {padding:.0%} of what it computes is"
-        " padding"
+        f"{name}: {ours.compiles} compiles where jax.jit has {exact.compiles}{some}; first pass"
+        f" {times(first)}, later ones {times(later)}; {padding:.0%} of what it computes is padding"
     )
 
 
