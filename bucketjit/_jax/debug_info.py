@@ -86,8 +86,9 @@ def derived(wrapper: F, fn: Callable[..., Any], name: str) -> F:
 
 
 def _source_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    fn = inspect.unwrap(fn)
     while (source := getattr(fn, "bucketjit_derived_from", None)) is not None:
-        fn = source
+        fn = inspect.unwrap(source)
     return fn
 
 
