@@ -276,8 +276,9 @@ class InlinedWarning(UserWarning):
 class RecompileWarning(UserWarning):
     """A function compiles again and again; the message says which axis varied, and the cure.
 
-    It is shown once per bucketed function: at the third size of a function without any strategy, or
-    once more executables than ``warn_after`` were compiled.
+    It is shown once per bucketed function: at the third size of a function without a strategy, at
+    the third length of a list of numbers, or once more executables than ``warn_after`` were
+    compiled.
 
     Examples:
         >>> import warnings, jax.numpy as jnp, numpy as np, bucketjit

@@ -16,8 +16,10 @@ from bucketjit._environment import DISABLE
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
 from bucketjit._signature.signer import Signer
+from bucketjit.errors import MaskingError
 
 _REASON = f"{DISABLE} is set: plain jit"
+WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
 
 
 class PlainJit:

@@ -20,7 +20,7 @@ from bucketjit._api.batching import Batching
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
-from bucketjit._api.disabled import PlainJit
+from bucketjit._api.disabled import WHY, PlainJit
 from bucketjit._api.exporting import Exporting
 from bucketjit._api.options import (
     Buckets,
@@ -326,4 +326,5 @@ class BucketedExec(
         """
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
-        return explain(self._engine, self._engine.signer.sign(given, named))
+        signed = self._engine.signer.sign(given, named)
+        return explain(self._engine, signed, unpadded=None if self._plain is None else WHY)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bucketjit._events import printable, shown
+from bucketjit._events import counted, printable, shown
 from bucketjit._inspect.rule_docs import how
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._jax.jaxprs import struct_of
@@ -123,10 +123,11 @@ def describe(program: Interface) -> str:
     if program.pairing is None:
         return "traced once, with symbolic sizes"
     samples = "; ".join(map(shown, program.pairing.samples))
-    constants = program.pairing.num_size_constants
+    number = program.pairing.num_size_constants
+    depend = f"{counted(number, 'constant')} {'depends' if number == 1 else 'depend'}"
     trees = ", and so does the tree of the results" if program.pairing.nests_by_size else ""
     why = f"; {program.pairing.why}" if program.pairing.why else ""
-    return f"concrete traces, at {samples}; {constants} constants depend on the sizes{trees}{why}"
+    return f"concrete traces, at {samples}; {depend} on the sizes{trees}{why}"
 
 
 def masked_equations(
@@ -237,7 +238,12 @@ def _shown(value: object) -> str:
 Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
 
 
-def explain(engine: Engine, signed: SignedCall, equations: Equations | None = None) -> Explanation:
+def explain(
+    engine: Engine,
+    signed: SignedCall,
+    equations: Equations | None = None,
+    unpadded: MaskingError | None = None,
+) -> Explanation:
     """Explain what a call would do; see `BucketedExec.explain`.
 
     Args:
@@ -245,6 +251,7 @@ def explain(engine: Engine, signed: SignedCall, equations: Equations | None = No
         signed: The call.
         equations: Returns the equations of a program that are masked in a bucket; by default
             `masked_equations`.
+        unpadded: Why all calls run exact; None if the engine decides.
 
     Returns:
         The explanation.
@@ -255,9 +262,9 @@ def explain(engine: Engine, signed: SignedCall, equations: Equations | None = No
         SizeMismatchError: The sizes of the arguments contradict each other.
         ArgumentError: An argument does not fit its declaration in ``dynamic_axes``.
     """
-    if engine.config.always_exact:
+    if engine.config.always_exact or unpadded is not None:
         sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
-        return _explained_exact(engine, signed, sizes, NO_STRATEGY)
+        return _explained_exact(engine, signed, sizes, unpadded or NO_STRATEGY)
     # Resolving may open axes of the signature, which an explanation must not leave behind.
     with engine.lock, signed.signature.restoring_axes():
         call = signed.signature.resolve(signed.shapes)

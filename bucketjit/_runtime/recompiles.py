@@ -5,9 +5,11 @@ Only calls that compile are noted here, so that other calls cost nothing.
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +37,12 @@ _ADD_A_STRATEGY = (
 )
 
 
+_MAKE_AN_ARRAY = (
+    "As under jax.jit, a list is a tree of scalars; where an array is meant, pass "
+    "np.asarray({path})."
+)
+_IN_A_LIST = re.compile(r"(.+?)(\[\d+\])+")
+
 _OPEN_IT = (
     "Open what varies: give it an entry in dynamic_axes, such as 'b, s'. explain(...) tells what a "
     "call does and why."
@@ -61,6 +69,7 @@ class Recompiles:
             self._count = 0
             self._is_told = False
             self._static = 0  # the most sizes of an axis that nobody has declared static
+            self._lists: dict[str, dict[int, None]] = {}  # how many numbers a list had
             self._largest: dict[str, int] = {}
             self._axes: dict[tuple[str, bool], dict[int, None]] = {}  # sizes seen, of each axis
             self._shapes: weakref.WeakKeyDictionary[Signature, set[Any]]
@@ -90,6 +99,8 @@ class Recompiles:
     def _add(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool) -> None:
         self._count += 1
         signature = signed.signature
+        if signature not in self._shapes and not is_fallback:
+            self._add_lists(signed)
         self._shapes.setdefault(signature, set()).add(tuple(signed.shapes))
         for variable, size in sizes.items():
             self._largest[variable] = max(size, self._largest.get(variable, 0))
@@ -108,6 +119,23 @@ class Recompiles:
                 if is_static and not is_chosen and not is_fallback:
                     self._static = max(self._static, len(seen))
 
+    def _add_lists(self, signed: SignedCall) -> None:
+        """Note how many numbers each list has: another number is another tree of arguments."""
+        signature = signed.signature
+        numbers = Counter(
+            found[1]
+            for path, shape, type_ in zip(
+                signature.paths, signed.shapes, signature.types, strict=True
+            )
+            if not shape
+            and type_.dtype is not None
+            and (found := _IN_A_LIST.fullmatch(path)) is not None
+        )
+        for path, count in numbers.items():
+            seen = self._lists.setdefault(path, {})
+            if len(seen) < _SIZES_KEPT:
+                seen[count] = None
+
     def _why(self) -> str | None:
         """What there is to warn of, or None."""
         after = self._config.warn_after
@@ -123,6 +151,12 @@ class Recompiles:
                 return None
             if self._static > _SIZES_WITHOUT_A_WORD:
                 return f"compiles for each size of a static axis: {self._varied()}. {_OPEN_IT}"
+            for path, seen in self._lists.items():
+                if len(seen) > _SIZES_WITHOUT_A_WORD:
+                    return (
+                        f"compiles for each length of a list: {path} had "
+                        f"{_told(seen)}. {_MAKE_AN_ARRAY.format(path=path)}"
+                    )
             after = _ABOVE_BUCKETS + self._buckets()
         if self._count <= after:
             return None

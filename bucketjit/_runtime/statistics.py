@@ -187,7 +187,8 @@ class Stats:
         """What bucketing has saved so far, in one line.
 
         It compares the executables with the shapes that were called. The seconds are the compiles
-        that were saved times the mean seconds of a compile, so they are an estimate.
+        that were saved times the seconds of a usual one, the median or the mean, whichever is
+        less. So they are an estimate.
 
         Examples:
             >>> import numpy as np

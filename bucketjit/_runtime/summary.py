@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def summary_of(stats: Mapping[str, Any]) -> str | None:
     called = f"{least}{counted(shapes, 'shape')}" if shapes else counted(calls, "call")
     saved = shapes - executables
     if saved > 0:
-        about = f", about {_shown(saved * seconds / compiles)}," if compiles and seconds else ""
+        about = f", about {_shown(saved * _usual(stats))}," if compiles and seconds else ""
         told = f"{least}{counted(saved, 'compile')}{about} saved"
     elif fallbacks >= calls:
         told = "no compile saved, because every call ran at its exact shape"
@@ -59,6 +60,15 @@ def summary_of(stats: Mapping[str, Any]) -> str | None:
         if fallbacks:
             parts.append(f"{fallbacks:,} of {counted(calls, 'call')} ran at the exact shape")
     return "; ".join(parts)
+
+
+def _usual(stats: Mapping[str, Any]) -> float:
+    """Seconds of a usual compile: those in the background also wait, so the mean may be far off."""
+    mean = stats["compile_seconds"] / stats["compiles"]
+    if stats["loads"] or not stats["buckets"]:
+        return mean  # seconds of buckets may be those of reading a file
+    each = [b if isinstance(b, Mapping) else vars(b) for b in stats["buckets"]]
+    return min(mean, statistics.median_low(b["compile_seconds"] for b in each))
 
 
 def _percent(share: float) -> str:

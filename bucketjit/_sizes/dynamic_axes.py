@@ -243,10 +243,16 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
         missing = {key: child for key, child in children if key not in own}
         _refuse_missing_keys(entry, missing, keys, path)
         own |= dict.fromkeys(missing)
+    if isinstance(value, dict) and (unknown := [key for key in own if key not in keys]):
+        raise SpecError(
+            f"dynamic_axes of {path}: {entry!r} has an entry for "
+            f"{', '.join(key[1:-1] for key in unknown)}, which the argument does not have; the "
+            f"argument has {', '.join(key[1:-1] for key in keys) or 'no keys'}"
+        )
     if set(own) != set(keys):
         raise SpecError(
             f"dynamic_axes of {path}: {entry!r} does not match its structure; expected an entry "
-            f"for each of {keys} (or one entry for all of it)"
+            f"for each of {', '.join(keys)} (or one entry for all of it)"
         )
     nested = [leaf_entries(own[key], child, path + key) for key, child in children]
     return [pair for part in nested for pair in part]

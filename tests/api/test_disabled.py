@@ -57,6 +57,9 @@ def test_what_else_a_disabled_executor_does() -> None:
     executor = bucketjit.jit(lambda x: (x * x).sum(), copy_inputs=True)
     np.testing.assert_array_equal(jax.grad(executor)(X), 2 * X)
     assert "jit" in str(jax.make_jaxpr(executor)(X))
+    told = executor.explain(X)
+    assert (told.kind, told.bucket) == ("exact", told.sizes)
+    assert told.reason.startswith("BUCKETJIT_DISABLE is set") and told.remedy
     assert list(map(float, executor.map([X, X[:2]]))) == [5, 1]
     assert executor.warmup(X, sizes={"batch": [4]}, progress=False).compiled == ()
     assert executor.stats().inlined_calls == 0

@@ -53,7 +53,7 @@ def test_guards() -> None:
 def test_concrete_traces() -> None:
     told = BucketedExec(lambda x: x * math.sqrt(x.shape[0])).with_pow2().explain(ramp(5))
     assert told.kind == "paired"
-    assert "batch=5" in told.program and "1 constants depend on the sizes" in told.program
+    assert "batch=5" in told.program and "1 constant depends on the sizes" in told.program
 
 
 def test_reasons_for_an_exact_run() -> None:

@@ -50,6 +50,20 @@ def test_without_a_strategy_the_third_size_is_told_of_once() -> None:
     assert len(told(calls(executor, *(ones(n) for n in (3, 4, 5, 6))))) == 1
 
 
+def test_the_third_length_of_a_list_of_numbers_is_told_of_once() -> None:
+    executor = BucketedExec(lambda x: np.float32(2) * sum(x["ids"])).with_pow2()
+    lists: list[Any] = [{"ids": list(range(n))} for n in (3, 4, 3, 4)]
+    assert told(calls(executor, *lists)) == []
+    (text,) = told(calls(executor, {"ids": [1.5] * 5}, {"ids": [1.5] * 6}))
+    assert "x['ids'] had 3 sizes: 3, 4, 5" in text and "pass np.asarray(x['ids'])" in text
+    nested = BucketedExec(lambda x: sum(map(sum, x))).with_pow2()
+    (text,) = told(calls(nested, *([[1, 2]] * n for n in (1, 2, 3))))
+    assert "x had 3 sizes: 2, 4, 6" in text
+    # Arrays in a list, as parameters of layers, are none of numbers.
+    layers = BucketedExec(lambda x: sum(a.sum() for a in x), dynamic_axes=None).with_pow2()
+    assert told(calls(layers, *([ones(3)] * n for n in (1, 2, 3, 4)))) == []
+
+
 def test_other_types_are_no_new_sizes() -> None:
     kinds = [np.float32, np.int32, np.float16, np.int8]
     assert told(calls(BucketedExec(total), *(np.ones(3, kind) for kind in kinds))) == []

@@ -624,7 +624,8 @@ WRONG_SPECS: dict[str, tuple[Any, Any, str]] = {
     "an object": (object(), ramp(3), "object"),
     "a float": (1.5, ramp(3), "1.5"),
     "a class": (int, ramp(3), "int"),
-    "other keys": ({"z": "b"}, {"x": ramp(3), "y": ramp(3)}, "z|structure"),
+    "other keys": ({"z": "b"}, {"x": ramp(3), "y": ramp(3)}, "an entry for 'z', .* has 'x', 'y'$"),
+    "a key too many": ({"x": "b", "z": "b"}, {"x": ramp(3)}, "an entry for 'z', .* has 'x'$"),
     "too many entries": (["b", "b", "b"], [ramp(3), ramp(3)], "structure"),
     "too few entries": (["b"], [ramp(3), ramp(3)], "structure"),
 }
