@@ -102,13 +102,17 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
+# Modules that stand between a user's line and a bucketed function, as `equinox.filter_jit` does.
+_NOT_OF_THE_USER = ("bucketjit.", "jax.", "equinox.", "flax.", "haiku.", "keras.")
+
+
 def frames_inside() -> int:
     """The ``stacklevel`` with which a warning by the caller points to the user's code.
 
     Returns:
-        The number of frames of bucketjit and JAX from the caller outwards, plus 1.
+        The number of frames of bucketjit, JAX and its frameworks from the caller outwards, plus 1.
     """
     depth = 1  # frame 1 is the caller, which ``stacklevel=1`` points to
-    while sys._getframe(depth).f_globals.get("__name__", "").startswith(("bucketjit.", "jax.")):
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith(_NOT_OF_THE_USER):
         depth += 1
     return depth

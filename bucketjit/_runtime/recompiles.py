@@ -32,7 +32,7 @@ _SIZES_KEPT, _SIZES_TOLD, _AXES_TOLD = 256, 6, 3
 
 _ADD_A_STRATEGY = (
     "Without a strategy every size has an executable of its own. Add one: "
-    "executor = executor.with_pow2() (it returns a new executor), or executor.with_exact() if one "
+    "f = f.with_pow2() (it returns a new function and leaves f as it is), or f.with_exact() if one "
     "compile per size is what you want."
 )
 

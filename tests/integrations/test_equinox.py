@@ -81,8 +81,9 @@ def test_gradients_of_it_run_in_buckets() -> None:
         assert_close(grads, wanted_grads)
         assert_close(eqx.filter_grad(loss)(model, *batch(n)), wanted_grads)
     assert loss.stats().compiles <= 2  # the loss and its gradient, or the two at once
-    with pytest.warns(InlinedWarning):
+    with pytest.warns(InlinedWarning) as told:
         assert_close(eqx.filter_jit(loss)(model, *batch(5)), loss_of(model, *batch(5)))
+    assert told[0].filename == __file__  # and not a line of equinox
     assert loss.stats().inlined_calls == 1
 
 

@@ -229,8 +229,9 @@ def test_derivatives_run_in_buckets_and_other_transformations_inline() -> None:
         x, _ = batch(n)
         grads, wanted = nnx.grad(loss)(model, x), nnx.jit(nnx.grad(linear_loss))(model, x)
         np.testing.assert_allclose(grads["kernel"][...], wanted["kernel"][...], rtol=1e-4)
-    with pytest.warns(InlinedWarning):
+    with pytest.warns(InlinedWarning) as told:
         np.testing.assert_allclose(nnx.jit(loss)(model, x), linear_loss(model, x), rtol=1e-5)
+    assert told[0].filename == __file__  # and not a line of flax
     assert loss.stats().inlined_calls == 1
     # The loss and its gradient, or the two at once, at one bucket.
     assert 1 <= loss.stats().compiles <= 2

@@ -44,7 +44,7 @@ def test_without_a_strategy_the_third_size_is_told_of_once() -> None:
     assert told(calls(executor, ones(3), ones(3), ones(5), ones(5))) == []
     (text,) = told(calls(executor, ones(6), ones(7), ones(8)))
     assert "axis 0 of x varied" in text and "3, 5, 6" in text
-    assert "executor = executor.with_pow2()" in text and "with_exact" in text
+    assert "f = f.with_pow2()" in text and "with_exact" in text
     assert [e.detail for e in events if e.kind == "recompile"] == [text.removeprefix("total ")]
     executor.cache_clear()
     assert len(told(calls(executor, *(ones(n) for n in (3, 4, 5, 6))))) == 1
