@@ -134,8 +134,8 @@ class BucketOverflowError(StrategyError):
         what = f"dimension {dim!r}" if dim else "a dimension"
         super().__init__(
             f"{what} has size {size}, beyond the largest bucket {largest}; raise the strategy's "
-            f"max (or add a boundary of at least {size}), choose overflow='extend', 'exact' or "
-            "'split', or split the input"
+            f"max (or add a bucket of at least {size} to the list), or choose overflow='extend', "
+            "'exact' or 'split'"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

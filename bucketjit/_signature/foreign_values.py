@@ -47,6 +47,8 @@ def cure(value: Any, path: str) -> str:
         return f"pass {path}.to_numpy(), or a dict of its columns as arrays"
     if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor of PyTorch
         return f"pass {path}.detach().cpu().numpy(), or jnp.from_dlpack({path})"
+    if isinstance(getattr(value, "value", None), jax.Array):  # a variable of Keras
+        return f"pass {path}.value"
     for method in ("to_numpy", "numpy"):  # a column, an array of Arrow, a tensor of TensorFlow
         if hasattr(value, method):
             return f"pass {path}.{method}()"
