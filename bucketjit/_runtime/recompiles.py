@@ -26,7 +26,7 @@ from bucketjit.strategies.base import Strategy
 # Without any strategy, or along a static axis; the next size is warned of.
 _SIZES_WITHOUT_A_WORD = 2
 _ABOVE_BUCKETS = 16  # executables beyond the number of buckets that are not warned of
-_SIGNATURES = 4  # kinds of arguments that have buckets of their own: training and evaluation, say
+_LONGEST_VALUE = 24  # characters of a static value
 _MOST_COUNTED = 1024  # buckets of a variable that are counted
 _SIZES_KEPT, _SIZES_TOLD, _AXES_TOLD = 256, 6, 3
 
@@ -70,6 +70,7 @@ class Recompiles:
             self._is_told = False
             self._static = 0  # the most sizes of an axis that nobody has declared static
             self._lists: dict[str, dict[int, None]] = {}  # how many numbers a list had
+            self._statics: dict[str, dict[str, None]] = {}  # values of each static argument
             self._largest: dict[str, int] = {}
             self._axes: dict[tuple[str, bool], dict[int, None]] = {}  # sizes seen, of each axis
             self._shapes: weakref.WeakKeyDictionary[Signature, set[Any]]
@@ -104,6 +105,12 @@ class Recompiles:
         self._shapes.setdefault(signature, set()).add(tuple(signed.shapes))
         for variable, size in sizes.items():
             self._largest[variable] = max(size, self._largest.get(variable, 0))
+        given = signed.statics
+        for place, value in (*given.positional.items(), *given.keyword.items()):
+            name = place if isinstance(place, str) else f"number {place}"
+            values = self._statics.setdefault(name, {})
+            if len(values) < _SIZES_KEPT:
+                values[_short(value)] = None
         tokens = signature.tokens
         for leaf, shape in enumerate(signed.shapes):
             for axis, size in enumerate(shape):
@@ -162,8 +169,8 @@ class Recompiles:
             return None
         return (
             f"has compiled {self._count} executables: {self._varied()}. explain(...) tells what a "
-            "call does and why; open axes that vary (dynamic_axes), choose fewer buckets, or raise "
-            "warn_after."
+            "call does and why; open axes that vary (dynamic_axes), pass static values that vary "
+            "as arrays, choose fewer buckets, or raise warn_after."
         )
 
     def _buckets(self) -> int:
@@ -175,7 +182,7 @@ class Recompiles:
         for variable, largest in self._largest.items():
             if variable not in planned:
                 count *= self._buckets_of(self._config.strategy_of(variable), largest)
-        return count * max(1, min(len(self._shapes), _SIGNATURES))
+        return count
 
     def _buckets_of(self, strategy: Strategy, largest: int) -> int:
         if isinstance(strategy, Exact) and strategy is self._config.default:
@@ -190,19 +197,30 @@ class Recompiles:
         return max(1, count)
 
     def _varied(self) -> str:
-        """The axes that varied, with their sizes, those with most sizes first."""
+        """What varied: axes with their sizes, those with most sizes first, and static values."""
         varied = [(len(s), name, is_static, s) for (name, is_static), s in self._axes.items()]
         varied = sorted((v for v in varied if v[0] > 1), key=lambda v: -v[0])
-        if not varied:
-            return "no axis varied, but the types, the structure or static values of the arguments"
+        statics = [
+            f"the static argument {name} had {_told(values, 'values')}"
+            for name, values in self._statics.items()
+            if len(values) > 1
+        ]
+        if not varied and not statics:
+            return "no axis varied, but the types or the structure of the arguments"
         told = [
             f"{name} varied{' (static)' if is_static else ''}, {_told(sizes)}"
             for _, name, is_static, sizes in varied[:_AXES_TOLD]
         ]
         more = len(varied) - len(told)
-        return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+        return "; ".join(told + statics) + (f"; and {more} more axes" if more > 0 else "")
 
 
-def _told(sizes: Mapping[int, None]) -> str:
-    shown = ", ".join(map(str, list(sizes)[:_SIZES_TOLD]))
-    return f"{len(sizes)} sizes: {shown}" + (", ..." if len(sizes) > _SIZES_TOLD else "")
+def _told(found: Mapping[Any, None], what: str = "sizes") -> str:
+    shown = ", ".join(map(str, list(found)[:_SIZES_TOLD]))
+    return f"{len(found)} {what}: {shown}" + (", ..." if len(found) > _SIZES_TOLD else "")
+
+
+def _short(value: object) -> str:
+    """A static value in few characters; values themselves are not kept alive."""
+    text = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."

@@ -145,3 +145,10 @@ def test_an_argument_that_is_left_out_and_varies_is_told_of() -> None:
     assert told(serve(make({"input_ids": "b, s"}), 2)) == []
     assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, _"}), 4)) == []
     assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, t"}), 4)) == []
+
+
+def test_static_values_that_vary_are_named() -> None:
+    scaled = BucketedExec(lambda x, rate: x.sum() * rate, static_argnames="rate").with_pow2()
+    (text,) = told(lambda: [scaled(ones(4), rate=0.5 * i) for i in range(20)])
+    assert "the static argument rate had 20 values: 0.0, 0.5, 1.0" in text
+    assert "has compiled 20 executables" in text  # 16 above the buckets 1, 2 and 4
