@@ -131,3 +131,15 @@ def test_an_argument_that_is_left_out_and_varies_is_told_of() -> None:
     assert told(serve(make({"input_ids": "b, s"}), 2)) == []
     assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, _"}), 4)) == []
     assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, t"}), 4)) == []
+
+
+def test_an_axis_of_size_0_is_told_of() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return x.sum() + y.sum()
+
+    executor = BucketedExec(both, dynamic_axes=("e", "n"), warn_after=2).with_pow2()
+    (text,) = told(lambda: [executor(ones(0), ones(n)) for n in (3, 4, 5, 6)])
+    assert "axis 0 of x has size 0" in text and "have no bucket" in text
+    executor = BucketedExec(both, dynamic_axes=("e", "n"), warn_after=1).with_pow2()
+    (text,) = told(lambda: [executor(ones(1), ones(n)) for n in (1, 2, 4)])
+    assert "size 0" not in text
