@@ -29,6 +29,7 @@ _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 class CallPath(Generic[P, R]):
     """A callable whose calls an engine serves."""
 
+    __wrapped__: Callable[P, R]
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None

@@ -280,7 +280,9 @@ class Sizing:
             self.refuse(
                 f"{of}: its size is computed, and nothing in the program bounds it",
                 f"bound {by}, as in jnp.minimum({by}, most), or cut an array that is large enough "
-                "by bucketjit.sized(array, k), where k is the size",
+                "by bucketjit.sized(array, k), where k is the size; an int that the caller "
+                "passes can be static (static_argnames), or a size (an entry such as 'k' in "
+                "dynamic_axes)",
             )
         if is_at_most(known.high, 0):
             return 0

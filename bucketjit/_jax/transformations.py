@@ -39,12 +39,13 @@ def only_differentiated() -> bool:
 
 
 def innermost_transformation() -> str:
-    """The innermost transformation of the call, in words (see `only_differentiated`)."""
-    kind = type(_core.trace_ctx.trace).__name__
-    if kind == "BatchTrace":
-        return "jax.vmap"
-    if kind in ("JVPTrace", "LinearizeTrace"):
-        return "jax.grad or jax.jvp"
+    """The innermost transformation that is no derivative, in words (see `only_differentiated`)."""
+    trace = _core.trace_ctx.trace
+    is_differentiated = False
+    while isinstance(trace, ad.JVPTrace | _ad.LinearizeTrace):
+        trace, is_differentiated = trace.parent_trace, True
+    if type(trace).__name__ == "BatchTrace":
+        return "jax.vmap, jax.jacfwd or jax.hessian" if is_differentiated else "jax.vmap"
     return "jax.jit, scan or another function that JAX traces"
 
 

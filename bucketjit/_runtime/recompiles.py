@@ -170,8 +170,18 @@ class Recompiles:
         return (
             f"has compiled {self._count} executables: {self._varied()}. explain(...) tells what a "
             "call does and why; open axes that vary (dynamic_axes), pass static values that vary "
-            "as arrays, choose fewer buckets, or raise warn_after."
+            f"as arrays, choose fewer buckets, or raise warn_after.{self._empty()}"
         )
+
+    def _empty(self) -> str:
+        """What to do about an axis of size 0, if there was one."""
+        for (path, _), seen in self._axes.items():
+            if 0 in seen:
+                return (
+                    f" Calls in which {path} has size 0 have no bucket, so each of their sizes "
+                    "compiles: add a row that does not count, or handle them before the call."
+                )
+        return ""
 
     def _buckets(self) -> int:
         """How many buckets there are for sizes up to those seen so far."""

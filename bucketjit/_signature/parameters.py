@@ -39,6 +39,7 @@ class Parameters:
         static_argnames: str | Sequence[str] | None,
         donate_argnums: int | Sequence[int] | None,
     ) -> None:
+        self._fn = fn
         try:
             parameters = list(inspect.signature(fn).parameters.values())
         except (TypeError, ValueError):
@@ -94,6 +95,28 @@ class Parameters:
     def names(self, count: int) -> list[str]:
         """Names of the first ``count`` positional arguments, and of those after them."""
         return [self.name(i) for i in range(max(count, len(self.positional)))]
+
+    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse arguments that the function has no parameters for.
+
+        Args:
+            args: The positional arguments of a call.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            ArgumentError: There are too many or too few, or one has an unknown name.
+        """
+        try:
+            signature = inspect.signature(self._fn)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            name = getattr(self._fn, "__name__", "the function")
+            raise ArgumentError(
+                f"{name}: {error}; its parameters are {', '.join(signature.parameters) or 'none'}"
+            ) from None
 
     def split(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

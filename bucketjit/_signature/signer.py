@@ -134,7 +134,11 @@ class Signer:
         positional, keywords, statics = self._parameters.split(args, kwargs)
         positions = self._parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
-        types, shapes = self._types(leaves, positions, positional, keywords)
+        try:
+            types, shapes = self._types(leaves, positions, positional, keywords)
+        except ArgumentError:  # a misspelt name is told first
+            self._parameters.check_call(args, kwargs)
+            raise
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
         signature = self._signatures.get(key)

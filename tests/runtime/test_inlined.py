@@ -53,6 +53,14 @@ def test_a_transformation_is_named() -> None:
     assert "inside jax.vmap" in text
 
 
+def test_the_vmap_of_a_hessian_is_named() -> None:
+    executor = bucketjit.jit(total)
+    (text,) = told(lambda: jax.hessian(executor)(X))
+    assert "inside jax.vmap, jax.jacfwd or jax.hessian" in text
+    (text,) = told(lambda: jax.jit(jax.grad(bucketjit.jit(total)))(X))
+    assert "inside jax.jit" in text
+
+
 def test_what_is_bucketed_or_has_no_strategy_is_not_told_of() -> None:
     executor = bucketjit.jit(total)
     assert told(lambda: (executor(X), jax.grad(executor)(X), jax.value_and_grad(executor)(X))) == []

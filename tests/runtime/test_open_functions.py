@@ -396,6 +396,7 @@ def test_a_size_without_a_bound_names_the_line_and_says_what_to_do(name: str) ->
         executor(x)
     text = str(told.value)
     assert what in text and "nothing in the program bounds it" in text
+    assert "static_argnames" in text
     line = fn.__code__.co_firstlineno
     assert f"test_open_functions.py:{line} (" in text
     assert remedy in told.value.remedy and "bucketjit.sized(array, k)" in told.value.remedy

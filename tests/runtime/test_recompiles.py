@@ -152,3 +152,15 @@ def test_static_values_that_vary_are_named() -> None:
     (text,) = told(lambda: [scaled(ones(4), rate=0.5 * i) for i in range(20)])
     assert "the static argument rate had 20 values: 0.0, 0.5, 1.0" in text
     assert "has compiled 20 executables" in text  # 16 above the buckets 1, 2 and 4
+
+
+def test_an_axis_of_size_0_is_told_of() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return x.sum() + y.sum()
+
+    executor = BucketedExec(both, dynamic_axes=("e", "n"), warn_after=2).with_pow2()
+    (text,) = told(lambda: [executor(ones(0), ones(n)) for n in (3, 4, 5, 6)])
+    assert "axis 0 of x has size 0" in text and "have no bucket" in text
+    executor = BucketedExec(both, dynamic_axes=("e", "n"), warn_after=1).with_pow2()
+    (text,) = told(lambda: [executor(ones(1), ones(n)) for n in (1, 2, 4)])
+    assert "size 0" not in text

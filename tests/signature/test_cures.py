@@ -206,3 +206,20 @@ def test_sizes_for_no_variable() -> None:
     constrained = BucketedExec(f, dynamic_axes="b, s", constraints=["seq >= 4"]).with_pow2()
     with pytest.raises(SpecError, match=r"names \['seq'\].*the variables are b, s"):
         constrained(X)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "told"),
+    [
+        ((X,), {"mod": "max"}, "keyword argument 'mod'"),
+        ((X, "max"), {}, "too many positional arguments"),
+    ],
+)
+def test_an_argument_without_a_parameter_is_told_first(args: Any, kwargs: Any, told: str) -> None:
+    def reduced(ids: Any, *, mode: str = "sum") -> Any:
+        return getattr(ids, mode)(axis=0)
+
+    executor = bucketjit.jit(reduced, static_argnames="mode")
+    with pytest.raises(ArgumentError, match=f"reduced: .*{told}; its parameters are ids, mode"):
+        executor(*args, **kwargs)
+    np.testing.assert_array_equal(executor(X, mode="max"), X.max(axis=0))

@@ -49,6 +49,7 @@ def decorated(x: jax.Array, k: int = 0) -> tuple[jax.Array, jax.Array]:
 
 
 assert_type(plain(x), jax.Array)
+assert_type(plain.__wrapped__(x), jax.Array)
 assert_type(decorated(x, 3), tuple[jax.Array, jax.Array])
 plain("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 decorated(x, "3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
