@@ -1810,9 +1810,10 @@ def test_an_adaptive_strategy_does_not_watch_what_a_plan_decides(first: str) -> 
 
 
 def test_a_warm_up_without_open_axes() -> None:
-    """Two dicts with weights and data: the first axis of both varies for all the default knows."""
-    executor = BucketedExec(lambda p, d: (d["x"] @ p["w"]).mean()).with_pow2()
-    p, d = {"w": np.ones(4, np.float32)}, {"x": np.ones((5, 4), np.float32)}
+    """Two dicts of arrays of several sizes are static, as dicts of weights are."""
+    executor = BucketedExec(lambda p, d: (d["x"] @ p["w"]).mean() * d["s"][0]).with_pow2()
+    p = {"w": np.ones(4, np.float32)}
+    d = {"x": np.ones((5, 4), np.float32), "s": np.ones(1, np.float32)}
     assert executor.explain(p, d).kind == "exact"
     report = executor.warmup(p, d, progress=False)
     assert (len(report.compiled), report.exact, report.failed) == (1, (), ())
