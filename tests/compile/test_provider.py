@@ -1819,7 +1819,7 @@ def test_a_warm_up_without_open_axes() -> None:
     assert (len(report.compiled), report.exact, report.failed) == (1, (), ())
     with executor.forbid_compiles():
         assert executor(p, d) == 4
-    short = BucketedExec(lambda p, x: x @ p["w"]).with_pow2().warmup(p, progress=False)
+    short = BucketedExec(lambda p, x: x @ p["w"]).with_pow2().warmup(d, progress=False)
     [(_, why)] = short.failed
     assert "missing 1 required positional argument" in why
 
