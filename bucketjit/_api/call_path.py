@@ -18,7 +18,7 @@ from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
 from bucketjit._runtime.fast_path.handler import Evicted
-from bucketjit._sizes.lists_of_numbers import note_lists
+from bucketjit._signature.argument_notes import note_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +92,7 @@ class CallPath(Generic[P, R]):
             failed = None  # its traceback may refer to this frame
             shortened(error)
             named = (self._engine.signer.name(i) for i in range(len(args)))
-            note_lists(error, [*zip(named, args, strict=False), *kwargs.items()])
+            note_arguments(error, {**dict(zip(named, args, strict=False)), **kwargs})
             raise
 
     def _serve_slowly(

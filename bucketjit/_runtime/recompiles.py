@@ -41,6 +41,10 @@ _MAKE_AN_ARRAY = (
     "As under jax.jit, a list is a tree of scalars; where an array is meant, pass "
     "np.asarray({path})."
 )
+_EMPTY = (
+    " Calls in which {path} has size 0 have no bucket, so each of their sizes compiles: add a row "
+    "that does not count, or handle them before the call."
+)
 _IN_A_LIST = re.compile(r"(.+?)(\[\d+\])+")
 
 _OPEN_IT = (
@@ -71,6 +75,7 @@ class Recompiles:
             self._static = 0  # the most sizes of an axis that nobody has declared static
             self._lists: dict[str, dict[int, None]] = {}  # how many numbers a list had
             self._statics: dict[str, dict[str, None]] = {}  # values of each static argument
+            self._empty: dict[str, set[Any]] = {}  # shapes of calls with an axis of size 0
             self._largest: dict[str, int] = {}
             self._axes: dict[tuple[str, bool], dict[int, None]] = {}  # sizes seen, of each axis
             self._shapes: weakref.WeakKeyDictionary[Signature, set[Any]]
@@ -116,6 +121,9 @@ class Recompiles:
             for axis, size in enumerate(shape):
                 is_size = signature.types[leaf].dtype is None
                 place = "" if is_size else f"axis {axis} of "
+                if size == 0:
+                    shapes = self._empty.setdefault(place + signature.paths[leaf], set())
+                    shapes.add(tuple(signed.shapes))
                 is_static = tokens is not None and tokens[leaf][axis] == STATIC
                 seen = self._axes.setdefault((place + signature.paths[leaf], is_static), {})
                 if len(seen) < _SIZES_KEPT:
@@ -164,24 +172,20 @@ class Recompiles:
                         f"compiles for each length of a list: {path} had "
                         f"{_told(seen)}. {_MAKE_AN_ARRAY.format(path=path)}"
                     )
+            for path, shapes in self._empty.items():
+                if len(shapes) > _SIZES_WITHOUT_A_WORD:
+                    return (
+                        f"compiles for each size where {path} has size 0.{_EMPTY.format(path=path)}"
+                    )
             after = _ABOVE_BUCKETS + self._buckets()
         if self._count <= after:
             return None
+        empty = "".join(_EMPTY.format(path=path) for path in list(self._empty)[:1])
         return (
             f"has compiled {self._count} executables: {self._varied()}. explain(...) tells what a "
             "call does and why; open axes that vary (dynamic_axes), pass static values that vary "
-            f"as arrays, choose fewer buckets, or raise warn_after.{self._empty()}"
+            f"as arrays, choose fewer buckets, or raise warn_after.{empty}"
         )
-
-    def _empty(self) -> str:
-        """What to do about an axis of size 0, if there was one."""
-        for (path, _), seen in self._axes.items():
-            if 0 in seen:
-                return (
-                    f" Calls in which {path} has size 0 have no bucket, so each of their sizes "
-                    "compiles: add a row that does not count, or handle them before the call."
-                )
-        return ""
 
     def _buckets(self) -> int:
         """How many buckets there are for sizes up to those seen so far."""

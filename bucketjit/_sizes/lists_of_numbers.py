@@ -5,12 +5,9 @@ To JAX a list of numbers is a tree of scalars, never an array.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-
-from bucketjit.errors import BucketJitError
 
 
 def is_list_of_numbers(value: object) -> bool:
@@ -22,27 +19,6 @@ def is_list_of_numbers(value: object) -> bool:
         is_list_of_numbers(item) or isinstance(item, bool | int | float | complex | np.generic)
         for item in value
     )
-
-
-def note_lists(error: Exception, args: Iterable[tuple[str, object]]) -> None:
-    """Add a note to an error of a function that was given a list of numbers.
-
-    Without ``dynamic_axes`` such a list is what it is under ``jax.jit``, a tree of scalars, of
-    which the function may have asked what only arrays have.
-
-    Args:
-        error: What the function raised.
-        args: The arguments with their names.
-    """
-    if not isinstance(error, TypeError | AttributeError) or isinstance(error, BucketJitError):
-        return
-    for name, value in args:
-        if is_list_of_numbers(value):
-            error.add_note(
-                f"bucketjit: {name}: as under jax.jit, a list is a tree of scalars; where an array "
-                f"is meant: {cure_of_list(value, name)}"
-            )
-            return
 
 
 def cure_of_list(value: Any, path: str) -> str:

@@ -164,3 +164,10 @@ def test_an_axis_of_size_0_is_told_of() -> None:
     executor = BucketedExec(both, dynamic_axes=("e", "n"), warn_after=1).with_pow2()
     (text,) = told(lambda: [executor(ones(1), ones(n)) for n in (1, 2, 4)])
     assert "size 0" not in text
+
+
+def test_sizes_beside_an_empty_axis_are_told_of_at_the_third() -> None:
+    both = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("e", "n")).with_pow2()
+    assert told(lambda: [both(ones(0), ones(n)) for n in (3, 4, 4)]) == []
+    (text,) = told(lambda: [both(ones(0), ones(n)) for n in (5, 6)])
+    assert "compiles for each size where axis 0 of x has size 0" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -223,3 +224,21 @@ def test_an_argument_without_a_parameter_is_told_first(args: Any, kwargs: Any, t
     with pytest.raises(ArgumentError, match=f"reduced: .*{told}; its parameters are ids, mode"):
         executor(*args, **kwargs)
     np.testing.assert_array_equal(executor(X, mode="max"), X.max(axis=0))
+
+
+def test_a_scalar_whose_value_is_needed_is_named() -> None:
+    """The error is that of ``jax.jit``; the note says how to pass the scalar."""
+    x = np.ones(3, np.float32)
+    chosen = bucketjit.jit(lambda x, training=True: x.sum() if training else x)
+    for args, kwargs in (((x, True), {}), ((x,), {"training": True})):
+        with pytest.raises(jax.errors.TracerBoolConversionError) as raised:
+            chosen(*args, **kwargs)
+        (note,) = (n for n in raised.value.__notes__ if n.startswith("bucketjit"))
+        assert "training is a Python bool" in note and "static_argnames='training'" in note
+    nested = bucketjit.jit(lambda x, flags: x.sum() if flags["training"] else x)
+    with pytest.raises(jax.errors.TracerBoolConversionError) as raised:
+        nested(x, {"training": True})
+    assert any("flags['training'] is a Python bool" in n for n in raised.value.__notes__)
+    with pytest.raises(jax.errors.TracerBoolConversionError) as raised:
+        bucketjit.jit(lambda x, k: x if x.sum() > 0 else k)(x, 3)
+    assert not any("bucketjit" in n for n in getattr(raised.value, "__notes__", ()))
