@@ -65,10 +65,11 @@ def summary_of(stats: Mapping[str, Any]) -> str | None:
 def _usual(stats: Mapping[str, Any]) -> float:
     """Seconds of a usual compile: those in the background also wait, so the mean may be far off."""
     mean = stats["compile_seconds"] / stats["compiles"]
-    if stats["loads"] or not stats["buckets"]:
+    if stats["loads"]:
         return mean  # seconds of buckets may be those of reading a file
-    each = [b if isinstance(b, Mapping) else vars(b) for b in stats["buckets"]]
-    return min(mean, statistics.median_low(b["compile_seconds"] for b in each))
+    buckets = (b if isinstance(b, Mapping) else vars(b) for b in stats["buckets"])
+    each = [b["compile_seconds"] for b in buckets if "compile_seconds" in b]
+    return min(mean, statistics.median_low(each)) if each else mean
 
 
 def _percent(share: float) -> str:
