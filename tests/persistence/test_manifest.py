@@ -324,7 +324,7 @@ def test_permissions_of_a_file(tmp_path):
     [
         (lambda warmup, path: warmup(Manifest.load(path), 3), "a manifest stands alone"),
         (lambda warmup, path: warmup(3, y=Manifest.load(path)), "a manifest stands alone"),
-        (lambda warmup, path: warmup(path), r"got PosixPath; .* warmup\(Manifest.load\('.*'\)\)"),
+        (lambda warmup, path: warmup(path), r"got PosixPath .* warmup\(Manifest.load\('.*'\)\)"),
         (lambda warmup, path: warmup(str(path)), r"got str; .* warmup\(Manifest.load\('.*'\)\)"),
     ],
 )
