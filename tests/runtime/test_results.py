@@ -91,7 +91,7 @@ def test_forms_by_decorator_and_their_refusal() -> None:
         return x * 2
 
     assert type(double(ramp(3))) is np.ndarray
-    with pytest.raises(SpecError, match="out must be 'jax', 'numpy' or 'padded', got 'torch'"):
+    with pytest.raises(SpecError, match="out must be one of 'jax', 'numpy', 'padded', got 'torch'"):
         BucketedExec(nested, out="torch")
 
 
