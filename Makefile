@@ -1,12 +1,13 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     the tests: of the masking cases every 12th, and of tests with many
-#                                 sets of parameters every third set (all of them with EVERY=1);
-#                                 also as `make test PYTEST_ARGS='-k cache -x'`
-#   make lint types format        ruff, mypy, and ruff's fixes
-#   make test-slow test-312       the long sweeps; a third of the tests once more with Python 3.12, of
+#   make test                     half of the tests: of each file every second one, of the masking
+#                                 cases every 12th, and of tests with many sets of parameters every
+#                                 third set (all of them with PART=1/1 EVERY=1); also as
+#                                 `make test PART=1/1 PYTEST_ARGS='-k cache -x'`
+#   make lint types format        ruff, the two type checkers, and ruff's fixes
+#   make test-slow test-312       the long sweeps; the other half of the tests, with Python 3.12, of
 #                                 the masking cases every 64th, of sets of parameters every 16th (all
-#                                 of them with EVERY_312=1 THIN_312=1)
+#                                 of them with EVERY_312=1 PART_312=1/1)
 #   make test-jax                 the core of the tests with another release of JAX, in an environment
 #                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
 #                                 release without JAX=
@@ -31,7 +32,8 @@ VENV ?= .venv
 JOBS ?= 2
 EVERY ?= 12
 EVERY_312 ?= 64
-THIN_312 ?= 3
+PART ?= 1/2
+PART_312 ?= 2/2
 ARGS ?=
 PYTEST_ARGS ?=
 JAX ?=
@@ -50,7 +52,7 @@ STAMP := $(VENV)/.installed
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "not slow" --every $(EVERY) --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" --every $(EVERY) --part $(PART) --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
@@ -72,7 +74,7 @@ define with_python
 endef
 
 test-312:
-	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_312) PYTEST_ARGS="--thin $(THIN_312) $(ONCE) $(PYTEST_ARGS)")
+	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_312) PART=$(PART_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
 
 test-jax:
 	$(call with_python,$(PYTHON),$(or $(JAX),newest),test-core VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)))

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,17 @@ CORE = (
 MANY = 12  # sets of parameters of one test, beyond which --every leaves some out
 WHOLE = ("test_layers.py", "test_docs.py")  # a set of parameters is a file here: none is left out
 
+# What one lane alone runs (ONCE in the Makefile), it runs whole.
+ONCE = ("strategies", "cli", "examples", "test_benchmarks.py")
+
 _backend_compiles: list[str] = []
+
+
+def _part(text: str) -> tuple[int, int]:
+    which, parts = map(int, text.split("/"))
+    if not 1 <= which <= parts:
+        raise ValueError(text)
+    return which, parts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,11 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"of tests that have more than {MANY}",
     )
     parser.addoption(
-        "--thin",
-        type=int,
-        default=1,
-        metavar="N",
-        help="run every Nth test of each file; a test with its sets of parameters is one",
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="run part K of N: of each file every Nth test, from the Kth; a test with its sets of "
+        "parameters is one",
     )
     parser.addoption("--core", action="store_true", help="run the core of the suite alone")
 
@@ -81,12 +92,12 @@ def _test_of(item: pytest.Item) -> tuple[Path, str]:
     return item.path, getattr(item, "originalname", item.name)
 
 
-def _tests_by_file(items: list[pytest.Item]) -> dict[Path, dict[tuple[Path, str], None]]:
+def _tests_by_file(items: list[pytest.Item]) -> Iterable[dict[tuple[Path, str], None]]:
     """The tests of each file, in order and once each."""
     found: defaultdict[Path, dict[tuple[Path, str], None]] = defaultdict(dict)
     for item in items:
         found[item.path][_test_of(item)] = None
-    return found
+    return found.values()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -94,12 +105,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sets = Counter(map(_test_of, items))
     seen: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
 
-    thin = config.getoption("thin")
-    tests = {path: list(each) for path, each in _tests_by_file(items).items()}
-    kept = {test for each in tests.values() for test in each[::thin]}
+    # Who names tests (-k) wants all of them.
+    which, parts = (1, 1) if config.getoption("keyword") else config.getoption("part")
+    kept = {t for each in _tests_by_file(items) for t in list(each)[which - 1 :: parts]}
 
     def is_dropped(item: pytest.Item) -> bool:
-        if item.path.name not in WHOLE and _test_of(item) not in kept:
+        is_parted = set(item.path.relative_to(ROOT).parts).isdisjoint((*WHOLE, *ONCE))
+        if is_parted and _test_of(item) not in kept:
             return True
         if item.path.name in ("test_cases.py", "test_models.py"):
             return bool(next(count) % every)
