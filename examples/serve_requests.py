@@ -134,14 +134,20 @@ class Answers(NamedTuple):
     seconds: np.ndarray
 
 
-def ask(address: str, texts: list[str], clients: int, progress: Progress) -> Answers:
-    """Send each text in a request of its own; each client waits for its answer before the next."""
+def ask(
+    address: str, texts: list[str], pauses: np.ndarray, clients: int, progress: Progress
+) -> Answers:
+    """Send each text in a request of its own.
+
+    A client waits for its answer, and then for some seconds, before its next request.
+    """
     import httpx
 
     lock = threading.Lock()
     with httpx.Client(base_url=address, timeout=120) as client:
 
-        def one(text: str) -> tuple[list[float], float]:
+        def one(text: str, pause: float) -> tuple[list[float], float]:
+            time.sleep(pause)
             began = time.perf_counter()
             response = client.post("/embed", content=text)
             took = time.perf_counter() - began
@@ -151,7 +157,7 @@ def ask(address: str, texts: list[str], clients: int, progress: Progress) -> Ans
             return response.json(), took
 
         with ThreadPoolExecutor(clients) as pool:
-            answers = list(pool.map(one, texts))
+            answers = list(pool.map(one, texts, pauses))
     vectors, seconds = zip(*answers, strict=True)
     return Answers(np.array(vectors, np.float32), np.array(seconds))
 
@@ -186,8 +192,11 @@ def demonstrate(options: argparse.Namespace) -> bool:
     lengths = [len(tokenize(text)) for text in texts]
     print(
         f"{len(texts)} requests of {min(lengths)} to {max(lengths)} tokens,"
-        f" {len(set(lengths))} different lengths, by {options.clients} clients"
+        f" {len(set(lengths))} different lengths, by {options.clients} clients that pause"
+        f" {options.pause} ms on average"
     )
+    rng = np.random.default_rng(options.seed)
+    pauses = rng.exponential(options.pause / 1000, len(texts))
     counter, counted = CompileCounter(), 0.0
     answers: dict[str, Answers] = {}
     rows, executables = [], {}
@@ -203,7 +212,7 @@ def demonstrate(options: argparse.Namespace) -> bool:
 
         with serving(make_app(embed, tokenize, registry)) as address:
             with Progress(name, len(texts), "requests") as progress:
-                answers[name] = ask(address, texts, options.clients, progress)
+                answers[name] = ask(address, texts, pauses, options.clients, progress)
             if isinstance(function, BucketedExec):
                 counted = requests_counted(address)
                 # Those that other processes compile are no compiles of this one.
@@ -247,6 +256,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--requests", type=int, default=300, help="default: 300")
     parser.add_argument("--clients", type=int, default=2, help="at the same time (default: 2)")
+    parser.add_argument(
+        "--pause",
+        type=int,
+        default=100,
+        help="ms between two requests of a client, on average (default: 100); the background"
+        " compiles while nothing is asked",
+    )
     parser.add_argument(
         "--largest", type=int, default=128, help="tokens, a power of two (default: 128)"
     )
