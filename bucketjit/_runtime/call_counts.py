@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bucketjit._compile.cache_slot import AtomicCount
-from bucketjit._runtime.statistics import (
-    Reasons,
-)
+from bucketjit._runtime.statistics import Reasons
 from bucketjit._runtime.summary import SHAPES_KEPT
 from bucketjit._runtime.timeline import Clock
 

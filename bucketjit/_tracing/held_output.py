@@ -86,14 +86,11 @@ def holding_output() -> Iterator[Held]:
     Yields:
         What is held.
     """
-    before, held = getattr(_thread, "held", None), Held()
-    _install(1)
-    _thread.held = held
+    held = Held()
     try:
-        yield held
+        with _into(held):
+            yield held
     finally:
-        _thread.held = before
-        _install(-1)
         held.show()
 
 
@@ -104,12 +101,20 @@ def keeping_output() -> Iterator[Held]:
     Yields:
         What is held. It keeps no arguments of the function alive.
     """
-    before, held = getattr(_thread, "held", None), Held()
+    held = Held()
     held.is_kept = True
+    with _into(held):
+        yield held
+
+
+@contextmanager
+def _into(held: Held) -> Iterator[None]:
+    """Have the output of this thread held."""
+    before = getattr(_thread, "held", None)
     _install(1)
     _thread.held = held
     try:
-        yield held
+        yield
     finally:
         _thread.held = before
         _install(-1)
