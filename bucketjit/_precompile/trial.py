@@ -44,7 +44,6 @@ class Trial:
 
     Args:
         whole: How calls would be served whole.
-
     """
 
     def __init__(self, whole: WholeCalls) -> None:
@@ -91,13 +90,7 @@ class Trial:
         The engine then serves calls in the faster way. If calls whole cannot be measured (the
         program cannot be masked in their bucket, or no compile is left), they run in chunks.
 
-        Args:
-            engine: Served the call.
-            signed: The call.
-            call: The same call, resolved.
-            given: Its arguments as they came.
-            chunked: Serves it in chunks.
-            out: The form of its results.
+        For the arguments see `bucketjit._runtime.observers.Trial`.
         """
         if self._is_over or not self._whole.dims <= call.sizes.keys():
             return
