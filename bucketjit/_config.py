@@ -176,6 +176,20 @@ class Background:
 
 
 @dataclasses.dataclass(frozen=True)
+class Agreed:
+    """How several processes agree on the bucket of a call.
+
+    Attributes:
+        timeout: How long a call waits for other processes, in seconds.
+        by: ``"kv"`` for the key-value store of ``jax.distributed``, or a function from the bucket
+            of this process to that of all processes.
+    """
+
+    timeout: float = 60.0
+    by: str | Callable[[dict[str, int]], Mapping[str, int]] = "kv"
+
+
+@dataclasses.dataclass(frozen=True)
 class AheadOfCalls:
     """Compile every bucket that the strategies list with the first call of a program.
 
@@ -339,6 +353,7 @@ class Config:
         chunked: Variables whose buckets are planned for chunks that run at the same time, each with
             their number.
         whole: How calls would be served whole, if that is to be measured; None if not.
+        agreed: How several processes agree on buckets; None if they do not.
     """
 
     fn: Callable[..., Any]
@@ -369,6 +384,7 @@ class Config:
     chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warn_after: int | None = None
     whole: WholeCalls | None = None
+    agreed: Agreed | None = None
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable.

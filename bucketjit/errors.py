@@ -12,6 +12,7 @@
         │   ├── BucketOverflowError       a size is beyond the largest bucket
         │   │   └── SplitError            and the call cannot be split into chunks
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
+        ├── AgreementError (RuntimeError)  the processes of a job do not agree on a call
         ├── CompileBudgetError (RuntimeError)  a call needs a compile beyond the budget
         ├── ExportError (ValueError)      a function or a module cannot be exported, read or refined
         ├── MissingExtraError (ImportError)  an optional package is not installed
@@ -35,9 +36,12 @@ same situation, so code that already handles ``TypeError`` or ``ValueError`` kee
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 __all__ = [
+    "AgreementError",
     "ArgumentError",
     "ArtifactError",
     "BucketJitError",
@@ -174,6 +178,28 @@ class StrategyContractError(StrategyError):
 
 class CompileBudgetError(BucketJitError, RuntimeError):
     """A call needs a compile, and the compile budget of the bucketed function is spent."""
+
+
+class AgreementError(BucketJitError, RuntimeError):
+    """The processes of a job do not agree on a call, so none of them runs it.
+
+    It is raised on every process: where processes call different programs, where one of them
+    cannot pad its call to a bucket, and where one has raised, has ended or does not come in time.
+
+    Attributes:
+        step: The number of the call, or of the batch, counted from 1.
+        processes: What each process did, by its index; those that did what is expected are left
+            out.
+    """
+
+    def __init__(
+        self, message: str, step: int = 0, processes: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(message)
+        self.step, self.processes = step, processes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.step, dict(self.processes))
 
 
 class ExportError(BucketJitError, ValueError):

@@ -46,6 +46,7 @@ PACKAGES = (
     "_stages",
     "_inspect",
     "_precompile",
+    "_processes",
     "_artifact",
     "_unpack",
     "_api",

@@ -12,6 +12,7 @@ from bucketjit._ragged.explained import MapExplanation, explain_map
 from bucketjit._ragged.map import map_examples
 from bucketjit._ragged.options import options_of
 from bucketjit._runtime.engine import Engine
+from bucketjit.errors import SpecError
 
 
 class Batching:
@@ -84,6 +85,11 @@ class Batching:
             (4, 2)
         """
         engine = self._engine
+        if engine.together is not None and engine.together.is_active:
+            raise SpecError(
+                f"{engine.name}.map: processes do not agree on the batches of a map; call the "
+                "function itself, or map a bucketed function without with_agreement"
+            )
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)

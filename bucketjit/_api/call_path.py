@@ -115,6 +115,8 @@ class CallPath(Generic[P, R]):
         if self._of_copies is not None:
             copied, named = engine.signer.with_copies(args, kwargs)
             return self._of_copies(*copied, **named)
+        if engine.together is not None and engine.together.is_active:
+            return engine.together.serve(engine, lambda: engine.signer.sign(args, kwargs))
         signed = engine.signer.sign(args, kwargs)
         return engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
 

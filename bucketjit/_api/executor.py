@@ -32,6 +32,7 @@ from bucketjit._api.options import (
     OverflowName,
     config_of,
 )
+from bucketjit._api.processes import Processes
 from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
@@ -54,6 +55,7 @@ from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._precompile.trial import trial_of
+from bucketjit._processes.agreement import Agreement
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
@@ -78,6 +80,7 @@ class BucketedExec(
     Exporting,
     Saving,
     Staging,
+    Processes,
     Warming,
     Views,
 ):
@@ -222,6 +225,7 @@ class BucketedExec(
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
         self._engine.trial = trial_of(config)
+        self._engine.together = None if config.agreed is None else Agreement(config.agreed)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the

@@ -120,12 +120,15 @@ class ExecutableProvider:
         self.workers = None if background is None else Workers(background)
         self._may_ask = background is not None and background.process
 
-    def get(self, key: Hashable, request: Callable[[], CompileRequest]) -> Provided:
+    def get(
+        self, key: Hashable, request: Callable[[], CompileRequest], may_stand_in: bool = True
+    ) -> Provided:
         """The executable of a key, or a stand-in.
 
         Args:
             key: The key of the executable.
             request: Makes the compile request; called if the key is not in the cache.
+            may_stand_in: Whether a stand-in will do.
 
         Returns:
             The executable and where it came from.
@@ -138,7 +141,7 @@ class ExecutableProvider:
         if entry is not None:
             return Provided(entry)
         wanted = request()
-        if (stand_in := self._stand_in(wanted)) is not None:
+        if may_stand_in and (stand_in := self._stand_in(wanted)) is not None:
             return Provided(stand_in, stands_in=True)
         return self._obtain(wanted)
 

@@ -30,6 +30,7 @@ REMEDY_OF_VERSIONS = "upgrade bucketjit or pin jax"
 class Without(enum.StrEnum):
     """The features that can be left out, each with the text of what happens without it."""
 
+    AGREEMENT = "several processes cannot agree on a bucket"
     CALLBACKS = "jax.debug callbacks that are mapped over an open axis run exact"
     CONSTANTS = "jax.numpy.take(mode='wrap') and the like are traced at each size"
     CONVOLUTIONS = "convolutions whose padding depends on sizes are traced at each size"
@@ -88,6 +89,7 @@ USES = (
         Without.SELECTIONS,
     ),
     Use("core", "divide_shape_sizes", Without.RESHAPES),
+    Use("distributed", "global_state.client", Without.AGREEMENT),
     Use("effects", "ordered_effects"),
     Use("export.shape_poly", " ".join(f"_DimExpr.__{name}__" for name in _OPERATORS)),
     Use("export._export", "_CUSTOM_CALL_TARGETS_GUARANTEED_STABLE", Without.EXPORT),

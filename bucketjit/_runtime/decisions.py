@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from bucketjit._compile.requests import RequestFactory
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.chunks.splitter import Splitter, Splitting
+from bucketjit._runtime.global_arrays import refusal_of_global
 from bucketjit._runtime.refusals import Refusals
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import BucketOverflowError, MaskingError, SplitError
+from bucketjit.errors import ArgumentError, BucketOverflowError, MaskingError, SplitError
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Refused:
         error: The error.
     """
 
-    error: BucketOverflowError | SplitError
+    error: ArgumentError | BucketOverflowError | SplitError
 
 
 Decision = Masked | Exact | Chunked | Refused
@@ -147,6 +148,8 @@ class Decisions:
         beyond = self._buckets.beyond(program, call.sizes)
         if beyond is not None and beyond.wholly:
             return Exact(Because.BEYOND, MaskingError(beyond.reason))
+        if (spread := refusal_of_global(signed, call, bucket)) is not None:
+            return Refused(spread)
         masked = Masked(program, bucket, None if beyond is None else beyond.reason)
         if (refusal := self._refusals.of(masked.key)) is not None:
             return Exact(Because.UNMASKED, refusal)

@@ -40,7 +40,7 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Trial
+from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Together, Trial
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
@@ -84,6 +84,7 @@ class Engine:
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
         trial: Measures whether calls are faster in chunks or whole.
+        together: Runs calls in the bucket that all processes of a job agree on, or None.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Engine:
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
         self.trial: Trial = NoTrial()
+        self.together: Together | None = None
 
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""

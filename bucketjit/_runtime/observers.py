@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from bucketjit._compile.executable import Executable
@@ -71,6 +71,25 @@ class Trial(Protocol):
             given: Its arguments as they came.
             chunked: Serves it in chunks.
             out: The form of its results.
+        """
+
+
+class Together(Protocol):
+    """Runs calls in the bucket that all processes agree on; see `bucketjit._processes`."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether calls are agreed on: not if there is one process."""
+
+    def serve(self, engine: Any, sign: Callable[[], SignedCall]) -> Any:
+        """Run a call.
+
+        Args:
+            engine: The engine.
+            sign: Signs the call.
+
+        Returns:
+            Its result.
         """
 
 

@@ -1,0 +1,100 @@
+"""The key-value store of ``jax.distributed``, which all processes of a job read and write.
+
+JAX has no public door to it: ``jax.experimental.multihost_utils`` gathers arrays by a program on
+all devices, which takes three times as long and waits for the devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from bucketjit._jax import names
+
+_distributed = names.module("distributed")
+
+
+class StoreLost(Exception):
+    """The store does not answer: the process that holds it, process 0, is gone."""
+
+
+class Store:
+    """The key-value store of the job.
+
+    Args:
+        client: JAX's client of it.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value, over another one if there is one.
+
+        Args:
+            key: The key.
+            value: The value.
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
+        try:
+            self._client.key_value_set(key, value, True)
+        except jax.errors.JaxRuntimeError as error:
+            raise StoreLost(str(error)) from error
+
+    def get(self, key: str, seconds: float) -> str | None:
+        """Read a value, and wait for it if need be.
+
+        Args:
+            key: The key.
+            seconds: How long to wait.
+
+        Returns:
+            The value; None if there was none in that time.
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
+        try:
+            value: str = self._client.blocking_key_value_get(key, max(1, int(1000 * seconds)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise StoreLost(str(error)) from error
+        return value
+
+    def under(self, prefix: str) -> dict[str, str]:
+        """The values whose keys begin with a prefix, by the rest of the key.
+
+        Args:
+            prefix: The prefix, with a slash at its end.
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
+        try:
+            found = self._client.key_value_dir_get(prefix)
+        except jax.errors.JaxRuntimeError as error:
+            raise StoreLost(str(error)) from error
+        return {key.removeprefix(prefix): value for key, value in found}
+
+    def delete(self, key: str) -> None:
+        """Delete a key; all keys that begin with it, if it ends with a slash.
+
+        Args:
+            key: The key.
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
+        try:
+            self._client.key_value_delete(key)
+        except jax.errors.JaxRuntimeError as error:
+            raise StoreLost(str(error)) from error
+
+
+def client() -> Any | None:
+    """JAX's client of the store (``distributed.global_state.client``); None without a job."""
+    return _distributed.global_state.client

@@ -1,0 +1,333 @@
+"""Calls that all processes of a job make in the same bucket.
+
+    process 0    sign, resolve, decide    b=8  ┐                    ┌ b=16    run
+    process 1    sign, resolve, decide    b=16 ┘ exchange, largest  └ b=16    run
+
+Nothing that is known to one process alone decides what it runs: no stand-in takes the place of the
+agreed bucket, and the first call of a bucket begins only when all processes have its executable.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit._compile.executable import Executable
+from bucketjit._config import Agreed, Check, is_int_from
+from bucketjit._events import shown
+from bucketjit._jax.coordination import StoreLost
+from bucketjit._processes.channel import Messages
+from bucketjit._processes.identity import described, digest_of_call, name_of_executable
+from bucketjit._processes.job import Job, this_job
+from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
+from bucketjit._raised import first_line, in_one_line
+from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.interface import Interface
+from bucketjit.errors import AgreementError, MaskingError, SpecError
+
+
+class Considered(NamedTuple):
+    """A call of this process, before the others are asked.
+
+    Attributes:
+        signed: The call.
+        call: The same call, resolved.
+        proposal: What the others are told.
+    """
+
+    signed: SignedCall
+    call: ResolvedCall
+    proposal: Proposal
+
+
+@dataclass
+class Expected:
+    """A batch whose bucket was agreed on ahead of its call.
+
+    Attributes:
+        leaves: The arrays of the batch, which are recognised by their identity.
+        considered: The call that was proposed; None if the call itself has to be agreed on.
+        round: What the processes proposed.
+        seen: The call that takes the batch, once there was one.
+    """
+
+    leaves: Sequence[Any]
+    considered: Considered | None
+    round: Round
+    seen: SignedCall | None = None
+
+
+class Agreement:
+    """Runs the calls of one engine together with the other processes.
+
+    Args:
+        chosen: What the user chose.
+
+    Attributes:
+        expected: The batch whose call comes next, in a loop over `agreed_batches`; None outside.
+    """
+
+    def __init__(self, chosen: Agreed) -> None:
+        self._chosen = chosen
+        self._active: bool | None = True if callable(chosen.by) else None
+        # The executables that all processes have: a name -> the key in the cache of this one.
+        self._common: dict[str, tuple[weakref.ref[Interface], Any]] = {}
+        self._digests: weakref.WeakKeyDictionary[Interface, str] = weakref.WeakKeyDictionary()
+        self.expected: Expected | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether calls are agreed on: not if there is one process."""
+        if self._active is None:
+            self._active = jax.process_count() > 1
+        return self._active
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait for other processes."""
+        return self._chosen.timeout
+
+    def job(self) -> Job | None:
+        """The processes that agree; None if a function of the user knows the bucket."""
+        return None if callable(self._chosen.by) else this_job()
+
+    def serve(self, engine: Engine, sign: Callable[[], SignedCall]) -> Any:
+        """Run a call on all processes.
+
+        Args:
+            engine: The engine.
+            sign: Signs the call; it may raise.
+
+        Returns:
+            The result.
+
+        Raises:
+            AgreementError: The processes do not agree.
+            Exception: What a call raises; the other processes get an `AgreementError` then.
+        """
+        job = self.job()
+        step = 0 if job is None else job.number()
+        try:
+            considered = self.consider(engine, sign())
+        except BaseException as error:
+            if job is not None:
+                job.calls.tell(Proposal(Kind.RAISED, why=in_one_line(error)).text())
+            raise
+        found = self._round_of(engine, considered, job, step)
+        signed, call, proposal = considered
+        if found.kinds == {Kind.EXACT}:
+            return engine.serve(signed)
+        bucket, sizes = found.bucket(), found.sizes()
+        if job is None:
+            bucket = self._told_by_user(engine, proposal.bucket)
+        assert call.program is not None
+        if not call.program.fits(bucket):
+            told = dict.fromkeys(range(len(found.proposals)), f"would run at {shown(bucket)}")
+            raise found.error(engine.name, told, "the program does not hold for these sizes")
+        masked = Masked(call.program, bucket)
+        entry, is_compiled = self._executable(engine, considered, masked, found, job)
+        served = engine.served(masked.key, entry, signed, call, engine.config.out)
+        result = engine.run(entry, signed, call, served, engine.config.out, is_compiled)
+        if is_compiled:
+            engine.recompiles.note(signed, call.sizes)
+        if engine.observer is not None:
+            engine.observer.learn(signed, call)
+            engine.observer.note(sizes)
+        return result
+
+    # --- what this process proposes ---
+
+    def consider(self, engine: Engine, signed: SignedCall) -> Considered:
+        """Decide a call, as if it were made on this process alone.
+
+        Args:
+            engine: The engine.
+            signed: The call.
+
+        Raises:
+            Exception: What the call would raise.
+        """
+        call = engine.resolve(signed)
+        if engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
+            raise SpecError(
+                "check: processes that agree on a bucket have no common exact shape to compare "
+                "with; use check='poison'"
+            )
+        return Considered(signed, call, self._proposal(engine, signed, call))
+
+    def _proposal(self, engine: Engine, signed: SignedCall, call: ResolvedCall) -> Proposal:
+        digest = self._digest(engine, signed, call)
+        match engine.decide(signed, call):
+            case Masked(program, bucket, None):
+                if program.is_checked_after_runs:
+                    return Proposal(Kind.CANNOT, why="a run decides by sizes that it computes")
+                return Proposal(Kind.BUCKET, digest, bucket, call.sizes, self._lost(engine))
+            case Masked(beyond=why):
+                return Proposal(Kind.CANNOT, digest, why=str(why))
+            case Exact(Because.NO_OPEN_AXIS):
+                return Proposal(Kind.EXACT, digest)
+            case Exact(why=why):
+                return Proposal(Kind.CANNOT, digest, why=str(why))
+            case Chunked():
+                return Proposal(Kind.CANNOT, digest, why="it is split into chunks")
+            case Refused(error):
+                return Proposal(Kind.CANNOT, digest, why=in_one_line(error))
+
+    def _digest(self, engine: Engine, signed: SignedCall, call: ResolvedCall) -> str:
+        """The digest of a call; of one with a program it is computed once."""
+        if call.program is None:
+            return digest_of_call(engine.config, engine.name, signed, call)
+        known = self._digests.get(call.program)
+        if known is None:
+            known = digest_of_call(engine.config, engine.name, signed, call)
+            self._digests[call.program] = known
+        return known
+
+    def _lost(self, engine: Engine) -> list[str]:
+        """The common executables that this process has no more."""
+        kept = engine.cache
+        return [name for name, (of, bucket) in self._common.items() if (of(), bucket) not in kept]
+
+    # --- what all processes propose ---
+
+    def _round_of(
+        self, engine: Engine, considered: Considered, job: Job | None, step: int
+    ) -> Round:
+        """What all processes propose for a call, if they can run it together."""
+        if job is None:
+            return Round("call", step, [considered.proposal], self.seconds)
+        found = self._ahead(considered)
+        if found is None:
+            messages = self._exchanged(engine, job, considered.proposal, step)
+            found = Round.of("call", step, messages, self.seconds)
+        found.require(engine.name, Kind.BUCKET, Kind.EXACT)
+        proposals = [x for x in found.proposals if x is not None]
+        if len({(x.kind, x.program) for x in proposals}) > 1:
+            self._tell_difference(engine, considered, job, found)
+        for name in found.lost():
+            self._common.pop(name, None)
+        return found
+
+    def _exchanged(
+        self, engine: Engine, job: Job, mine: Proposal, step: int, patient: bool = False
+    ) -> Messages:
+        """Exchange proposals; if patient, wait on for processes that compile."""
+        try:
+            return job.calls.exchange(mine.text(), self.seconds, patient)
+        except StoreLost as error:
+            raise store_lost(engine.name, "call", step, error) from None
+
+    def _ahead(self, considered: Considered) -> Round | None:
+        """The proposals of a batch that was agreed on ahead; None if the call has to ask."""
+        expected, signed = self.expected, considered.signed
+        if expected is None or expected.seen is not None:
+            return None
+        opened = signed.signature.open_leaves(considered.call.tokens)
+        own = set(map(id, expected.leaves))
+        if not opened or not all(id(signed.leaves[i]) in own for i in opened):
+            return None
+        expected.seen = signed
+        ahead = expected.considered
+        if ahead is None or Kind.LATER in expected.round.kinds:
+            return None
+        same = ahead.signed.signature is signed.signature and ahead.signed.shapes == signed.shapes
+        return expected.round if same else None
+
+    def _tell_difference(
+        self, engine: Engine, considered: Considered, job: Job, found: Round
+    ) -> None:
+        """Raise the error for calls that differ; the processes describe theirs to each other."""
+        types, buckets = described(engine.config, considered.signed, considered.call)
+        mine = f"calls {engine.name}({types})" + (f" with {buckets}" if buckets else "")
+        messages = self._exchanged(
+            engine, job, Proposal(Kind.CANNOT, considered.proposal.program, why=mine), found.step
+        )
+        told = {
+            i: "makes another call" if text is None else Proposal.of(text).why
+            for i, text in enumerate(messages)
+        }
+        if len(set(told.values())) == 1:
+            told = {
+                i: f"{why}, traced to program {'' if x is None else x.program[:6]}"
+                for (i, why), x in zip(told.items(), found.proposals, strict=True)
+            }
+        raise found.error(engine.name, told, EQUAL_CALLS)
+
+    def _told_by_user(self, engine: Engine, bucket: Mapping[str, int]) -> dict[str, int]:
+        """The bucket that the user's function says all processes have."""
+        assert callable(self._chosen.by)
+        told = self._chosen.by(dict(bucket))
+        good = isinstance(told, Mapping) and told.keys() == bucket.keys()
+        if not good or not all(is_int_from(told[v], n) for v, n in bucket.items()):
+            raise AgreementError(
+                f"{engine.name}: with_agreement(by=...) was given the bucket {shown(bucket)} and "
+                f"returned {told!r}; it must return a dict of the same variables, with sizes that "
+                "are at least as large"
+            )
+        return {v: int(told[v]) for v in bucket}
+
+    # --- the executable of the agreed bucket ---
+
+    def _executable(
+        self,
+        engine: Engine,
+        considered: Considered,
+        masked: Masked,
+        found: Round,
+        job: Job | None,
+    ) -> tuple[Executable, bool]:
+        """The executable of a bucket, which all processes have when this returns."""
+        signed, call, proposal = considered
+
+        def get() -> tuple[Executable, bool]:
+            entry, source, _ = engine.provider.get(
+                masked.key,
+                lambda: engine.requests.masked(signed, call, masked.bucket),
+                may_stand_in=False,
+            )
+            return entry, source == "compile"
+
+        name = name_of_executable(proposal.program, masked)
+        if job is None or name in self._common:
+            return get()
+        mine, failed = Proposal(Kind.READY), None
+        try:
+            with job.calls.busy(self.seconds):
+                got = get()
+        except Exception as error:
+            mine, failed = Proposal(Kind.RAISED, why=in_one_line(error)), error
+            if isinstance(error, MaskingError):  # no rule masks an equation
+                engine.refusals.note(masked.key, error)
+        messages = self._exchanged(engine, job, mine, found.step, True)
+        ready = Round.of(found.noun, found.step, messages, self.seconds)
+        try:
+            ready.require(engine.name, Kind.READY)
+        except AgreementError as error:
+            raise error from failed
+        program, bucket = masked.key
+        self._common[name] = weakref.ref(program), bucket
+        return got
+
+
+def store_lost(name: str, noun: str, step: int, error: StoreLost) -> AgreementError:
+    """The error where the key-value store does not answer.
+
+    Args:
+        name: The name of the function.
+        noun: ``"call"`` or ``"batch"``.
+        step: Its number.
+        error: What the store raised.
+    """
+    return AgreementError(
+        f"{name}, {noun} {step}: process 0, which holds the key-value store, does not answer "
+        f"({first_line(error)})",
+        step,
+        {0: "does not answer"},
+    )
