@@ -13,14 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
+from bucketjit._ir.shard_mean import shard_mean_p
 from bucketjit._jax.primitives import primitive, primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero
 from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
 from bucketjit._masking.shard_types import CASTS, WITHOUT_TYPES
 from bucketjit._sizes.expressions import is_symbolic
+
+UNEVEN = "it combines an open axis whose size differs from shard to shard"
 
 
 def fold(identity: Identity, name: str = "") -> Rule:
@@ -40,9 +45,7 @@ def fold(identity: Identity, name: str = "") -> Rule:
         placed = tuple(a for a in axes if isinstance(a, int))
         named = any(a in ctx.uneven for a in axes)
         if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
-            ctx.refuse(
-                "it combines an open axis whose size differs from shard to shard", REDUCE_FIRST
-            )
+            ctx.refuse(UNEVEN, REDUCE_FIRST)
         if not axes:
             return operands if ctx.primitive.multiple_results else operands[0]
         return _bind(
@@ -67,6 +70,17 @@ def gather(ctx: RuleContext, operand: Array) -> Any:
     return _bind(ctx, WITHOUT_TYPES[ctx.primitive.name], operand)
 
 
+def mean(ctx: RuleContext, operand: Array) -> Any:
+    """The rows of each shard weigh its value; half floats are summed in float32."""
+    axis, rows = ctx.symbolic_params["axis"], ctx.logical(ctx.symbolic_params["rows"])
+    if any(map(is_symbolic, ctx.in_shapes[0])):
+        ctx.refuse(UNEVEN, REDUCE_FIRST)
+    kind = jnp.promote_types(operand.dtype, jnp.float32)
+    weight = jnp.asarray(rows, jnp.finfo(kind).dtype)
+    total = jax.lax.psum(operand.astype(kind) * weight, axis)
+    return (total / jax.lax.psum(weight, axis)).astype(operand.dtype)
+
+
 def cast(ctx: RuleContext, operand: Array) -> Any:
     """The value stays as it is: types of masked programs do not say over which axes it varies."""
     return operand
@@ -78,5 +92,6 @@ TABLE: dict[Any, Rule] = {
     **{p: fold(_FOLDS[name]) for name in _FOLDS for p in primitives(name)},
     **{p: fold(zero, WITHOUT_TYPES[p.name]) for p in primitives("psum_invariant")},
     **{p: gather for p in primitives("all_gather_invariant")},
+    shard_mean_p: mean,
     **{p: cast for p in primitives(*CASTS)},
 }
