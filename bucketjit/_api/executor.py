@@ -55,7 +55,7 @@ from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._precompile.trial import trial_of
-from bucketjit._processes.together import refuse_inside, together
+from bucketjit._processes.together import parts, refuse_inside, together
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
@@ -218,7 +218,7 @@ class BucketedExec(
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
         log_as_asked()
         self._config = config
-        self._engine = Engine(config, shared)
+        self._engine = Engine(config, shared, parts(config))
         if is_disabled():
             self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path

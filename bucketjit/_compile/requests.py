@@ -192,31 +192,6 @@ class RequestFactory:
 
         return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
 
-    def of_function(
-        self,
-        program: Interface,
-        key: tuple[Interface, Hashable],
-        sizes: Mapping[str, int],
-        logical: Mapping[str, int],
-        make: Callable[[Mapping[str, Any], Any], Masked],
-    ) -> CompileRequest:
-        """The request for an executable of another form, which is kept in no file.
-
-        Args:
-            program: The program.
-            key: The key of the executable.
-            sizes: The sizes of the executable, in messages and statistics.
-            logical: The sizes of the call that needs it.
-            make: Makes its function from options of XLA and the hooks that the program needs.
-        """
-
-        def made() -> Masked:
-            needed = self.needed(program)
-            return make(self._options(needed.options(False), NO_OPTIONS), needed.after)
-
-        build = self._builder(program, made)
-        return CompileRequest(key, sizes, logical, build, lambda: None, None, program)
-
     def _builder(
         self,
         program: Interface,

@@ -10,73 +10,85 @@ the function, as that of a single call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from bucketjit._compile.argument_types import Expected, padded_leaf_shapes, without_values
+from bucketjit._compile.argument_types import Expected, padded_leaf_shapes
 from bucketjit._compile.build import Masked, evaluated
+from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.executable import Origin
-from bucketjit._compile.requests import CompileRequest
-from bucketjit._processes.shard_axis import LocalShards
-from bucketjit._runtime.engine import Engine
+from bucketjit._compile.requests import (
+    NO_OPTIONS,
+    CompileRequest,
+    Lowering,
+    RequestFactory,
+    StoredPlace,
+)
+from bucketjit._processes.shard_axis import LocalShards, local_shards
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
+from bucketjit.errors import SpecError
 
-_SHARDS = "shards"
 
+class ShardRequests(RequestFactory):
+    """Makes the compile requests of an engine whose executables run on all shards.
 
-def shards_key(program: Interface, bucket: Mapping[str, int]) -> tuple[Interface, Any]:
-    """The cache key of the executable of all shards.
-
-    Args:
-        program: The program of one.
-        bucket: Padded size of each variable.
+    A call is that of one shard. Executables are kept in no files.
     """
-    return program, (_SHARDS, *bucket.values())
+
+    def _masked_maker(
+        self,
+        known: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[], Masked]:
+        program, chosen = call.program, self._config.sharded
+        assert isinstance(program, Program) and chosen is not None
+        pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
+
+        def made() -> Masked:
+            needed = self.needed(program)
+            of_xla = self._options(needed.options(False), options)
+            shards = local_shards(chosen)
+            return _function(shards, known, call, bucket, pads, self.rules, of_xla, needed.after)
+
+        return made
+
+    def _place(
+        self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
+    ) -> StoredPlace | None:
+        return None
+
+    def rows(self, *args: Any, **kwargs: Any) -> CompileRequest:
+        """Refuse what has no form for shards: batches of examples."""
+        _refuse("map")
+
+    def lower_masked(self, *args: Any, **kwargs: Any) -> Lowering[Masked]:
+        """Refuse what has no form for shards: stages and modules."""
+        _refuse("lower, save and the like")
+
+    def exact(self, *args: Any, **kwargs: Any) -> CompileRequest:
+        """Refuse what has no form for shards: exact shapes."""
+        _refuse("an exact shape")
+
+    def lower_exact(self, *args: Any, **kwargs: Any) -> Lowering[Exact]:
+        """Refuse what has no form for shards: exact shapes."""
+        _refuse("an exact shape")
 
 
-def shards_request(
-    engine: Engine,
-    shards: LocalShards,
-    signed: SignedCall,
-    call: ResolvedCall,
-    bucket: Mapping[str, int],
-) -> CompileRequest:
-    """The request for the executable of all shards.
-
-    Args:
-        engine: The engine.
-        shards: The shards.
-        signed: The call of one shard.
-        call: The same call, resolved.
-        bucket: Padded size of each variable.
-    """
-    program = call.program
-    assert isinstance(program, Program)
-    known = without_values(signed)
-    pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
-    rules = engine.requests.rules
-
-    def made(options: Mapping[str, Any], after: Any) -> Masked:
-        return _function(shards, known, call, bucket, pads, rules, options, after)
-
-    sizes = {_unused(_SHARDS, bucket): shards.count, **bucket}
-    key = shards_key(program, bucket)
-    return engine.requests.of_function(program, key, sizes, call.sizes, made)
-
-
-def _unused(name: str, bucket: Mapping[str, int]) -> str:
-    while name in bucket:
-        name += "_"
-    return name
+def _refuse(what: str) -> NoReturn:
+    raise SpecError(
+        f"with_processes: {what} is not there for a function that runs on shards; call it, or use "
+        "a bucketed function without with_processes"
+    )
 
 
 def _function(
@@ -118,7 +130,7 @@ def _function(
         )(sizes, *given)
         return program.out_tree.unflatten(outs)
 
-    every.__name__ = getattr(signed.signature.fn, "__name__", _SHARDS).replace(" ", "_")
+    every.__name__ = getattr(signed.signature.fn, "__name__", "shards").replace(" ", "_")
     static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
     structs = [_struct(shards, signed, i, padded.get(i)) for i in arrays]
     donated = donated_arrays(signed, padded)
@@ -136,7 +148,7 @@ def _function(
         at=static,
         call=call,
         origin=Origin(signed, call.tokens, call.sizes),
-        bucket={_unused(_SHARDS, bucket): shards.count, **bucket},
+        bucket=bucket,
         pads=pads,
         size_constant_shapes=(),
         donated=frozenset(),

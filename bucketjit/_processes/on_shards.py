@@ -21,7 +21,7 @@ from bucketjit._arrays.padding import pad, plain, unpad
 from bucketjit._arrays.results import as_numpy, joined
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Check, Out, Sharded
-from bucketjit._processes.build_shards import array_leaves, shards_key, shards_request
+from bucketjit._processes.build_shards import array_leaves
 from bucketjit._processes.same_on_all import is_same_on_all
 from bucketjit._processes.shard_axis import (
     LocalShards,
@@ -185,14 +185,13 @@ class OnShards:
             FallbackError: The program cannot be masked.
             CompileBudgetError: It may not be compiled.
         """
-        shards = local_shards(self._chosen)
         whole = call.with_program(masked.program)
         refused: MaskingError
         try:
             entry, source, _ = engine.provider.get(
-                shards_key(masked.program, masked.bucket),
-                lambda: shards_request(engine, shards, whole.signed, whole.call, masked.bucket),
-                may_stand_in=False,
+                masked.key,
+                lambda: engine.requests.masked(whole.signed, whole.call, masked.bucket),
+                may_stand_in=jax.process_count() == 1,
             )
             return entry, source == "compile"
         except MaskingError as error:
@@ -242,6 +241,7 @@ def _results(
     shards: LocalShards, entry: Executable, call: ShardedCall, results: Any, out: Out
 ) -> Any:
     """The results of this process: its own rows, and what is the same on all shards."""
+    tree: Any
     leaves, tree = jax.tree_util.tree_flatten(results)
     opened = {o.position: o for o in entry.outs}
     for i, value in enumerate(leaves):

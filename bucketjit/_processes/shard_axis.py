@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,8 @@ from bucketjit._config import Sharded
 from bucketjit.errors import ArgumentError, SpecError
 
 
-class LocalShards(NamedTuple):
+@dataclass(frozen=True)
+class LocalShards:
     """The shards that this process computes.
 
     Attributes:

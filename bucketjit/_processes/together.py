@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bucketjit._config import Config
 from bucketjit._processes.agreement import Agreement
+from bucketjit._processes.build_shards import ShardRequests
 from bucketjit._processes.on_shards import OnShards
+from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.observers import Together
 from bucketjit.errors import SpecError
 
@@ -18,6 +20,15 @@ def together(config: Config) -> Together | None:
     if config.sharded is not None:
         return OnShards(config.sharded)
     return None if config.agreed is None else Agreement(config.agreed)
+
+
+def parts(config: Config) -> Parts:
+    """The parts of the engine of one configuration.
+
+    Args:
+        config: The configuration.
+    """
+    return TRACED if config.sharded is None else Parts(requests=ShardRequests)
 
 
 def refuse_inside(config: Config) -> None:
