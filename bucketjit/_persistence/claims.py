@@ -147,8 +147,8 @@ class Watch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: bytes | None = None
-        self._since = 0.0
+        self._seen = b""
+        self._since = time.monotonic()
 
     def look(self) -> State:
         """Read the claim, and compare it with what it was."""
@@ -157,8 +157,11 @@ class Watch:
         except FileNotFoundError:
             return State.GONE
         except OSError as error:
-            contents = repr(error).encode()  # if it stays so, its holder is as good as dead
+            contents = type(error).__name__.encode()  # if it stays so, its holder is as good as dead
         now = time.monotonic()
+        owners = {_owner(contents), _owner(self._seen)} - {b""}
+        if len(owners) > 1:  # another process has it by now
+            return State.GONE
         if contents != self._seen:
             self._seen, self._since = contents, now
         return State.DEAD if now - self._since >= DEAD_AFTER else State.HELD
@@ -181,6 +184,11 @@ class Watch:
             if _contents(aside) != self._seen:
                 os.link(aside, self._path)  # unlike a rename, it replaces nothing
         remove(aside)
+
+
+def _owner(contents: bytes) -> bytes:
+    """What a claim begins with; nothing if it is being created."""
+    return contents.rpartition(b" ")[0]
 
 
 def _contents(path: Path) -> bytes:
