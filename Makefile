@@ -20,6 +20,7 @@
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences demo-serve demo-detect   the examples, also as `make demo ARGS=--help`
+#   make demo-processes           two processes train on uneven batches, beside one that sees all rows
 #   make demo-serving             an HTTP server of an encoder, beside one of jax.jit: a minute and a half
 #   make bench                    the benchmarks, and benchmarks/README.md; an hour (ARGS='stream waste',
 #                                 ARGS=--quick for minutes, keeping nothing)
@@ -45,7 +46,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect bench bench-micro bench-peers lint types format clean
+.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -110,6 +111,9 @@ demo-serve: $(STAMP)-examples $(STAMP)-model
 
 demo-serving: $(STAMP)-examples $(STAMP)-model
 	$(BIN)/python examples/serve_requests.py $(ARGS)
+
+demo-processes: $(STAMP)-examples
+	$(BIN)/python examples/train_digits_on_processes.py $(ARGS)
 
 demo-detect: $(STAMP)-examples
 	$(BIN)/python examples/detect_and_measure.py $(ARGS)

@@ -116,7 +116,7 @@ class CallPath(Generic[P, R]):
             copied, named = engine.signer.with_copies(args, kwargs)
             return self._of_copies(*copied, **named)
         if engine.together is not None and engine.together.is_active:
-            return engine.together.serve(engine, lambda: engine.signer.sign(args, kwargs))
+            return engine.together.serve(engine, (args, kwargs))
         signed = engine.signer.sign(args, kwargs)
         return engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
 

@@ -35,6 +35,7 @@ FallbackName: TypeAlias = Literal["exact", "error"]
 CheckName: TypeAlias = Literal["off", "poison", "exact", "exact always"]
 OverflowName: TypeAlias = Literal["error", "extend", "exact", "split"]
 OutName: TypeAlias = Literal["jax", "numpy", "padded"]
+ShareName: TypeAlias = Literal["first"]
 
 
 class Options(TypedDict, total=False):

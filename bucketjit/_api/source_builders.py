@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from bucketjit._api.options import bound
+from bucketjit._api.options import ShareName, bound
 from bucketjit._config import AheadOfCalls, Config, Persistent, is_positive_int
 from bucketjit._persistence.files import Distrusted, check_directory
 from bucketjit.errors import SpecError
@@ -64,7 +64,11 @@ class SourceBuilders:
         return self._with(ahead=AheadOfCalls(workers))
 
     def with_persistence(
-        self, directory: str | os.PathLike[str] | None, *, max_bytes: int | None = None
+        self,
+        directory: str | os.PathLike[str] | None,
+        *,
+        max_bytes: int | None = None,
+        share: ShareName | None = None,
     ) -> Self:
         """Keep executables in files, so that the next process loads what this one compiles.
 
@@ -90,6 +94,15 @@ class SourceBuilders:
         that, or more than its length can hold, counts as damaged. Files are read and unpacked in
         pieces of 1 MiB.
 
+        Several processes may share the directory, also on several machines that have it on a
+        network file system; there are no locks. By default, processes that need an executable at
+        the same time compile it each. With ``share="first"`` the first one compiles, in calls,
+        warm-up or the background. The others wait until its file is there, and load it: a job of
+        many processes compiles each bucket once. If a process dies while it compiles, another one
+        takes its place after 10 seconds. If it fails, or its executable cannot be loaded, the
+        others compile; they wait for two such compiles at most, and for 20 minutes at most. Each
+        process must find the same program and environment, as in files of earlier processes.
+
         **An executable is machine code: whoever can write into the directory can run code as
         you.** A directory that others can write into is refused, and a missing one is created for
         you alone.
@@ -98,13 +111,15 @@ class SourceBuilders:
             directory: The directory; several processes may share it. None to store nothing.
             max_bytes: The largest size of all files; whenever one is written, the least recently
                 used are removed beyond that. None for no bound.
+            share: ``"first"``: one of several processes compiles, and the others wait for its
+                file. None: each compiles what it does not find.
 
         Returns:
             A new bucketed function.
 
         Raises:
-            SpecError: The directory is a file, others can write into it, or ``max_bytes`` is no
-                positive int.
+            SpecError: The directory is a file, others can write into it, ``max_bytes`` is no
+                positive int, or ``share`` is another text.
 
         Examples:
             >>> import tempfile, numpy as np
@@ -118,6 +133,8 @@ class SourceBuilders:
             (1, 0, 1)
         """
         max_bytes = bound("max_bytes", max_bytes)
+        if share not in (None, "first"):
+            raise SpecError(f"share must be 'first' or None, got {share!r}")
         if directory is None:
             return self._with(persistence=Persistent())
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
@@ -129,4 +146,4 @@ class SourceBuilders:
             pass  # made when the first executable is written
         except (Distrusted, OSError, ValueError) as error:
             raise SpecError(f"with_persistence: {error}") from None
-        return self._with(persistence=Persistent(str(path), max_bytes))
+        return self._with(persistence=Persistent(str(path), max_bytes, share))

@@ -28,6 +28,7 @@ from bucketjit._compile.build import Compile
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.cache_store import CLEARED
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.sharing import turn
 from bucketjit._compile.first_run import run_first
 from bucketjit._compile.process.pool import Ended, can_start, pool
 from bucketjit._compile.requests import CompileRequest, Source, key_without_owner
@@ -211,15 +212,12 @@ class ExecutableProvider:
             CompileBudgetError: It may not be compiled.
             Exception: Whatever compiling raised.
         """
-        loaded = self._load(request)
-        if loaded is not None:
-            self._tell(_event("load", self._name, request, loaded))
-            return loaded
         told: list[Event] = []
-        built = self._build(request, self.allowance.spend(request, True), compile_here, told)
-        for event in told:
-            self._tell(event)
-        return built
+        try:
+            return self._load_or_build(request, told).entry
+        finally:
+            for event in told:
+                self._tell(event)
 
     def _obtain(
         self,
@@ -248,17 +246,9 @@ class ExecutableProvider:
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry = self._load(request)
-            source = "file"
-            if entry is not None:
-                told.append(_event("load", self._name, request, entry))
-            else:
-                if not may_compile:
-                    raise CompileBudgetError(self.allowance.refusal(request))
-                entry = self._build(
-                    request, self.allowance.spend(request, is_asked_for), compile, told
-                )
-                source = "compile"
+            entry, source, _ = self._load_or_build(
+                request, told, compile, is_asked_for, may_compile
+            )
             if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             with self._lock:
@@ -311,6 +301,35 @@ class ExecutableProvider:
             self.allowance.clear()
         if self.workers is not None:
             self.workers.drop()
+
+    def _load_or_build(
+        self,
+        request: CompileRequest,
+        told: list[Event],
+        compile: Compile = compile_here,
+        is_asked_for: bool = True,
+        may_compile: bool = True,
+    ) -> Provided:
+        """The executable from a file, written by now or soon by another process, or compiled here.
+
+        See `prepare` for the arguments, and `_build` for ``told``.
+        """
+
+        def tell_wait(seconds: float) -> None:
+            why = "another process compiled"
+            told.append(Event("wait", self._name, request.sizes, seconds, why))
+
+        entry = self._load(request)
+        if entry is None:
+            if not may_compile:
+                raise CompileBudgetError(self.allowance.refusal(request))
+            place = None if request.kept is None else request.kept.shared()
+            with turn(place, functools.partial(self._load, request), tell_wait) as entry:
+                if entry is None:
+                    spent = self.allowance.spend(request, is_asked_for)
+                    return Provided(self._build(request, spent, compile, told), "compile")
+        told.append(_event("load", self._name, request, entry))
+        return Provided(entry, "file")
 
     def _load(self, request: CompileRequest) -> Executable | None:
         """The executable from a file, or None. Loading is no compile and needs no budget."""

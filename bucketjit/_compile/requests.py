@@ -26,8 +26,10 @@ from bucketjit._compile.build_exact import Exact, build_exact, exact_function, l
 from bucketjit._compile.build_rows import rows_function
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.files.stored import ExecutableFiles, StoredExact, StoredMasked
+from bucketjit._compile.files.sharing import SharedPlace
+from bucketjit._compile.files.stored import StoredExact, StoredMasked
 from bucketjit._compile.rows import Rows, rows_key, rows_sizes
 from bucketjit._config import Check, Config
 from bucketjit._cores.placement import device_of_chunks
@@ -456,6 +458,9 @@ class StoredPlace(Protocol):
         Args:
             entry: The executable.
         """
+
+    def shared(self) -> SharedPlace | None:
+        """Where several processes agree which of them compiles, once `load` has found nothing."""
 
 
 class CompileRequest(NamedTuple):

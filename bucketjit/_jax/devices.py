@@ -15,9 +15,17 @@ _mesh = names.module("mesh")
 _xla_bridge = names.module("xla_bridge")
 
 
+@functools.lru_cache(maxsize=256)
 def device_name(device: jax.Device) -> str:
-    """The platform and number of a device, such as ``"cpu:0"``: the same in another process."""
-    return f"{device.platform}:{device.id}"
+    """The platform of a device and its number in its process, such as ``"cpu:0"``.
+
+    It is the same in another process, and in all processes of a job, where ``device.id`` counts on
+    from one process to the next. ``"cpu of process 1:2048"`` is a device of another process.
+    """
+    local = device.client.local_devices()
+    if device in local:
+        return f"{device.platform}:{local.index(device)}"
+    return f"{device.platform} of process {device.process_index}:{device.id}"
 
 
 @functools.cache

@@ -133,7 +133,12 @@ USES = (
     Use("sharding_impls", "physical_sharding", Without.FILES),
     Use("tree_util", "dispatch_registry", Without.FILES),
     Use("lax.linalg", "initialize_lapack", Without.FILES),
-    Use("lib", "xla_client.DeviceList xla_client._xla.pjit", Without.FILES),
+    Use(
+        "lib",
+        "xla_client.CompileOptions xla_client.DeviceAssignment.create xla_client.DeviceList"
+        " xla_client._xla.pjit",
+        Without.FILES,
+    ),
     Use("lax.linalg", "initialize_lapack", Without.ELSEWHERE),
     Use(
         "lib",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
@@ -117,11 +118,16 @@ def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...
 def deserialized(raw: bytes, device: jax.Device) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
-    No public function reads these bytes alone (``xla_client.DeviceList``).
+    No public function reads these bytes alone (``xla_client.DeviceList``). They name the device
+    that they were compiled for by a number that no other process of a ``jax.distributed`` job has
+    for a device of its own: there XLA would read the bytes, and run them on no device. So XLA
+    gets the device as well, in options, as JAX's own cache gives them (``CompileOptions`` and
+    ``DeviceAssignment`` of ``xla_client``). The other options are of no use after the compile.
 
     Args:
         raw: The bytes.
-        device: Where the executable will run.
+        device: Where the executable will run: the device that they were compiled for, or one of
+            the same kind.
 
     Returns:
         The executable of XLA, for `loaded_function`.
@@ -134,7 +140,12 @@ def deserialized(raw: bytes, device: jax.Device) -> Any:
         # factorisation calls a null address. The import of scipy in it takes 100 ms.
         _linalg.initialize_lapack()
     devices = _xla_client.DeviceList((device,))
-    return device.client.deserialize_executable(raw, executable_devices=devices)
+    options = _xla_client.CompileOptions()
+    options.num_replicas = options.num_partitions = 1
+    options.device_assignment = _xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    return device.client.deserialize_executable(
+        raw, executable_devices=devices, compile_options=options
+    )
 
 
 def is_for(executable: Any, device: jax.Device) -> bool:

@@ -17,22 +17,29 @@ from bucketjit._version import __version__
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
-# Prefixes of JAX's configuration that only says where files are, what is logged, or how errors are
-# shown. All other configuration is part of the environment.
+# Prefixes of JAX's configuration that only says where files are, what is logged, how errors are
+# shown, or which devices and addresses a process of a job has. (The default device is part of the
+# key.) All other configuration is part of the environment.
 _NO_MATTER = (
     "jax_captured_constants",
     "jax_check_static_indices",
     "jax_compilation_cache",
     "jax_compiler_detailed_logging",
+    "jax_cpu_get",
+    "jax_cross_host",
+    "jax_cuda_visible_devices",
     "jax_debug_log",
+    "jax_default_device",
     "jax_dump_ir",
     "jax_enable_compilation_cache",
     "jax_explain_cache",
     "jax_log",
+    "jax_oneapi_visible_devices",
     "jax_persistent_cache",
     "jax_platforms",
     "jax_pprint",
     "jax_raise_persistent_cache",
+    "jax_rocm_visible_devices",
     "jax_tracer_error",
     "jax_traceback",
 )

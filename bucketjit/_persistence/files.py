@@ -29,7 +29,11 @@ SUFFIX = ".bjx"
 
 _TEMPORARY = ".writing-"
 
+CLAIM = ".claim-"  # begins the name of a claim; see `bucketjit._persistence.claims`
+
 _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left by a process that ended
+
+_TRIES = 5  # to read a file that other machines replace or remove meanwhile
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
 
@@ -133,8 +137,18 @@ def check(path: Path) -> Header:
 
 def _read(path: Path, payload: BinaryIO | None) -> Header:
     """The header of a file; its executable is written to ``payload``, if there is one."""
-    with _opened(path) as file:
-        return unpack_file(file, os.fstat(file.fileno()).st_size, payload)
+    for left in reversed(range(_TRIES)):
+        try:
+            with _opened(path) as file:
+                return unpack_file(file, os.fstat(file.fileno()).st_size, payload)
+        except OSError as error:
+            # On a network file system, an open file is gone when another machine replaces it.
+            if error.errno != errno.ESTALE or not left:
+                raise
+        if payload is not None:
+            payload.seek(0)
+            payload.truncate()
+    raise AssertionError("the last try returns or raises")
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -370,17 +384,37 @@ def _entry(path: Path) -> Entry:
 
 
 def abandoned(directory: Path) -> list[Path]:
-    """Temporary files that were begun more than an hour ago and not finished.
+    """Temporary files and claims that nobody has written to for more than an hour.
 
     Args:
         directory: The directory.
+
+    Raises:
+        OSError: The directory cannot be read.
     """
-    limit = time.time() - _ABANDONED
-    return [p for p in directory.glob(f"{_TEMPORARY}*") if 0 < _used(p) < limit]
+    with os.scandir(directory) as listed:
+        names = [e.name for e in listed if e.name.startswith((_TEMPORARY, CLAIM))]
+    limit = _now(directory) - _ABANDONED if names else 0.0
+    return [p for name in sorted(names) if 0 < _used(p := directory / name) < limit]
+
+
+def _now(directory: Path) -> float:
+    """The time on the machine that keeps a directory, whose clock may differ from the one here."""
+    probe = directory / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            return probe.stat().st_mtime
+        finally:
+            remove(probe)
+    except OSError:
+        return time.time()  # it cannot be written, so nothing can be removed either
 
 
 def bound(directory: Path, max_bytes: int) -> list[Path]:
     """Remove the files that were used longest ago, until the others have ``max_bytes`` together.
+
+    Other processes may write and remove files meanwhile. What was left unfinished goes as well.
 
     Args:
         directory: The directory.
@@ -390,10 +424,15 @@ def bound(directory: Path, max_bytes: int) -> list[Path]:
         The files that were removed.
     """
     found: list[tuple[float, int, Path]] = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):
-            told: Any = path.stat()
-            found.append((told.st_mtime, told.st_size, path))
+    with contextlib.suppress(OSError):
+        for left in abandoned(directory):
+            remove(left)
+        with os.scandir(directory) as listed:
+            names = [e.name for e in listed if e.name.endswith(SUFFIX)]
+        for path in map(directory.joinpath, names):
+            with contextlib.suppress(OSError):
+                told: Any = path.stat()
+                found.append((told.st_mtime, told.st_size, path))
     total, gone = 0, []
     for _, size, path in sorted(found, reverse=True):
         total += size

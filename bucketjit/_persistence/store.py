@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from bucketjit._events import LONGEST, Event, printable
 from bucketjit._persistence import file_format, files
+from bucketjit._persistence.claims import claim_path
 from bucketjit._persistence.file_format import Damaged, Header
 from bucketjit._persistence.files import Distrusted
 from bucketjit._raised import frames_inside
@@ -58,7 +59,8 @@ class Wanted(NamedTuple):
 class Store:
     """A directory of executables.
 
-    Keeps no file open and no locks, so several threads and processes may use it, and a fork may.
+    Keeps no file open and no locks, so several threads and processes may use it, also on several
+    machines, and a fork may.
 
     Args:
         directory: The directory; it is made when the first file is written.
@@ -156,6 +158,30 @@ class Store:
             wanted: The executable.
         """
         files.mark_used(self._path(wanted))
+
+    def exists(self, wanted: Wanted) -> bool:
+        """Whether there is a file of an executable, which may be damaged.
+
+        Args:
+            wanted: The executable.
+        """
+        return os.path.exists(self._path(wanted))
+
+    def claim(self, wanted: Wanted) -> Path | None:
+        """Where processes claim an executable before they compile it; see `claims`.
+
+        Args:
+            wanted: The executable.
+
+        Returns:
+            The path; None if the directory cannot be used, which `keep` reports.
+        """
+        try:
+            files.make_directory(self.directory)
+            files.check_directory(self.directory)
+        except (Distrusted, OSError):
+            return None
+        return claim_path(self.directory, wanted.key)
 
     def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
         """Write an executable; emit an event and warn if that is not possible.

@@ -9,24 +9,30 @@ agreed bucket, and the first call of a bucket begins only when all processes hav
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._compile.executable import Executable
+from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._config import Agreed, Check, is_int_from
 from bucketjit._events import shown
+from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.coordination import StoreLost
 from bucketjit._processes.channel import Messages
 from bucketjit._processes.identity import described, digest_of_call, name_of_executable
 from bucketjit._processes.job import Job, this_job
 from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
+from bucketjit._processes.recall import Given, Recall
 from bucketjit._raised import first_line, in_one_line
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.fast_path.handler import Evicted
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
@@ -80,6 +86,7 @@ class Agreement:
         # The executables that all processes have: a name -> the key in the cache of this one.
         self._common: dict[str, tuple[weakref.ref[Interface], Any]] = {}
         self._digests: weakref.WeakKeyDictionary[Interface, str] = weakref.WeakKeyDictionary()
+        self._recall: Recall[Considered] = Recall()
         self.expected: Expected | None = None
 
     @property
@@ -98,12 +105,12 @@ class Agreement:
         """The processes that agree; None if a function of the user knows the bucket."""
         return None if callable(self._chosen.by) else this_job()
 
-    def serve(self, engine: Engine, sign: Callable[[], SignedCall]) -> Any:
+    def serve(self, engine: Engine, given: Given) -> Any:
         """Run a call on all processes.
 
         Args:
             engine: The engine.
-            sign: Signs the call; it may raise.
+            given: Its arguments.
 
         Returns:
             The result.
@@ -115,23 +122,45 @@ class Agreement:
         job = self.job()
         step = 0 if job is None else job.number()
         try:
-            considered = self.consider(engine, sign())
+            considered, is_known = self._considered(engine, given)
         except BaseException as error:
             if job is not None:
-                job.calls.tell(Proposal(Kind.RAISED, why=in_one_line(error)).text())
+                with contextlib.suppress(StoreLost):
+                    job.calls.tell(Proposal(Kind.RAISED, why=in_one_line(error)).text())
             raise
-        found = self._round_of(engine, considered, job, step)
-        signed, call, proposal = considered
+        found = self._round_of(engine, considered, given, job, step)
+        call, proposal = considered.call, considered.proposal
         if found.kinds == {Kind.EXACT}:
-            return engine.serve(signed)
-        bucket, sizes = found.bucket(), found.sizes()
-        if job is None:
-            bucket = self._told_by_user(engine, proposal.bucket)
+            return engine.serve(engine.signer.sign(*given))
+        bucket = found.bucket() if job is not None else self._told_by_user(engine, proposal.bucket)
         assert call.program is not None
         if not call.program.fits(bucket):
             told = dict.fromkeys(range(len(found.proposals)), f"would run at {shown(bucket)}")
             raise found.error(engine.name, told, "the program does not hold for these sizes")
         masked = Masked(call.program, bucket)
+        name = name_of_executable(proposal.program, masked)
+        handler = self._recall.handler(name, given) if is_known else None
+        if handler is not None and (job is None or name in self._common):
+            with contextlib.suppress(SignatureChanged, NotPlaced, Evicted):
+                result = handler.serve(*given)
+                self._note(engine, found)
+                return result
+        if is_known:
+            considered = considered._replace(signed=engine.signer.sign(*given))
+        return self._run(engine, considered, given, masked, found, job)
+
+    def _run(
+        self,
+        engine: Engine,
+        considered: Considered,
+        given: Given,
+        masked: Masked,
+        found: Round,
+        job: Job | None,
+    ) -> Any:
+        """Run a call in the agreed bucket, and remember it."""
+        signed, call, proposal = considered
+        name = name_of_executable(proposal.program, masked)
         entry, is_compiled = self._executable(engine, considered, masked, found, job)
         served = engine.served(masked.key, entry, signed, call, engine.config.out)
         result = engine.run(entry, signed, call, served, engine.config.out, is_compiled)
@@ -139,10 +168,31 @@ class Agreement:
             engine.recompiles.note(signed, call.sizes)
         if engine.observer is not None:
             engine.observer.learn(signed, call)
-            engine.observer.note(sizes)
+        self._note(engine, found)
+        if engine.config.check is Check.OFF:
+            self._recall.remember(engine, name, signed, call, given, served)
         return result
 
+    def _note(self, engine: Engine, found: Round) -> None:
+        """Tell an adaptive strategy the largest sizes, which are the same on all processes."""
+        if engine.observer is not None:
+            engine.observer.note(found.sizes())
+
     # --- what this process proposes ---
+
+    def _considered(self, engine: Engine, given: Given) -> tuple[Considered, bool]:
+        """A call with its proposal, and whether it is that of an earlier call, without arrays."""
+        known = self._recall.proposed(engine, given)
+        if known is not None:
+            lost = self._lost(engine)
+            return known._replace(proposal=dataclasses.replace(known.proposal, lost=lost)), True
+        signed = engine.signer.sign(*given)
+        considered = self.consider(engine, signed)
+        # An adaptive strategy proposes another bucket when it has adapted.
+        if considered.proposal.kind is Kind.BUCKET and engine.observer is None:
+            kept = considered._replace(signed=without_values(signed))
+            self._recall.propose(signed, considered.call, given, kept)
+        return considered, False
 
     def consider(self, engine: Engine, signed: SignedCall) -> Considered:
         """Decide a call, as if it were made on this process alone.
@@ -198,12 +248,12 @@ class Agreement:
     # --- what all processes propose ---
 
     def _round_of(
-        self, engine: Engine, considered: Considered, job: Job | None, step: int
+        self, engine: Engine, considered: Considered, given: Given, job: Job | None, step: int
     ) -> Round:
         """What all processes propose for a call, if they can run it together."""
         if job is None:
             return Round("call", step, [considered.proposal], self.seconds)
-        found = self._ahead(considered)
+        found = self._ahead(engine, considered, given)
         if found is None:
             messages = self._exchanged(engine, job, considered.proposal, step)
             found = Round.of("call", step, messages, self.seconds)
@@ -224,11 +274,12 @@ class Agreement:
         except StoreLost as error:
             raise store_lost(engine.name, "call", step, error) from None
 
-    def _ahead(self, considered: Considered) -> Round | None:
+    def _ahead(self, engine: Engine, considered: Considered, given: Given) -> Round | None:
         """The proposals of a batch that was agreed on ahead; None if the call has to ask."""
-        expected, signed = self.expected, considered.signed
+        expected = self.expected
         if expected is None or expected.seen is not None:
             return None
+        signed = considered.signed.with_leaves(engine.signer.leaves_of(*given))
         opened = signed.signature.open_leaves(considered.call.tokens)
         own = set(map(id, expected.leaves))
         if not opened or not all(id(signed.leaves[i]) in own for i in opened):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bucketjit._compile.executable import Executable
@@ -81,12 +81,12 @@ class Together(Protocol):
     def is_active(self) -> bool:
         """Whether calls are agreed on: not if there is one process."""
 
-    def serve(self, engine: Any, sign: Callable[[], SignedCall]) -> Any:
+    def serve(self, engine: Any, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
         """Run a call.
 
         Args:
             engine: The engine.
-            sign: Signs the call.
+            given: Its arguments.
 
         Returns:
             Its result.

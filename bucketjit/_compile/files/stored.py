@@ -7,33 +7,25 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
 
-from bucketjit._compile.argument_types import Expected, without_values
+from bucketjit._compile.argument_types import Expected
 from bucketjit._compile.build import Masked, masked_executable, with_type_of_counts
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.executable import Executable, Origin, SignatureChanged
+from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.keys import (
-    OWN_PRIMITIVES,
     device_of,
-    digest_of,
     kind_of,
     placement_text,
     short_digest,
     type_text,
 )
-from bucketjit._compile.files.preload import Preloading
-from bucketjit._config import Persistent
-from bucketjit._cores.placement import device_of_chunks
-from bucketjit._events import Event
+from bucketjit._compile.files.sharing import SharedPlace
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
@@ -43,7 +35,6 @@ from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import (
     NotPlain,
     cache_hits,
-    compilation_cache,
     deserialized,
     is_for,
     loaded_function,
@@ -51,155 +42,11 @@ from bucketjit._jax.serialization import (
 )
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.file_format import Header
-from bucketjit._persistence.fingerprint import Digest, NoDigest, program_digest
+from bucketjit._persistence.fingerprint import Digest, NoDigest
 from bucketjit._persistence.store import Store, Wanted
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
-
-_SUBDIRECTORY = "bucketjit"  # of JAX's own cache
-
-
-class ExecutableFiles:
-    """Where the executables of one engine are kept in files.
-
-    Args:
-        config: What the user chose; None to use JAX's own cache directory, if it has one.
-        rules: The user's rules, by primitive.
-        name: Name of the function.
-        tell: Called with each `Event`.
-        preloading: The executables that are loaded before they are requested.
-    """
-
-    def __init__(
-        self,
-        config: Persistent | None,
-        rules: Mapping[Any, Any],
-        name: str,
-        tell: Callable[[Event], None],
-        preloading: Preloading,
-    ) -> None:
-        self._config = config
-        self._rules = rules
-        self.name = name
-        self._tell = tell
-        self.preloading = preloading
-        self._stores: dict[Any, Store] = {}
-        # The digests of each program, or the reason why it has none.
-        self._programs: weakref.WeakKeyDictionary[Program, Mapping[str, str] | str]
-        self._programs = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-        self._refused: set[tuple[str, str]] = set()
-
-    def store(self) -> Store | None:
-        """The directory that is in use now, or None."""
-        if self._config is not None:
-            directory = self._config.directory
-            if directory is None:
-                return None
-            known: tuple[Any, ...] = (directory, 0.0, self._config.max_bytes)
-        else:
-            of_jax = compilation_cache()
-            if of_jax is None:
-                return None
-            bound = None if of_jax[2] < 0 else of_jax[2]
-            known = (str(Path(of_jax[0]) / _SUBDIRECTORY), of_jax[1], bound)
-        if known not in self._stores:
-            directory, seconds, bound = known
-            asked = self._config is not None
-            self._stores[known] = Store(Path(directory), bound, seconds, asked, self._tell)
-        return self._stores[known]
-
-    def place(
-        self,
-        kind: type[Stored],
-        signed: SignedCall,
-        sizes: Mapping[str, int],
-        made: Callable[[], Masked | Exact],
-    ) -> Stored | None:
-        """The place of an executable; None if executables are not kept in files.
-
-        Args:
-            kind: `StoredMasked` or `StoredExact`.
-            signed: The call.
-            sizes: Size of each variable: of the bucket, or of the exact shape.
-            made: Makes the function that is compiled.
-        """
-        store = self.store()
-        return None if store is None else kind(self, store, signed, sizes, made)
-
-    def expect(self, signed: SignedCall, chunks: float) -> None:
-        """Begin to load the files that the calls of a signature may need, before it is traced.
-
-        Args:
-            signed: A call of the signature.
-            chunks: How many chunks of a call typically run at the same time; 0 for whole calls.
-        """
-        store = self.store()
-        if store is None or looks_for_nans() or lacking(Without.FILES):
-            return
-        if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
-            return  # inside a transformation: a derivative will run, under another kind
-        try:
-            device = device_of(without_values(signed).leaves)
-            device = device_of_chunks(chunks) or device
-            kind = kind_of(signed, device)
-            around = functools.partial(environment, device)
-            self.preloading.expect(store, kind, device, around)
-        except Exception:  # preloading is optional; the request meets the same error and reports it
-            return
-
-    def digests_of(self, program: Program) -> Mapping[str, str]:
-        """Digests of a program and its constants. Made once: its constants cannot be written to.
-
-        Args:
-            program: The program.
-
-        Raises:
-            NoDigest: It has no sound digest.
-        """
-        # Threads that need several buckets of one program wait for the one that makes the digests.
-        with self._lock:
-            known = self._programs.get(program)
-            if known is None:
-                try:
-                    known = self.digests(program.jaxpr, program.consts)
-                except NoDigest as error:
-                    known = str(error)  # not the error itself: its frames hold the program
-                self._programs[program] = known
-        if isinstance(known, str):
-            raise NoDigest(known)
-        return known
-
-    def digests(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> Mapping[str, str]:
-        """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
-
-        Args:
-            jaxpr: The jaxpr.
-            consts: Its constants.
-
-        Raises:
-            NoDigest: It has no sound digest, or the user has changed the rule of one of its
-                primitives.
-        """
-        program = program_digest(jaxpr, OWN_PRIMITIVES)
-        for primitive in program.primitives:
-            if primitive in self._rules or primitive.name in self._rules:
-                raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        return {"program": program.text, "constants": digest_of(consts)}
-
-    def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
-        """Emit an event for an executable that is not stored, once for each reason and bucket.
-
-        Args:
-            store: The directory.
-            sizes: Size of each variable.
-            why: The reason.
-        """
-        once = (repr(sizes), why)
-        if once not in self._refused:
-            self._refused.add(once)
-            store.refuse(self.name, sizes, why)
 
 
 class Stored:
@@ -308,6 +155,14 @@ class Stored:
             nbytes=len(raw),
         )
         self._store.keep(header, raw, wanted)
+
+    def shared(self) -> SharedPlace | None:
+        """Where processes agree which of them compiles; None if each does, or there is no key."""
+        wanted = self._wanted
+        claim = None if wanted is None or not self._files.is_shared else self._store.claim(wanted)
+        if wanted is None or claim is None:
+            return None
+        return SharedPlace(claim, functools.partial(self._store.exists, wanted))
 
     def _failed(self, error: Exception) -> None:
         """Discard the file of a loaded executable that does not run."""

@@ -1,0 +1,179 @@
+"""Where the executables of one engine are kept in files, and the digests of its programs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Jaxpr
+
+from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.files.keys import OWN_PRIMITIVES, device_of, digest_of, kind_of
+from bucketjit._compile.files.preload import Preloading
+from bucketjit._config import Persistent
+from bucketjit._cores.placement import device_of_chunks
+from bucketjit._events import Event
+from bucketjit._jax.config import looks_for_nans
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.serialization import compilation_cache
+from bucketjit._persistence.environment import environment
+from bucketjit._persistence.fingerprint import NoDigest, program_digest
+from bucketjit._persistence.store import Store
+from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.program import Program
+
+S = TypeVar("S")
+
+_SUBDIRECTORY = "bucketjit"  # of JAX's own cache
+
+
+class ExecutableFiles:
+    """Where the executables of one engine are kept in files.
+
+    Args:
+        config: What the user chose; None to use JAX's own cache directory, if it has one.
+        rules: The user's rules, by primitive.
+        name: Name of the function.
+        tell: Called with each `Event`.
+        preloading: The executables that are loaded before they are requested.
+    """
+
+    def __init__(
+        self,
+        config: Persistent | None,
+        rules: Mapping[Any, Any],
+        name: str,
+        tell: Callable[[Event], None],
+        preloading: Preloading,
+    ) -> None:
+        self._config = config
+        self._rules = rules
+        self.name = name
+        self._tell = tell
+        self.preloading = preloading
+        self._stores: dict[Any, Store] = {}
+        # The digests of each program, or the reason why it has none.
+        self._programs: weakref.WeakKeyDictionary[Program, Mapping[str, str] | str]
+        self._programs = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._refused: set[tuple[str, str]] = set()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one of several processes compiles, and the others wait for its file."""
+        return self._config is not None and self._config.share == "first"
+
+    def store(self) -> Store | None:
+        """The directory that is in use now, or None."""
+        if self._config is not None:
+            directory = self._config.directory
+            if directory is None:
+                return None
+            known: tuple[Any, ...] = (directory, 0.0, self._config.max_bytes)
+        else:
+            of_jax = compilation_cache()
+            if of_jax is None:
+                return None
+            bound = None if of_jax[2] < 0 else of_jax[2]
+            known = (str(Path(of_jax[0]) / _SUBDIRECTORY), of_jax[1], bound)
+        if known not in self._stores:
+            directory, seconds, bound = known
+            asked = self._config is not None
+            self._stores[known] = Store(Path(directory), bound, seconds, asked, self._tell)
+        return self._stores[known]
+
+    def place(
+        self,
+        kind: Callable[..., S],
+        signed: SignedCall,
+        sizes: Mapping[str, int],
+        made: Callable[[], Any],
+    ) -> S | None:
+        """The place of an executable; None if executables are not kept in files.
+
+        Args:
+            kind: `StoredMasked` or `StoredExact`.
+            signed: The call.
+            sizes: Size of each variable: of the bucket, or of the exact shape.
+            made: Makes the function that is compiled.
+        """
+        store = self.store()
+        return None if store is None else kind(self, store, signed, sizes, made)
+
+    def expect(self, signed: SignedCall, chunks: float) -> None:
+        """Begin to load the files that the calls of a signature may need, before it is traced.
+
+        Args:
+            signed: A call of the signature.
+            chunks: How many chunks of a call typically run at the same time; 0 for whole calls.
+        """
+        store = self.store()
+        if store is None or looks_for_nans() or lacking(Without.FILES):
+            return
+        if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
+            return  # inside a transformation: a derivative will run, under another kind
+        try:
+            device = device_of(without_values(signed).leaves)
+            device = device_of_chunks(chunks) or device
+            kind = kind_of(signed, device)
+            around = functools.partial(environment, device)
+            self.preloading.expect(store, kind, device, around)
+        except Exception:  # preloading is optional; the request meets the same error and reports it
+            return
+
+    def digests_of(self, program: Program) -> Mapping[str, str]:
+        """Digests of a program and its constants. Made once: its constants cannot be written to.
+
+        Args:
+            program: The program.
+
+        Raises:
+            NoDigest: It has no sound digest.
+        """
+        # Threads that need several buckets of one program wait for the one that makes the digests.
+        with self._lock:
+            known = self._programs.get(program)
+            if known is None:
+                try:
+                    known = self.digests(program.jaxpr, program.consts)
+                except NoDigest as error:
+                    known = str(error)  # not the error itself: its frames hold the program
+                self._programs[program] = known
+        if isinstance(known, str):
+            raise NoDigest(known)
+        return known
+
+    def digests(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> Mapping[str, str]:
+        """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
+
+        Args:
+            jaxpr: The jaxpr.
+            consts: Its constants.
+
+        Raises:
+            NoDigest: It has no sound digest, or the user has changed the rule of one of its
+                primitives.
+        """
+        program = program_digest(jaxpr, OWN_PRIMITIVES)
+        for primitive in program.primitives:
+            if primitive in self._rules or primitive.name in self._rules:
+                raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
+        return {"program": program.text, "constants": digest_of(consts)}
+
+    def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
+        """Emit an event for an executable that is not stored, once for each reason and bucket.
+
+        Args:
+            store: The directory.
+            sizes: Size of each variable.
+            why: The reason.
+        """
+        once = (repr(sizes), why)
+        if once not in self._refused:
+            self._refused.add(once)
+            store.refuse(self.name, sizes, why)
