@@ -10,7 +10,7 @@ run exact is an error.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -59,12 +59,12 @@ class OnShards:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
-    def serve(self, engine: Engine, sign: Callable[[], SignedCall]) -> Any:
+    def serve(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
         """Run a call on this process alone; the other ones must run the same bucket.
 
         Args:
             engine: The engine.
-            sign: Signs the call.
+            given: Its arguments.
 
         Returns:
             The result.
@@ -73,7 +73,7 @@ class OnShards:
             FallbackError: The program cannot be masked.
             Exception: What a call raises.
         """
-        call = self.cut(engine, sign())
+        call = self.cut(engine, engine.signer.sign(*given))
         return self.run(engine, call, self.decided(engine, call), engine.config.out)
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
