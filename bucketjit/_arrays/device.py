@@ -189,7 +189,7 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     views = [_view(array, (width,)), _view(array, (width,), second)]
     if tail:
         views.append(_view(array, (tail,), total - tail))
-    numbers = _on_device((second, total - tail, *array.shape), _device_of(array))
+    numbers = on_device((second, total - tail, *array.shape), _device_of(array))
     inner = array.shape[1:] != shape[1:]
     return _padding_program(width, tail, shape, inner)(numbers, *views)
 
@@ -208,7 +208,7 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         An array on the same device.
     """
     if array.shape[1:] != shape[1:]:
-        numbers = _on_device(shape, _device_of(array))
+        numbers = on_device(shape, _device_of(array))
         array = _compacting_program(array.shape)(numbers, array)
     return _view(array, shape)
 
@@ -222,11 +222,11 @@ def sizes_beside(array: jax.Array, sizes: tuple[int, ...]) -> Any:
     devices = getattr(getattr(array, "sharding", None), "device_set", ())
     if len(devices) != 1 or next(iter(devices)).platform == "cpu":
         return np.array(sizes, np.int32)
-    return _on_device(sizes, next(iter(devices)))
+    return on_device(sizes, next(iter(devices)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
+def on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
     """Integers as an int32 array on a device, kept for the next call."""
     return jax.device_put(np.array(numbers, np.int32), device)
 
