@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _how_to_get(missing: Sequence[str]) -> str:
     """One line of what is missing, and one of what to do."""
     return (
-        f"{', '.join(missing)}: not importable by {sys.executable}, and nothing is installed here.\n"
+        f"{', '.join(missing)}: not importable by {sys.executable}; nothing is installed here.\n"
         "Name another interpreter (make accelerator ACCELERATOR_PYTHON=...), or a folder that has "
         "what is missing and nothing else, such as a copy of .venv/lib/python3*/site-packages/"
         "cachetools (PYTHONPATH=FOLDER make accelerator)."
