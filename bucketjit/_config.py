@@ -190,6 +190,24 @@ class Agreed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sharded:
+    """The shards of which each call of a process gives its own.
+
+    Attributes:
+        mesh: The mesh of devices.
+        axis: The axis of the mesh along which the shards are.
+    """
+
+    mesh: Any
+    axis: str
+
+    @property
+    def count(self) -> int:
+        """How many shards there are."""
+        return int(self.mesh.shape[self.axis])
+
+
+@dataclasses.dataclass(frozen=True)
 class AheadOfCalls:
     """Compile every bucket that the strategies list with the first call of a program.
 
@@ -357,6 +375,7 @@ class Config:
             their number.
         whole: How calls would be served whole, if that is to be measured; None if not.
         agreed: How several processes agree on buckets; None if they do not.
+        sharded: The shards that calls give the rows of; None if the function is not one of a shard.
     """
 
     fn: Callable[..., Any]
@@ -388,6 +407,7 @@ class Config:
     warn_after: int | None = None
     whole: WholeCalls | None = None
     agreed: Agreed | None = None
+    sharded: Sharded | None = None
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable.

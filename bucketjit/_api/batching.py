@@ -88,7 +88,8 @@ class Batching:
         if engine.together is not None and engine.together.is_active:
             raise SpecError(
                 f"{engine.name}.map: processes do not agree on the batches of a map; call the "
-                "function itself, or map a bucketed function without with_agreement"
+                "function itself, or map a bucketed function without with_agreement or "
+                "with_processes"
             )
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)

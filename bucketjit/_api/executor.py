@@ -55,7 +55,7 @@ from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._precompile.trial import trial_of
-from bucketjit._processes.agreement import Agreement
+from bucketjit._processes.together import parts, refuse_inside, together
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
@@ -218,14 +218,14 @@ class BucketedExec(
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
         log_as_asked()
         self._config = config
-        self._engine = Engine(config, shared)
+        self._engine = Engine(config, shared, parts(config))
         if is_disabled():
             self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
         self._engine.trial = trial_of(config)
-        self._engine.together = None if config.agreed is None else Agreement(config.agreed)
+        self._engine.together = together(config)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
@@ -279,6 +279,7 @@ class BucketedExec(
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
+        refuse_inside(self._config)
         if self._plain is not None:
             return self._plain(args, kwargs)
         engine = self._engine

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 from bucketjit._config import Agreed
 from bucketjit._processes.agreement import Agreement
 from bucketjit._processes.batches import agreed_batches
+from bucketjit._processes.shard_axis import checked_axis
 from bucketjit._runtime.engine import Engine
 from bucketjit.errors import SpecError
 
@@ -74,6 +75,49 @@ class Processes:
                 f"that of all processes, got {by!r}"
             )
         made: Self = self._with(agreed=Agreed(float(timeout), by))
+        return made
+
+    def with_processes(self, mesh: Any, axis: str) -> Self:
+        """Run the function on the shards of a mesh, of which each process gives its own rows.
+
+        The function is that of **one shard**, as for ``jax.shard_map`` without checked types:
+        arguments with open axes are the rows of the shard, and it combines shards by
+        ``jax.lax.psum``, ``pmean``, ``pmax`` and ``pmin`` over ``axis``. Processes may give
+        different numbers of rows. All other arguments, such as parameters, must be the same on all
+        processes.
+
+        A ``pmean`` weighs by the rows of each shard, so that the mean over uneven shards is that of
+        the whole batch; so is the mean of their gradients. ``psum(x.shape[0], axis)`` is the number
+        of all rows. Collectives of open axes (``all_gather``, ``ppermute``) are refused.
+
+        A process with several devices in the mesh gives them its rows in parts as even as possible.
+        Results whose first axis is one of rows are those of this process. Other results must be
+        the same on all shards; they are global arrays, which the next call takes as they are.
+
+        No call runs at its exact shape, as shards differ: what cannot be masked is an error.
+
+        Args:
+            mesh: The mesh, a ``jax.sharding.Mesh``.
+            axis: The axis of the mesh along which the shards are.
+
+        Returns:
+            A new bucketed function.
+
+        Raises:
+            SpecError: ``mesh`` is no mesh, or has no such axis; or processes share a shard.
+
+        Examples:
+            >>> import jax, numpy as np
+            >>> from bucketjit import BucketedExec
+            >>> def loss(w, x):
+            ...     return jax.lax.pmean(((x @ w) ** 2).mean(), "d")
+            >>> mesh = jax.make_mesh((1,), ("d",))
+            >>> losses = BucketedExec(loss, dynamic_axes=(None, "b, _")).with_pow2()
+            >>> on_mesh = losses.with_processes(mesh, "d")
+            >>> float(on_mesh(np.ones(2, np.float32), np.ones((5, 2), np.float32)))
+            4.0
+        """
+        made: Self = self._with(sharded=checked_axis(mesh, axis))
         return made
 
     def agreed(self, batches: Iterable[T]) -> Iterator[T]:

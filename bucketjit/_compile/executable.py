@@ -229,6 +229,14 @@ class Executable:
         counts = Counts(program, sizes, observer)
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
+    def expect(self, args: Sequence[Any]) -> None:
+        """Take a placement for that of the compile; by default that is the placement of `origin`.
+
+        Args:
+            args: The arguments that it was compiled for, or their types.
+        """
+        self._placements.add(tuple(map(_placement, args)))
+
     def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Call ``on_compile`` if ``jit`` has compiled once more, for arguments placed in a new way.
 

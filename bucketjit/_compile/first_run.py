@@ -24,12 +24,13 @@ _MOST_FLOPS = 1e10
 _MOST_BYTES = 2**30  # of temporaries and results, which come on top of those of calls
 
 # On zeros a loop may not end, and callbacks would pass made-up values to the user's code. XLA's
-# cost analysis does not count what LAPACK does.
+# cost analysis does not count what LAPACK does. A collective waits for other processes; most have
+# effects besides.
 _NOT_ON_ZEROS = {
     *("while", *CALLBACKS),
     *("cholesky", "eig", "eigh", "geqrf", "geqp3", "householder_product", "hessenberg", "lu"),
     *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
-    "tridiagonal_solve",
+    *("tridiagonal_solve", "shard_mean"),
 }
 _SIZES, _FIRST_SIZE = 0, 1  # position of the logical sizes; a valid size: programs may assume >= 1
 

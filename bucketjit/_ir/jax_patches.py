@@ -13,6 +13,7 @@ from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
 from bucketjit._ir.computed_sizes import selecting
+from bucketjit._ir.shard_mean import axis_of_shards, mean_over_shards, refuse_groups
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.patches.callbacks import open_debug_callbacks
 from bucketjit._jax.patches.convolution import convolution_padding
@@ -25,6 +26,7 @@ from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import open_searches
 from bucketjit._jax.patches.selections import open_selections
 from bucketjit._jax.patches.shapes import inferred_sizes, lengths
+from bucketjit._jax.patches.shard_means import uneven_collectives
 from bucketjit._jax.patches.shuffles import open_shuffles
 from bucketjit._jax.patches.size_decisions import brief_decisions
 
@@ -95,6 +97,10 @@ def _selections() -> list[Patch]:
     return open_selections(selecting)
 
 
+def _uneven_collectives() -> list[Patch]:
+    return uneven_collectives(axis_of_shards, mean_over_shards, refuse_groups)
+
+
 # Each patch, with the feature that is left out if this JAX lacks the name that the patch replaces.
 _FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (_associative_scans, None),
@@ -114,6 +120,7 @@ _FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (real_fft_transposes, Without.FFT_GRADIENTS),
 )
 _FOR_SELECTIONS: tuple[_Entry, ...] = ((_selections, Without.SELECTIONS),)
+_FOR_SHARDS: tuple[_Entry, ...] = ((_uneven_collectives, None),)
 _FOR_FAILURES = ((weak_finalizers, Without.FORGETTING),)
 
 lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
@@ -121,6 +128,9 @@ lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
 
 selecting_jax = _Replacing(_FOR_SELECTIONS)
 """While active, selections ask `bucketjit._ir.computed_sizes.selecting` what to do."""
+
+uneven_shards = _Replacing(_FOR_SHARDS)
+"""While active, collectives know shards whose sizes differ; see `bucketjit._ir.shard_mean`."""
 
 forgetful_jax = _Replacing(_FOR_FAILURES)
 """While active, traces that fail can be freed."""

@@ -105,6 +105,14 @@ def dtype_of(atom: Atom) -> Any:
     return getattr(atom.aval, "dtype", np.dtype(bool))
 
 
+def varies(atom: Atom) -> bool:
+    """Whether the type of a value says that it varies over the shards of a ``shard_map``.
+
+    No public name tells it (``ShapedArray.mat``, since 0.10; nothing varies before).
+    """
+    return bool(getattr(getattr(atom.aval, "mat", None), "varying", ()))
+
+
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs among the parameters of an equation, as open jaxprs."""
     # Some parameters are tuples of jaxprs, such as the branches of a ``cond``.

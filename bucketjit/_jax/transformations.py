@@ -38,6 +38,20 @@ def only_differentiated() -> bool:
     return trace is _core.eval_trace and _core.trace_ctx.axis_env is _core.top_axis_env
 
 
+@contextmanager
+def named_axis(name: Hashable, size: int) -> Iterator[None]:
+    """Let collectives name an axis of so many shards, as inside of ``pmap``.
+
+    ``jax.make_jaxpr(axis_env=...)`` is the public way, for a whole trace only
+    (``core.extend_axis_env_nd``, since 0.4.36).
+
+    Yields:
+        None.
+    """
+    with _core.extend_axis_env_nd([(name, size)]):
+        yield
+
+
 def innermost_transformation() -> str:
     """The innermost transformation that is no derivative, in words (see `only_differentiated`)."""
     trace = _core.trace_ctx.trace

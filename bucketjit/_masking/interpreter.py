@@ -38,6 +38,7 @@ from bucketjit._masking.filled_values import FilledValues
 from bucketjit._masking.loops import has_loop_to_stop, is_inside
 from bucketjit._masking.padding_constants import KnownPadding
 from bucketjit._masking.rule_context import RuleContext, RuleTable
+from bucketjit._masking.shard_types import needs_retyping
 from bucketjit._masking.softmax_padding import SoftmaxPadding
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._raised import first_line, is_of_machine
@@ -127,6 +128,7 @@ class _Walk:
         consts: Sequence[Any],
         args: Sequence[Any],
         sizes: Mapping[str, tuple[int, Any]] | None = None,
+        at: BucketSizes | None = None,
     ) -> list[Any]:
         """Evaluate an open jaxpr at padded sizes.
 
@@ -135,12 +137,13 @@ class _Walk:
             consts: Values of its constants.
             args: Its arguments at padded sizes.
             sizes: Padded and run-time logical size of each dimension variable that the jaxpr adds.
+            at: Other sizes to evaluate it at; None for the current ones.
 
         Returns:
             Its outputs at padded sizes.
         """
-        if sizes:
-            sizes_there = self._sizes.extended(sizes)
+        if sizes or at is not None:
+            sizes_there = (at or self._sizes).extended(sizes or {})
             # The same values have other padding there, so no filled value may replace one.
             walk = _Walk(
                 sizes_there,
@@ -248,14 +251,17 @@ class _Walk:
     def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
         """Whether an equation needs its rule: for a symbolic size, or for a loop to stop.
 
-        An equation that computes a size has no symbolic result where a guard fixes the size.
+        An equation that computes a size has no symbolic result where a guard fixes the size. Some
+        equations of a ``shard_map`` need it as well; see `needs_retyping`.
         """
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
         if any(map(self._param_mentions_sizes, eqn.params.values())):
             return True
-        return makes_size(eqn) or (eqn.primitive in self._rules and has_loop_to_stop(eqn))
+        if makes_size(eqn) or needs_retyping(eqn):
+            return True
+        return eqn.primitive in self._rules and has_loop_to_stop(eqn)
 
     def _param_mentions_sizes(self, value: Any) -> bool:
         """Whether a parameter holds a symbolic size, at any depth of tuples, trees and programs."""

@@ -315,6 +315,35 @@ class RuleContext:
         inner, consts = open_jaxpr(jaxpr)
         return self._interpret(inner, consts, operands, sizes)
 
+    @property
+    def run_time_sizes(self) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """The logical sizes by variable, and the constants that depend on them; for `evaluate_at`.
+
+        A sub-program that runs in a trace of its own takes them as operands.
+        """
+        return dict(self._sizes.values), self._sizes.size_constants
+
+    @property
+    def uneven(self) -> Set[Any]:
+        """The axes of a mesh along which the logical sizes differ from shard to shard."""
+        return self._sizes.uneven
+
+    def evaluate_at(
+        self, sizes: tuple[dict[str, Any], tuple[Any, ...]], jaxpr: AnyJaxpr, *operands: Array
+    ) -> list[Any]:
+        """Run a sub-program, masked, where `run_time_sizes` are given anew.
+
+        Args:
+            sizes: The logical sizes, and the constants that depend on them.
+            jaxpr: The sub-program.
+            *operands: Its inputs at padded sizes.
+
+        Returns:
+            Its outputs at padded sizes.
+        """
+        inner, consts = open_jaxpr(jaxpr)
+        return self._interpret(inner, consts, operands, None, self._sizes.at(*sizes))
+
     def require_equal(self, one: Shape, other: Shape) -> None:
         """Refuse two shapes whose symbolic sizes must be equal and are not the same expression.
 

@@ -21,6 +21,7 @@ from bucketjit._signature.foreign_values import remedy_for
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
+from bucketjit._signature.traced_programs import TracedPrograms
 from bucketjit._sizes.dynamic_axes import (
     Anonymous,
     entries_of_arguments,
@@ -31,6 +32,7 @@ from bucketjit._sizes.dynamic_axes import (
 )
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.mutations import refusing_mutations
+from bucketjit._tracing.shards import on_shards
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -279,17 +281,19 @@ class Signer:
                 )
             final.append(kind)
         names = [path for path, _ in paths]
+        fn, sharded = self._config.fn, self._config.sharded
+        if sharded is not None:
+            fn = on_shards(fn, sharded.axis, sharded.count)
+        fn = refusing_mutations(key.statics.bind(fn), list(map(self._parameters.name, positions)))
+        given = fn, key.tree, final, names
+        constraints = self._config.constraints
         return Signature(
-            refusing_mutations(
-                key.statics.bind(self._config.fn), list(map(self._parameters.name, positions))
-            ),
-            key.tree,
-            final,
-            names,
+            *given,
             specs,
-            self._config.constraints,
+            constraints,
             learns=self._config.dynamic_axes is None,
             why=why_new(nearest(self._signatures, key), key, names, self._parameters.name),
+            traced=TracedPrograms(*given, constraints, pairs=sharded is None),
         )
 
     def _leaf_specs(

@@ -162,6 +162,8 @@ class TracedPrograms:
         types: Type of each leaf.
         paths: How errors name each leaf.
         constraints: The user's constraints on sizes.
+        pairs: Whether programs may be made from traces at concrete sizes. They may not where sizes
+            differ from shard to shard: JAX takes a concrete size to be that of all shards.
 
     Attributes:
         fn: See above.
@@ -178,7 +180,9 @@ class TracedPrograms:
         types: Sequence[LeafType],
         paths: Sequence[str],
         constraints: Sequence[str],
+        pairs: bool = True,
     ) -> None:
+        self._pairs = pairs
         self.fn = fn
         self.in_tree = in_tree
         self.types = tuple(types)
@@ -377,7 +381,7 @@ class TracedPrograms:
         try:
             with raised_anew(None if refusal is None else refusal.cause):
                 tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
-            if len(known) >= _MAX_PAIRED:
+            if not self._pairs or len(known) >= _MAX_PAIRED:
                 return ResolvedCall(tokens, sizes, None, refusal)
             why = "" if refusal is None else refusal.reason
             program = pair(tracer, sizes, self._constraints(tokens), known, why)

@@ -128,6 +128,7 @@ class BucketSizes:
         bucket: Padded size of each variable.
         values: Run-time logical size of each variable, int32 scalars.
         size_constants: Constants that depend on the logical sizes, padded.
+        uneven: The axes of a mesh along which the logical sizes differ from shard to shard.
 
     Raises:
         MaskingError: A padded size does not fit into int32, the type of sizes at run time.
@@ -139,7 +140,9 @@ class BucketSizes:
         lower: Mapping[str, int],
         values: Mapping[str, Any],
         size_constants: Sequence[Any] = (),
+        uneven: Iterable[Any] = (),
     ) -> None:
+        self.uneven = frozenset(uneven)
         self.size_constants = tuple(size_constants)
         self.bucket = dict(bucket)
         for variable, size in bucket.items():
@@ -172,7 +175,17 @@ class BucketSizes:
             {**self._lower, **dict.fromkeys(more, 0)},
             {**self.values, **{v: logical for v, (_, logical) in more.items()}},
             self.size_constants,
+            self.uneven,
         )
+
+    def at(self, values: Mapping[str, Any], size_constants: Sequence[Any]) -> BucketSizes:
+        """The same padded sizes with other logical ones.
+
+        Args:
+            values: Run-time logical size of each variable.
+            size_constants: Constants that depend on them.
+        """
+        return BucketSizes(self.bucket, self._lower, values, size_constants, self.uneven)
 
     def define(self, variable: str, value: Any) -> None:
         """Give a variable its run-time size, which the program has just computed.

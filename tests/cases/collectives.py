@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 from tests.harness import Arg, Case
 
@@ -24,6 +25,18 @@ def _normalised(x):
     return jax.vmap(row, axis_name="i")(x)
 
 
+def _on_a_mesh(body, out=None):
+    """A ``shard_map`` over one device; tests/masking/test_shard_map.py has several."""
+
+    def mapped(x):
+        given = {"axis_types": (AxisType.Auto,), "devices": jax.devices()[:1]}
+        mesh = jax.make_mesh((1,), ("d",), **given)
+        rows, whole = PartitionSpec("d"), PartitionSpec()
+        return jax.shard_map(body, mesh=mesh, in_specs=rows, out_specs=out or whole)(x)
+
+    return mapped
+
+
 CASES = [
     Case("psum", _over(lax.psum), (BATCH,), ("psum",), grad=True),
     Case("psum_inner", _over(lax.psum, 1), (BOTH,), ("psum",), grad=True),
@@ -33,5 +46,19 @@ CASES = [
     Case("pmax", _over(lax.pmax), (BOTH,), ("pmax",), domains=("mixed", "negative", "special")),
     Case("pmin", _over(lax.pmin), (BOTH,), ("pmin",), domains=("mixed", "positive", "special")),
     Case("pmax_int", _over(lax.pmax), (Arg(BOTH, "int8"),), ("pmax",)),
+    Case(
+        "shard_map",
+        _on_a_mesh(lambda x: jnp.cumsum(x, 0), PartitionSpec("d")),
+        (BOTH,),
+        ("shard_map",),
+        grad=True,
+    ),
+    Case(
+        "psum_in_shard_map",
+        _on_a_mesh(lambda x: lax.psum((x * x.shape[0]).sum(0), "d")),
+        (BATCH,),
+        ("shard_map", "psum_invariant", "pvary"),
+        grad=True,
+    ),
     Case("batch_norm_by_name", _normalised, (BATCH,), ("psum",), grad=True, rtol=1e-4, atol=1e-4),
 ]

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Sequence
 
 from tests.conformance.outcome import ERROR, Outcome
-from tests.processes import run_isolated
+from tests.isolated import run_isolated
 
 CHUNK = 128
 CLEAR_EVERY = 8

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.generated.sweep import BATCH, run_batch
-from tests.processes import run_isolated
+from tests.isolated import run_isolated
 
 
 def main(argv: Sequence[str] | None = None) -> int:

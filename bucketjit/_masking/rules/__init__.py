@@ -37,6 +37,7 @@ FAMILIES = (
     "linalg",
     "effects",
     "collectives",
+    "shard_map",
     "annotations",
     "paired",
     "sized",

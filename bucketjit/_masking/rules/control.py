@@ -40,8 +40,28 @@ def evaluate_strong(ctx: RuleContext, jaxpr: Jaxpr, *operands: Array) -> tuple[A
     Returns:
         Its outputs at padded sizes.
     """
+    return _strong(jaxpr, ctx.evaluate(jaxpr, *operands))
+
+
+def evaluate_strong_at(
+    ctx: RuleContext, sizes: Any, jaxpr: Jaxpr, *operands: Array
+) -> tuple[Any, ...]:
+    """As `evaluate_strong`, where the logical sizes are operands; see `RuleContext.evaluate_at`.
+
+    Args:
+        ctx: The context of the equation.
+        sizes: The logical sizes.
+        jaxpr: The sub-program.
+        *operands: Its inputs at padded sizes.
+
+    Returns:
+        Its outputs at padded sizes.
+    """
+    return _strong(jaxpr, ctx.evaluate_at(sizes, jaxpr, *operands))
+
+
+def _strong(jaxpr: Jaxpr, outs: Sequence[Any]) -> tuple[Any, ...]:
     inner, _ = open_jaxpr(jaxpr)
-    outs = ctx.evaluate(jaxpr, *operands)
     return tuple(
         with_type(strong(x), dtype_of(v), False) for x, v in zip(outs, inner.outvars, strict=True)
     )

@@ -16,15 +16,16 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 _LEAVE_STATIC = "leave the axis static (None or _)"
 _OWN_RULE = f"add a masking rule with .with_rules({{primitive: rule}}), or {_LEAVE_STATIC}"
 
-COLLECTIVE = "a collective combines shards whose padding differs from device to device"
-COLLECTIVE_REMEDY = "leave the sharded axis static, or use jit with shardings in place of shard_map"
+MOVED = (
+    "it moves open axes between shards, and would put the padding of one shard where the data of "
+    "another one belongs"
+)
+REDUCE_FIRST = "reduce open axes on each shard first, such as x.sum(0), and combine the results"
 
-_COLLECTIVES = (
-    *("psum_invariant", "preduced", "axis_index"),
+_MOVES = (
+    *("all_gather", "all_gather_reduced", "all_to_all", "ragged_all_to_all", "reduce_scatter"),
+    *("ppermute", "psend", "precv", "pbroadcast", "pbroadcast_dynamic", "preduced"),
     *("unreduced_psum", "unreduced_pmax", "unreduced_pmin", "unreduced_reduce_scatter"),
-    *("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all"),
-    *("ragged_all_to_all", "reduce_scatter", "ppermute", "psend", "precv"),
-    *("pbroadcast", "pbroadcast_dynamic"),
 )
 _REFERENCES = (
     *("ref", "new_ref", "empty_ref", "free_ref", "freeze", "get", "swap", "addupdate"),
@@ -34,12 +35,12 @@ _REFERENCES = (
 #: Names of primitives, the reason why they are not masked, and the remedy.
 REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
-        ("shard_map", "core_map"),
-        "each device sees one shard of the padded array, and where the real data ends differs "
-        "from shard to shard",
-        COLLECTIVE_REMEDY,
+        ("core_map",),
+        "each core sees its part of the padded array, and where the real data ends differs from "
+        "part to part",
+        _LEAVE_STATIC,
     ),
-    (_COLLECTIVES, COLLECTIVE, COLLECTIVE_REMEDY),
+    (_MOVES, MOVED, REDUCE_FIRST),
     (
         _REFERENCES,
         "a mutable reference is read and written in place, padding included",

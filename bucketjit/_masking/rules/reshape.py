@@ -33,7 +33,8 @@ def reshape(ctx: RuleContext, operand: Array) -> Any:
         MaskingError: The reshape has an explicit sharding, or more positions than int32 holds in
             this bucket.
     """
-    if ctx.params.get("sharding") is not None:
+    sharding = ctx.params.get("sharding")  # inside ``shard_map`` one that cuts nothing
+    if sharding is not None and any(names is not None for names in sharding.spec):
         ctx.refuse(
             "a reshape with an explicit sharding",
             "reshape first and reshard the result, or leave the axis static (None or _)",

@@ -1,0 +1,128 @@
+"""The primitive of the mean over shards that weighs by the rows of each.
+
+    b:f32[] = shard_mean[axis=d rows=n] a:f32[]        psum(a * n) / psum(n)
+
+It is its own transpose. With ``w`` the rows of a shard divided by those of all, its matrix is
+``M[i, j] = w[j]``, and in the inner product that weighs by ``w``, which a mean of gradients takes,
+``M`` is symmetric. So the gradient of a mean, averaged over the shards, is that of the whole batch,
+whether the loss was averaged before or not, and through the statistics of a batch as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching
+
+from bucketjit.errors import MaskingError
+
+shard_mean_p = jex_core.Primitive("shard_mean")
+
+
+@shard_mean_p.def_abstract_eval  # type: ignore[untyped-decorator]
+def _type(x: Any, **_: Any) -> Any:
+    return jax.core.ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards that a function is traced for.
+
+    Attributes:
+        axis: The name of their axis.
+        rows: The rows of a shard, a size; None if that is not known.
+        why: Why it is not known.
+    """
+
+    axis: Any
+    rows: Any
+    why: str = ""
+
+
+_of_thread = threading.local()
+
+
+def _shards() -> Shards | None:
+    return getattr(_of_thread, "shards", None)
+
+
+@contextmanager
+def tracing_for(shards: Shards) -> Iterator[None]:
+    """A context in which this thread traces a function of one shard."""
+    before = _shards()
+    _of_thread.shards = shards
+    try:
+        yield
+    finally:
+        _of_thread.shards = before
+
+
+def axis_of_shards() -> Any:
+    """The axis of the shards for which this thread traces a function; None if it does not."""
+    shards = _shards()
+    return None if shards is None else shards.axis
+
+
+def mean_over_shards(x: Any) -> Any:
+    """The mean of an array over the shards, by their rows.
+
+    Args:
+        x: The array.
+
+    Returns:
+        The mean; of integers, in the float type of a division.
+
+    Raises:
+        MaskingError: It is not known which size counts the rows.
+    """
+    shards = _shards()
+    assert shards is not None
+    if shards.rows is None:
+        raise MaskingError(
+            f"pmean weighs by the rows of each shard, and {shards.why}",
+            "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
+        )
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = jnp.true_divide(x, 1)
+    return shard_mean_p.bind(x, axis=shards.axis, rows=shards.rows)
+
+
+def refuse_groups() -> NoReturn:
+    """Raise for a mean over groups of shards.
+
+    Raises:
+        MaskingError: Always.
+    """
+    raise MaskingError(
+        "pmean over groups of shards (axis_index_groups)",
+        "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
+    )
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    (x,), (tangent,) = primals, tangents
+    out = shard_mean_p.bind(x, **params)
+    if type(tangent) is ad.Zero:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, shard_mean_p.bind(tangent, **params)
+
+
+def _transpose(cotangent: Any, x: Any, **params: Any) -> list[Any]:
+    return [cotangent if type(cotangent) is ad.Zero else shard_mean_p.bind(cotangent, **params)]
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
+    return shard_mean_p.bind(operands[0], **params), axes[0]
+
+
+ad.primitive_jvps[shard_mean_p] = _jvp
+ad.primitive_transposes[shard_mean_p] = _transpose
+batching.primitive_batchers[shard_mean_p] = _batch

@@ -1,0 +1,202 @@
+"""The function of all shards: the masked program of one, under ``shard_map`` with its own sizes.
+
+    one shard      program(n, w:f32[d], x:f32[n, d])                masked for the bucket n <= 8
+    all shards     shard_map(masked)(n:i32[shards], w, x:f32[shards * 8, d])
+
+Arrays without open axes are whole on each device. All others, and the sizes, are cut along their
+first axis, each shard's padded part after the other. `bucketjit._compile.build` lowers and compiles
+the function, as that of a single call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from bucketjit._compile.argument_types import Expected, padded_leaf_shapes
+from bucketjit._compile.build import Masked, evaluated
+from bucketjit._compile.build_exact import Exact
+from bucketjit._compile.executable import Origin
+from bucketjit._compile.requests import (
+    NO_OPTIONS,
+    CompileRequest,
+    Lowering,
+    RequestFactory,
+    StoredPlace,
+)
+from bucketjit._processes.shard_axis import LocalShards, local_shards
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.program import Program
+from bucketjit._xla_defects.workarounds import hooks
+from bucketjit.errors import SpecError
+
+
+class ShardRequests(RequestFactory):
+    """Makes the compile requests of an engine whose executables run on all shards.
+
+    A call is that of one shard. Executables are kept in no files.
+    """
+
+    def _masked_maker(
+        self,
+        known: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[], Masked]:
+        program, chosen = call.program, self._config.sharded
+        assert isinstance(program, Program) and chosen is not None
+        pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
+
+        def made() -> Masked:
+            needed = self.needed(program)
+            of_xla = self._options(needed.options(False), options)
+            shards = local_shards(chosen)
+            return _function(shards, known, call, bucket, pads, self.rules, of_xla, needed.after)
+
+        return made
+
+    def _place(
+        self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
+    ) -> StoredPlace | None:
+        return None
+
+    def rows(self, *args: Any, **kwargs: Any) -> CompileRequest:
+        """Refuse what has no form for shards: batches of examples."""
+        _refuse("map")
+
+    def lower_masked(self, *args: Any, **kwargs: Any) -> Lowering[Masked]:
+        """Refuse what has no form for shards: stages and modules."""
+        _refuse("lower, save and the like")
+
+    def exact(self, *args: Any, **kwargs: Any) -> CompileRequest:
+        """Refuse what has no form for shards: exact shapes."""
+        _refuse("an exact shape")
+
+    def lower_exact(self, *args: Any, **kwargs: Any) -> Lowering[Exact]:
+        """Refuse what has no form for shards: exact shapes."""
+        _refuse("an exact shape")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise SpecError(
+        f"with_processes: {what} is not there for a function that runs on shards; call it, or use "
+        "a bucketed function without with_processes"
+    )
+
+
+def _function(
+    shards: LocalShards,
+    signed: SignedCall,
+    call: ResolvedCall,
+    bucket: Mapping[str, int],
+    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    rules: Any,
+    options: Mapping[str, Any],
+    after: Any,
+) -> Masked:
+    """The function, and the types to lower it for. Traces nothing."""
+    program = call.program
+    assert isinstance(program, Program)
+    padded = dict(pads)
+    arrays = array_leaves(signed)
+    expected = Expected({k for k, i in enumerate(arrays) if i in padded})
+    cut, whole = PartitionSpec(shards.axis), PartitionSpec()
+    consts = [_of_host(c) for c in program.consts]
+
+    def one(sizes: Any, *given: Any) -> list[Any]:
+        values = {v: sizes[0, i] for i, v in enumerate(call.variables)}
+        at = BucketSizes(
+            program.padded_sizes(bucket), program.lower, values, (), uneven=(shards.axis,)
+        )
+        return evaluated(program, consts, given, at, rules(), hooks(None, after()), 0)
+
+    def every(sizes: Any, *given: Any) -> Any:
+        expected.check(given, {})
+        outs = jax.shard_map(
+            one,
+            mesh=shards.whole.mesh,
+            in_specs=(cut, *(cut if i in padded else whole for i in arrays)),
+            out_specs=[
+                cut if i in program.open_outs else whole for i in range(len(program.out_shapes))
+            ],
+            check_vma=False,
+        )(sizes, *given)
+        return program.out_tree.unflatten(outs)
+
+    every.__name__ = getattr(signed.signature.fn, "__name__", "shards").replace(" ", "_")
+    static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
+    structs = [_struct(shards, signed, i, padded.get(i)) for i in arrays]
+    donated = donated_arrays(signed, padded)
+    options = dict(options)
+    return Masked(
+        function=jax.jit(
+            every, donate_argnums=tuple(1 + k for k in donated), compiler_options=options
+        ),
+        sizes=jax.ShapeDtypeStruct(
+            (shards.count, len(call.variables)), np.int32, sharding=shards.rows
+        ),
+        args=structs,
+        kwargs={},
+        expected=expected,
+        at=static,
+        call=call,
+        origin=Origin(signed, call.tokens, call.sizes),
+        bucket=bucket,
+        pads=pads,
+        size_constant_shapes=(),
+        donated=frozenset(),
+        donated_leaves=frozenset(),
+        options=options,
+    )
+
+
+def array_leaves(signed: SignedCall) -> list[int]:
+    """The leaves of a call that are arrays, not sizes.
+
+    Args:
+        signed: The call.
+    """
+    return [i for i, kind in enumerate(signed.signature.types) if kind.dtype is not None]
+
+
+def donated_arrays(signed: SignedCall, padded: Mapping[int, Any]) -> list[int]:
+    """The places, among the arrays of a call, of those that are donated.
+
+    Only those without open axes are: of the others, the padded parts are, as they are made for the
+    call and freed after it.
+
+    Args:
+        signed: The call.
+        padded: The leaves with open axes.
+    """
+    if not signed.donate:
+        return []
+    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    given = {i for place in signed.donate for i in jax.tree_util.tree_leaves(args[place])}
+    return [k for k, i in enumerate(array_leaves(signed)) if i in given and i not in padded]
+
+
+def _struct(
+    shards: LocalShards, signed: SignedCall, leaf: int, padded: Sequence[int] | None
+) -> jax.ShapeDtypeStruct:
+    dtype = signed.signature.types[leaf].dtype
+    if padded is None:
+        return jax.ShapeDtypeStruct(signed.shapes[leaf], dtype, sharding=shards.whole)
+    shape = (shards.count * padded[0], *padded[1:])
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=shards.rows)
+
+
+def _of_host(constant: Any) -> Any:
+    """A constant of the program in host memory, as its own device may be none of the mesh."""
+    if isinstance(constant, jax.Array) and not jax.dtypes.issubdtype(
+        constant.dtype, jax.dtypes.prng_key
+    ):
+        return np.asarray(constant)
+    return constant

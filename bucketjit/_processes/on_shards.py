@@ -1,0 +1,266 @@
+"""Calls of a function of one shard: each process gives its own rows, and all run one executable.
+
+    process 0    x of 5 rows    b=16   padded    ┐                        ┌ its 5 rows of the result
+    process 1    x of 9 rows    b=16   padded    ┘ one global array, run  └ its 9 rows
+
+Every shard has its own logical sizes, so no call can run at its exact shape: whatever would make it
+run exact is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import pad, plain, unpad
+from bucketjit._arrays.results import as_numpy, joined
+from bucketjit._compile.executable import Executable
+from bucketjit._config import Check, Out, Sharded
+from bucketjit._processes.build_shards import array_leaves
+from bucketjit._processes.same_on_all import is_same_on_all
+from bucketjit._processes.shard_axis import (
+    LocalShards,
+    global_rows,
+    global_whole,
+    local_shards,
+)
+from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded_call
+from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.fast_path.layout import elements
+from bucketjit._runtime.runs import counted
+from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.program import Program
+from bucketjit.errors import FallbackError, MaskingError, SpecError
+
+_NO_EXACT = "a call on shards of different sizes cannot run at its exact shape"
+
+
+class OnShards:
+    """Runs the calls of one engine on the shards of a mesh.
+
+    Args:
+        chosen: The mesh and the axis.
+
+    Attributes:
+        is_active: Calls are always served here.
+    """
+
+    is_active = True
+
+    def __init__(self, chosen: Sharded) -> None:
+        self._chosen = chosen
+        self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
+
+    def serve(self, engine: Engine, sign: Callable[[], SignedCall]) -> Any:
+        """Run a call on this process alone; the other ones must run the same bucket.
+
+        Args:
+            engine: The engine.
+            sign: Signs the call.
+
+        Returns:
+            The result.
+
+        Raises:
+            FallbackError: The program cannot be masked.
+            Exception: What a call raises.
+        """
+        call = self.cut(engine, sign())
+        return self.run(engine, call, self.decided(engine, call), engine.config.out)
+
+    def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
+        """Cut a call into those of the shards of this process, and resolve them.
+
+        Args:
+            engine: The engine.
+            signed: The call.
+
+        Raises:
+            ArgumentError: There are fewer rows than shards, or the arguments cannot be cut.
+            SpecError: Calls are checked.
+            Exception: What resolving a call raises.
+        """
+        if engine.config.check is not Check.OFF:
+            raise SpecError(
+                f"check={engine.config.check.value!r}: a call on shards of different sizes is not "
+                "checked; check the function without with_processes, by jax.vmap(axis_name=...)"
+            )
+        return sharded_call(engine, signed, len(local_shards(self._chosen).devices))
+
+    def decided(self, engine: Engine, call: ShardedCall) -> Masked:
+        """The bucket of the largest shard of this process.
+
+        Args:
+            engine: The engine.
+            call: The call.
+
+        Raises:
+            FallbackError: It would run at its exact shape, or in chunks.
+            BucketOverflowError: A size is beyond the largest bucket.
+        """
+        match engine.decide(call.signed, call.call):
+            case Masked(beyond=None) as masked:
+                self._check(call, masked.program)
+                return masked
+            case Masked(beyond=why):
+                _refuse(MaskingError(str(why), "choose a larger bucket, or overflow='extend'"))
+            case Exact(why=refusal):
+                _refuse(refusal)
+            case Chunked():
+                remedy = "choose a larger bucket, or overflow='extend'"
+                _refuse(MaskingError("its size is beyond the largest bucket, to be split", remedy))
+            case Refused(error):
+                raise error
+
+    def _check(self, call: ShardedCall, program: Interface) -> None:
+        """Refuse programs whose results depend on the shard, or on sizes that each computes."""
+        refuse_results(call, program)
+        if program in self._checked:
+            return
+        if program.computed:
+            _refuse(MaskingError("it computes sizes, which differ from shard to shard"))
+        assert isinstance(program, Program)
+        same = is_same_on_all(program, self._chosen.axis)
+        differing = [
+            i for i, is_same in enumerate(same) if not is_same and i not in program.open_outs
+        ]
+        if differing:
+            axis = self._chosen.axis
+            raise FallbackError(
+                f"{_named(program, differing[0])} differs from shard to shard, and has no rows",
+                f"reduce it over the shards with jax.lax.psum or jax.lax.pmean over {axis!r}",
+            )
+        self._checked.add(program)
+
+    def run(self, engine: Engine, call: ShardedCall, masked: Masked, out: Out) -> Any:
+        """Run a call in a bucket that all processes have chosen.
+
+        Args:
+            engine: The engine.
+            call: The call.
+            masked: The program and the bucket, which holds the sizes of all shards.
+            out: The form of the results.
+
+        Returns:
+            The results: the rows of this process, and values that are the same on all shards.
+
+        Raises:
+            FallbackError: The program cannot be masked.
+        """
+        shards = local_shards(self._chosen)
+        entry, is_compiled = self.executable(engine, call, masked)
+        line = _counter(entry, call)
+        with counted(engine.counters, line, is_compiled):
+            sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
+            arguments = _arguments(shards, entry, call)
+            if is_compiled:
+                entry.expect(arguments)
+            results = entry.run(global_rows(shards, sizes), arguments)
+        if is_compiled:
+            engine.recompiles.note(call.signed, call.call.sizes)
+        if engine.observer is not None:
+            engine.observer.learn(call.signed, call.call)
+            engine.observer.note(call.call.sizes)
+        return _results(shards, entry, call, results, out)
+
+    def executable(
+        self, engine: Engine, call: ShardedCall, masked: Masked
+    ) -> tuple[Executable, bool]:
+        """The executable of a bucket, and whether it was compiled for this call.
+
+        Args:
+            engine: The engine.
+            call: The call.
+            masked: The program and the bucket.
+
+        Raises:
+            FallbackError: The program cannot be masked.
+            CompileBudgetError: It may not be compiled.
+        """
+        whole = call.with_program(masked.program)
+        refused: MaskingError
+        try:
+            entry, source, _ = engine.provider.get(
+                masked.key,
+                lambda: engine.requests.masked(whole.signed, whole.call, masked.bucket),
+                may_stand_in=jax.process_count() == 1,
+            )
+            return entry, source == "compile"
+        except MaskingError as error:
+            refused = error
+        engine.refusals.note(masked.key, refused)
+        _refuse(refused)
+
+
+def _refuse(why: MaskingError) -> NoReturn:
+    raise FallbackError(f"{_NO_EXACT}: {why.reason}", why.remedy) from None
+
+
+def _named(program: Interface, position: int) -> str:
+    """How messages name a result."""
+    tree = program.out_tree.unflatten(range(program.out_tree.num_leaves))
+    for path, i in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if i == position and path:
+            return f"the result{jax.tree_util.keystr(path)}"
+    return "the result"
+
+
+def _counter(entry: Executable, call: ShardedCall) -> CallCounter:
+    """A counter for the call."""
+    real, total = elements(entry.pads, [np.broadcast_to(0, s) for s in call.given.shapes])
+    sizes, key = call.call.sizes, call.given.shape_key
+    return CallCounter(sizes, entry.sizes, real, total * len(call.parts), entry.flops, key=key)
+
+
+def _arguments(shards: LocalShards, entry: Executable, call: ShardedCall) -> list[Any]:
+    """The global arrays that the executable takes."""
+    shapes, given = dict(entry.pads), call.given
+    found: list[Any] = []
+    for i in array_leaves(given):
+        value, dtype = given.leaves[i], given.signature.types[i].dtype
+        if i not in shapes:
+            value = plain(value)
+            if isinstance(value, bool | int | float | complex):
+                value = np.asarray(value, dtype)
+            found.append(global_whole(shards, value))
+            continue
+        parts = [pad(p.value(i, value), shapes[i]) for p in call.parts]
+        found.append(global_rows(shards, parts))
+    return found
+
+
+def _results(
+    shards: LocalShards, entry: Executable, call: ShardedCall, results: Any, out: Out
+) -> Any:
+    """The results of this process: its own rows, and what is the same on all shards."""
+    tree: Any
+    leaves, tree = jax.tree_util.tree_flatten(results)
+    opened = {o.position: o for o in entry.outs}
+    for i, value in enumerate(leaves):
+        if i not in opened:
+            leaves[i] = as_numpy(value) if out is Out.NUMPY else value
+            continue
+        there = {shard.device: shard.data for shard in value.addressable_shards}
+        pieces = [there[own[0]] for own in shards.devices]
+        logical = [opened[i].logical(*p.call.ordered) for p in call.parts]
+        leaves[i] = _rows(pieces, logical, opened[i].weak_type, out)
+    return tree.unflatten(leaves)
+
+
+def _rows(pieces: Sequence[Any], logical: Sequence[Any], weak: bool, out: Out) -> Any:
+    """The rows of all shards of this process."""
+    if len(pieces) > 1:
+        parts = [Padded.of_result(x, n) for x, n in zip(pieces, logical, strict=True)]
+        return joined(parts, 0, weak, out)
+    if out is Out.PADDED:
+        return Padded.of_result(pieces[0], logical[0])
+    whole = unpad(pieces[0], logical[0], weak)
+    return as_numpy(whole) if out is Out.NUMPY else whole

@@ -1,0 +1,147 @@
+"""The shards of a mesh along one axis, and the devices of this process among them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bucketjit._config import Sharded
+from bucketjit.errors import ArgumentError, SpecError
+
+
+@dataclass(frozen=True)
+class LocalShards:
+    """The shards that this process computes.
+
+    Attributes:
+        axis: The name of the axis.
+        count: How many shards there are on all processes.
+        devices: The devices of each shard of this process, in their order along the axis. A shard
+            has several if the mesh has other axes, along which its rows are repeated.
+        rows: The sharding of an array whose first axis is cut along the axis.
+        whole: The sharding of an array of which each device has a copy.
+    """
+
+    axis: str
+    count: int
+    devices: tuple[tuple[Any, ...], ...]
+    rows: NamedSharding
+    whole: NamedSharding
+
+
+def checked_axis(mesh: Any, axis: Any) -> Sharded:
+    """Check what the user chose.
+
+    Args:
+        mesh: The mesh.
+        axis: The name of one of its axes.
+
+    Raises:
+        SpecError: There is no such axis, or two processes share a shard.
+    """
+    if not isinstance(mesh, Mesh):
+        raise SpecError(
+            "with_processes: mesh must be a jax.sharding.Mesh, such as jax.make_mesh("
+            f"(jax.device_count(),), ('d',)); got {mesh!r}"
+        )
+    if axis not in mesh.axis_names:
+        names = ", ".join(map(repr, mesh.axis_names))
+        raise SpecError(f"with_processes: axis must be an axis of the mesh ({names}), got {axis!r}")
+    for i, devices in enumerate(_by_shard(mesh, axis)):
+        owners = sorted({device.process_index for device in devices})
+        if len(owners) > 1:
+            raise SpecError(
+                f"with_processes: shard {i} along {axis!r} is on the devices of processes "
+                f"{owners}, and its rows would have to be the same on them; choose an axis of the "
+                "mesh that goes over processes first"
+            )
+    return Sharded(mesh, axis)
+
+
+def _by_shard(mesh: Mesh, axis: str) -> list[tuple[Any, ...]]:
+    """The devices of each shard along an axis."""
+    place = mesh.axis_names.index(axis)
+    rows = np.moveaxis(mesh.devices, place, 0)
+    return [tuple(row) for row in rows.reshape(len(rows), -1)]
+
+
+@functools.lru_cache(maxsize=64)
+def local_shards(chosen: Sharded) -> LocalShards:
+    """The shards of this process.
+
+    Args:
+        chosen: The mesh and the axis.
+
+    Raises:
+        ArgumentError: The mesh has no device of this process.
+    """
+    mesh, axis = chosen.mesh, chosen.axis
+    here = jax.process_index()
+    own = [row for row in _by_shard(mesh, axis) if row[0].process_index == here]
+    if not own:
+        raise ArgumentError(
+            f"with_processes: process {here} calls, and the mesh has none of its devices"
+        )
+    # Masked programs name no shardings in the types of arrays.
+    plain = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
+    return LocalShards(
+        axis,
+        chosen.count,
+        tuple(own),
+        NamedSharding(plain, PartitionSpec(axis)),
+        NamedSharding(plain, PartitionSpec()),
+    )
+
+
+def even_parts(n: int, count: int) -> list[int]:
+    """The sizes of parts of ``n`` rows that are as even as possible, the larger ones first.
+
+    Args:
+        n: The number of rows.
+        count: The number of parts.
+    """
+    return [n // count + (i < n % count) for i in range(count)]
+
+
+def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:
+    """An array of all shards, from the parts of this process.
+
+    Args:
+        shards: The shards.
+        parts: The part of each shard of this process, of equal shapes.
+    """
+    first = parts[0]
+    shape = (first.shape[0] * shards.count, *first.shape[1:])
+    pieces = [
+        jax.device_put(part, device)
+        for part, devices in zip(parts, shards.devices, strict=True)
+        for device in devices
+    ]
+    return jax.make_array_from_single_device_arrays(shape, shards.rows, pieces)
+
+
+def global_whole(shards: LocalShards, value: Any) -> jax.Array:
+    """An array of which each device has a copy.
+
+    Args:
+        shards: The shards.
+        value: An array of this process; or one of all processes of which each device has a copy.
+
+    Returns:
+        The array; ``value`` itself if it is placed so already.
+    """
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        if value.sharding.is_equivalent_to(shards.whole, value.ndim):
+            return value
+        if value.is_fully_replicated:
+            value = value.addressable_data(0)
+    elif isinstance(value, jax.Array) and value.sharding == shards.whole:
+        return value
+    pieces = [jax.device_put(value, device) for own in shards.devices for device in own]
+    return jax.make_array_from_single_device_arrays(pieces[0].shape, shards.whole, pieces)

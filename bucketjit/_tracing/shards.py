@@ -1,0 +1,47 @@
+"""Trace a function of one shard, whose collectives name the axis of the shards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from bucketjit._ir.jax_patches import uneven_shards
+from bucketjit._ir.shard_mean import Shards, tracing_for
+from bucketjit._jax.transformations import named_axis
+from bucketjit._sizes.expressions import is_symbolic, variables_in
+
+
+def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., Any]:
+    """A function of one shard, as it is traced: its collectives may name the axis.
+
+    Args:
+        fn: The function.
+        axis: The name of the axis.
+        count: How many shards there are.
+    """
+
+    @functools.wraps(fn, updated=())
+    def of_one_shard(*args: Any, **kwargs: Any) -> Any:
+        shards = _shards_of(axis, jax.tree_util.tree_leaves((args, kwargs)))
+        with uneven_shards(), tracing_for(shards), named_axis(axis, count):
+            return fn(*args, **kwargs)
+
+    return of_one_shard
+
+
+def _shards_of(axis: Any, leaves: Sequence[Any]) -> Shards:
+    """The axis, and the rows of a shard: the leading open axis of the arguments."""
+    shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
+    if not any(is_symbolic(d) for shape in shapes for d in shape):
+        return Shards(axis, 1)  # a trace at concrete sizes, which shows errors and is not run
+    leading = [shape[0] for shape in shapes if shape and is_symbolic(shape[0])]
+    names = sorted(variables_in(leading))
+    if len(names) > 1:
+        return Shards(axis, None, f"the first axes of the arguments are {' and '.join(names)}")
+    for size in leading:
+        if str(size) == names[0]:
+            return Shards(axis, size)
+    return Shards(axis, None, "no argument has them as its first axis")

@@ -1,0 +1,441 @@
+"""Functions of one shard: uneven rows give what one process with all rows computes.
+
+One process with two devices runs most programs; two processes run those that differ there.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+from bucketjit import BucketedExec
+from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, SpecError
+from tests.processes.launch import run_processes
+
+pytestmark = pytest.mark.xdist_group("shards")
+
+WEIGHTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def rows(n: int, seed: int = 0, width: int = 3) -> Any:
+    return np.random.default_rng((seed, n)).normal(size=(n, width)).astype(np.float32)
+
+
+def psum(x: Any) -> Any:
+    return lax.psum(x, "d")
+
+
+def pmean(x: Any) -> Any:
+    return lax.pmean(x, "d")
+
+
+def close(mine: Any, exact: Any, rtol: float = 2e-5) -> None:
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(exact), strict=True):
+        assert (np.shape(a), np.asarray(a).dtype) == (np.shape(b), np.asarray(b).dtype)
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=rtol
+        )
+
+
+def local_loss(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w).mean()
+
+
+def normalised_loss(w: Any, x: Any, mean: Callable[[Any], Any] = pmean) -> Any:
+    """A loss of rows that are normalised by the statistics of the whole batch."""
+    y = x @ w
+    centre = mean(y.mean(0))
+    spread = mean(jnp.square(y - centre).mean(0))
+    return jnp.tanh((y - centre) * lax.rsqrt(spread + 1e-3) + w[0]).mean()
+
+
+def mean_of_all(w: Any, x: Any) -> Any:
+    return pmean(jax.value_and_grad(local_loss)(w, x))
+
+
+def gradients(w: Any, x: Any) -> dict[str, Any]:
+    """Both ways to write the step of a data-parallel job, and one by sums."""
+
+    def looped_loss(w: Any) -> Any:
+        return lax.scan(lambda c, _: (c * 0.5 + pmean(local_loss(w, x)), None), 0.0, None, 3)[0]
+
+    def averaged(loss: Callable[..., Any]) -> Any:
+        return pmean(jax.grad(loss)(w))
+
+    count = psum(x.shape[0])
+    summed = psum(jax.grad(lambda w: jnp.tanh(x @ w).sum() / (4 * count))(w))
+    return {
+        "loss": pmean(local_loss(w, x)),
+        "of the mean": averaged(lambda w: pmean(local_loss(w, x))),
+        "of each": averaged(lambda w: local_loss(w, x)),
+        "of the square": averaged(lambda w: pmean(local_loss(w, x)) ** 2),
+        "of sums": summed,
+        "normalised": averaged(lambda w: normalised_loss(w, x)),
+        "scanned": averaged(
+            lambda w: lax.scan(
+                lambda c, _: (c * 0.5 + pmean(local_loss(w, x)), None), 0.0, None, 3
+            )[0]
+        ),
+        "forward": pmean(jax.jvp(lambda w: pmean(local_loss(w, x)), (w,), (jnp.ones_like(w),))[1]),
+    }
+
+
+def gradients_of_all(w: Any, x: Any) -> dict[str, Any]:
+    def same(value: Any) -> Any:
+        return value
+
+    loss, gradient = jax.value_and_grad(local_loss)(w, x)
+    return {
+        "loss": loss,
+        "of the mean": gradient,
+        "of each": gradient,
+        "of the square": jax.grad(lambda w: local_loss(w, x) ** 2)(w),
+        "of sums": gradient,
+        "normalised": jax.grad(lambda w: normalised_loss(w, x, same))(w),
+        "looped": gradient * 1.75,
+        "forward": gradient.sum(),
+    }
+
+
+def reductions(w: Any, x: Any) -> dict[str, Any]:
+    half = x.astype(jnp.bfloat16)
+    return {
+        "count": psum(x.shape[0]),
+        "longest": lax.pmax(x.shape[0], "d"),
+        "mean": psum(jnp.tanh(x @ w).sum(0)) / psum(x.shape[0]),
+        "max": lax.pmax(x.max(0), "d"),
+        "min": lax.pmin(x.min(), "d"),
+        "half": pmean(half.mean()),
+        "rows of each": lax.all_gather(x.shape[0] * jnp.ones(()), "d"),
+        "rows": jnp.tanh(x @ w) - pmean(x.mean()),
+        "sorted": jnp.sort(x, 0),
+        "parameters": w * 2,
+    }
+
+
+def masked_sum(w: Any, tokens: Any, lengths: Any) -> Any:
+    """Sentences of a length that differs from process to process."""
+    real = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+    scores = jnp.where(real, tokens, 0).sum() * w[0, 0]
+    return psum(scores), psum(tokens.shape[1]), jax.nn.softmax(tokens, 1)
+
+
+def step(w: Any, x: Any) -> Any:
+    gradient = pmean(jax.grad(local_loss)(w, x))
+    return w - 0.5 * gradient, pmean(local_loss(w, x))
+
+
+def bucketed(fn: Any, mesh: Any = None, **options: Any) -> Any:
+    options = {"dynamic_axes": (None, "b, _"), **options}
+    made = BucketedExec(fn, **options).with_pow2(min=16 if jax.process_count() > 1 else 1)
+    return made.with_processes(mesh or on_all_devices(), "d")
+
+
+def on_all_devices() -> Any:
+    return jax.make_mesh((jax.device_count(),), ("d",))
+
+
+def all_rows(sizes: Any, seed: int = 0, width: int = 3) -> list[Any]:
+    return [rows(n, seed + i, width) for i, n in enumerate(sizes)]
+
+
+def given(rank: int, sizes: Any, seed: int = 0, width: int = 3) -> tuple[Any, Any]:
+    """The rows of this process, and those of all."""
+    every = all_rows(sizes, seed, width)
+    return every[rank], np.concatenate(every)
+
+
+# --- cases: they get the rank, and how many rows each process has -------------------------------
+
+
+CASES: dict[str, Callable[[int, Any], None]] = {}
+
+
+def case(run: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+    CASES[run.__name__] = run
+    return run
+
+
+@case
+def losses_and_gradients(rank: int, sizes: Any) -> None:
+    mine, every = given(rank, sizes)
+    close(bucketed(gradients)(WEIGHTS, mine), gradients_of_all(WEIGHTS, every))
+
+
+@case
+def sums_and_rows(rank: int, sizes: Any) -> None:
+    mine, every = given(rank, sizes)
+    got = bucketed(reductions)(WEIGHTS, mine)
+    shards = jax.device_count()
+    assert int(got["rows of each"].sum()) == len(every) and got["rows of each"].shape == (shards,)
+    assert int(got["longest"]) == int(got["rows of each"].max())
+    assert int(got["count"]) == len(every)
+    close(got["mean"], np.tanh(every @ WEIGHTS).mean(0))
+    close((got["max"], got["min"]), (every.max(0), every.min()))
+    assert got["half"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(float(got["half"]), every.mean(), atol=0.01)
+    close(got["rows"], np.tanh(mine @ WEIGHTS) - every.mean())
+    if len(jax.local_devices()) == 1:
+        close(got["sorted"], np.sort(mine, 0))
+    close(got["parameters"], WEIGHTS * 2)
+
+
+@case
+def training(rank: int, sizes: Any) -> None:
+    """Twenty steps of random sizes, each fed with the results of the one before."""
+    stepped, alone = bucketed(step), jax.jit(step_alone)
+    w = exact = jnp.asarray(WEIGHTS)
+    random = np.random.default_rng(7)
+    for i in range(20):
+        mine, every = given(rank, random.integers(2, 17, len(sizes)), seed=100 * i)
+        w, loss = stepped(w, mine)
+        exact, exact_loss = alone(exact, every)
+        close((w, loss), (exact, exact_loss), 1e-4)
+    assert stepped.cache_size() <= 5 and stepped.stats().compiles == stepped.cache_size()
+
+
+def step_alone(w: Any, x: Any) -> Any:
+    loss, gradient = jax.value_and_grad(local_loss)(w, x)
+    return w - 0.5 * gradient, loss
+
+
+@case
+def forms_of_results(rank: int, sizes: Any) -> None:
+    mine, _ = given(rank, sizes)
+
+    def both(w: Any, x: Any) -> Any:
+        return x * 2, pmean(x.mean())
+
+    for out in ("numpy", "padded", "jax"):
+        doubled, mean = bucketed(both, out=out)(WEIGHTS, mine)
+        if out == "padded":
+            assert doubled.sizes == mine.shape
+            doubled = np.asarray(doubled)
+        assert isinstance(mean, np.ndarray if out == "numpy" else jax.Array)
+        close(doubled, mine * 2)
+
+
+@case
+def donated_parameters(rank: int, sizes: Any) -> None:
+    mine, _ = given(rank, sizes)
+    stepped = bucketed(step, donate_argnums=(0,))
+    w, _ = stepped(jnp.asarray(WEIGHTS), mine)
+    again, _ = stepped(w, mine)
+    assert w.is_deleted() and not again.is_deleted()
+
+
+@case
+def keys_and_scalars(rank: int, sizes: Any) -> None:
+    mine, every = given(rank, sizes)
+
+    def noisy(key: Any, rate: Any, x: Any) -> Any:
+        return jax.random.normal(key, (3,)) * rate, psum(x.sum() * rate)
+
+    axes = {"dynamic_axes": (None, None, "b, _")}
+    noise, total = bucketed(noisy, **axes)(jax.random.key(3), 0.5, mine)
+    close((noise, total), (jax.random.normal(jax.random.key(3), (3,)) * 0.5, every.sum() * 0.5))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "all_gather": (lambda w, x: lax.all_gather(x, "d").sum(0), "all_gather: it moves open axes"),
+    "ppermute": (
+        lambda w, x: psum(lax.ppermute(x, "d", [(0, 1), (1, 0)]).sum()),
+        "ppermute: it moves open axes",
+    ),
+    "psum of rows": (lambda w, x: psum(x), "psum: it combines an open axis whose size differs"),
+    "pmean of rows": (lambda w, x: pmean(x).sum(), "shard_mean: it combines an open axis"),
+    "not reduced": (lambda w, x: {"a": psum(x.sum()), "b": x.sum()}, r"result\['b'\] differs"),
+    "a size": (lambda w, x: x.shape[0] * w, "the result differs from shard to shard"),
+    "a branch": (
+        lambda w, x: lax.cond(x.sum() > 0, lambda: 1.0, lambda: 2.0),
+        "the result differs",
+    ),
+    "a loop": (lambda w, x: lax.fori_loop(0, x.shape[0], lambda i, c: c + 1, 0), "result differs"),
+    "index": (lambda w, x: lax.axis_index("d") + psum(x.sum()), "the result differs"),
+    "pairs": (
+        lambda w, x: psum(np.zeros(int(x.shape[0])).sum() + x.sum()),
+        "cannot run at its exact shape",
+    ),
+    "computed sizes": (lambda w, x: psum(x[x > 0].sum()), "it computes sizes"),
+}
+
+
+@case
+def refused(rank: int, sizes: Any) -> None:
+    """Errors say why, on each process, and the next call works."""
+    mine, every = given(rank, sizes)
+    for name, (fn, why) in REFUSED.items():
+        with pytest.raises(FallbackError, match=why):
+            print(name, bucketed(fn)(WEIGHTS, mine))
+    good = bucketed(lambda w, x: psum(x.sum()))
+    with pytest.raises(BucketJitError):
+        good(WEIGHTS, "rows")
+    close(good(WEIGHTS, mine), every.sum(), 1e-4)
+
+
+def told(run: Callable[..., None], *args: Any) -> str:
+    try:
+        run(*args)
+    except BaseException:
+        return traceback.format_exc()[-3000:]
+    return "ok"
+
+
+def outcomes_there(rank: int, sizes: list[int]) -> dict[str, str]:
+    return {name: told(run, rank, sizes) for name, run in CASES.items()}
+
+
+JOBS = {"one process": ([5], 2), "two processes": ([5, 9], 1), "both": ([7, 5], 2)}
+
+
+@functools.cache
+def outcomes(job: str) -> list[dict[str, str]]:
+    """What became of each case on each process: one job for all of them."""
+    sizes, devices = JOBS[job]
+    found = run_processes(outcomes_there, len(sizes), sizes, devices=devices, timeout=240)
+    return [outcome.result for outcome in found]
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_all_rows(name: str, job: str) -> None:
+    for found in outcomes(job):
+        assert found[name] == "ok", found[name]
+
+
+# --- what one process tells ---------------------------------------------------------------------
+
+
+def single(rank: int) -> dict[str, str]:
+    checks = (sentences, several_axes, too_few_rows, no_rows_first, misuse, guards, one_device)
+    return {check.__name__: told(check) for check in checks}
+
+
+def sentences() -> None:
+    """Two open axes: the sentences are cut for the devices, their length is not."""
+    fn = bucketed(masked_sum, dynamic_axes=(None, "b, s", "b"))
+    for n, s in ((5, 3), (6, 7), (3, 7)):
+        tokens, lengths = rows(n, width=s), np.arange(n) % s + 1
+        total, length, soft = fn(WEIGHTS, tokens, lengths)
+        real = np.arange(s)[None] < lengths[:, None]
+        close(total, np.where(real, tokens, 0).sum() * WEIGHTS[0, 0], 1e-4)
+        assert int(length) == 2 * s
+        close(soft, jax.nn.softmax(tokens, 1))
+
+
+def several_axes() -> None:
+    """A mesh of two axes: the rows are cut along one, and repeated along the other."""
+    mesh = jax.make_mesh((1, 2), ("m", "d"))
+    close(bucketed(mean_of_all, mesh)(WEIGHTS, rows(5))[0], local_loss(WEIGHTS, rows(5)))
+    other = BucketedExec(lambda x: lax.psum(x.sum(), "m"), dynamic_axes="b, _").with_pow2()
+    close(other.with_processes(mesh, "m")(rows(5)), rows(5).sum(), 1e-4)
+
+
+def too_few_rows() -> None:
+    fn = bucketed(mean_of_all)
+    with pytest.raises(ArgumentError, match="1 rows .b. cannot be given to the 2 devices"):
+        fn(WEIGHTS, rows(1))
+    close(fn(WEIGHTS, rows(2))[0], local_loss(WEIGHTS, rows(2)))
+
+
+def no_rows_first() -> None:
+    fn = bucketed(lambda w, x: pmean(x.mean()), dynamic_axes=(None, "3, b"))
+    with pytest.raises(ArgumentError, match="no first axis is open"):
+        fn(WEIGHTS, np.ones((3, 5), np.float32))
+    pair = bucketed(lambda x, y: psum(x.sum() + y.sum()), dynamic_axes=("b, _", "c, _"))
+    with pytest.raises(ArgumentError, match="the first open axes are b, c"):
+        pair(rows(5), rows(4))
+    square = bucketed(lambda w, x: x @ x.T)
+    with pytest.raises(ArgumentError, match="result 0 of shape .b, b. cannot be joined"):
+        square(WEIGHTS, rows(5))
+
+
+def misuse() -> None:
+    plain = BucketedExec(mean_of_all, dynamic_axes=(None, "b, _")).with_pow2()
+    mesh = on_all_devices()
+    for wrong, match in (
+        ((mesh, "rows"), r"an axis of the mesh \('d'\), got 'rows'"),
+        (("d", mesh), "mesh must be a jax.sharding.Mesh"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            plain.with_processes(*wrong)
+    fn = plain.with_processes(mesh, "d")
+    for inside in (jax.jit(fn), jax.grad(lambda w, x: fn(w, x)[0])):
+        with pytest.raises(SpecError, match="cannot be called inside jax.jit, grad or vmap"):
+            inside(WEIGHTS, rows(5))
+    with pytest.raises(SpecError, match="map"):
+        fn.map(WEIGHTS, [rows(5)])
+    with pytest.raises(SpecError, match="with_processes"):
+        fn.lower(WEIGHTS, rows(5))
+    with pytest.raises(SpecError, match="check='poison'"):
+        bucketed(mean_of_all, check="poison")(WEIGHTS, rows(5))
+
+
+def guards() -> None:
+    """A function that decides by a size is traced for the sizes of all shards, or refused."""
+
+    def decides(w: Any, x: Any) -> Any:
+        return psum(x.sum() if x.shape[0] > 4 else x.sum() * 2)
+
+    fn = bucketed(decides)
+    close(fn(WEIGHTS, rows(12)), rows(12).sum(), 1e-4)
+    close(fn(WEIGHTS, rows(6)), rows(6).sum() * 2, 1e-4)
+    with pytest.raises(ArgumentError, match="decides by sizes, and differently"):
+        fn(WEIGHTS, rows(9))
+    close(fn(WEIGHTS, rows(8)), rows(8).sum() * 2, 1e-4)
+
+
+def one_device() -> None:
+    """A mesh of one of the devices: nothing is cut, and axes may be in any place."""
+    mesh = Mesh(np.asarray(jax.devices()[1:]), ("d",))
+    square = bucketed(lambda w, x: (x @ x.T, psum(x.shape[0])), mesh)
+    product, count = square(WEIGHTS, rows(5))
+    close(product, rows(5) @ rows(5).T)
+    assert product.devices() == {jax.devices()[1]} and int(count) == 5
+
+
+@functools.cache
+def told_by_one() -> dict[str, str]:
+    (outcome,) = run_processes(single, 1, devices=2, timeout=240)
+    found: dict[str, str] = outcome.result
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sentences", "several_axes", "too_few_rows", "no_rows_first", "misuse", "guards"),
+        "one_device",
+    ],
+)
+def test_one_process(name: str) -> None:
+    assert told_by_one()[name] == "ok", told_by_one()[name]
+
+
+def lengths_differ(rank: int) -> list[float]:
+    """Each process pads its sentences to a length of its own."""
+    n, s = ((3, 5), (6, 11))[rank]
+    tokens, lengths = rows(n, rank, s), np.arange(n) % s + 1
+    fn = bucketed(masked_sum, dynamic_axes=(None, "b, s", "b"))
+    total, length, soft = fn(WEIGHTS, tokens, lengths)
+    close(soft, jax.nn.softmax(tokens, 1))
+    return [float(total), float(length)]
+
+
+def test_lengths_differ_from_process_to_process() -> None:
+    first, second = (x.result for x in run_processes(lengths_differ, 2, timeout=120))
+    want = 0.0
+    for rank, (n, s) in enumerate(((3, 5), (6, 11))):
+        real = np.arange(s)[None] < (np.arange(n) % s + 1)[:, None]
+        want += float(np.where(real, rows(n, rank, s), 0).sum() * WEIGHTS[0, 0])
+    assert first == second and first[1] == 16
+    np.testing.assert_allclose(first[0], want, rtol=1e-4)
