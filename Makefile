@@ -18,6 +18,9 @@
 #                                 served, and the recipes of docs/frameworks.md (a third of the
 #                                 models with PYTEST_ARGS='--every 3')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
+#   make accelerator              on a machine with a GPU, what a CPU cannot show, and short benchmarks,
+#                                 in at most five minutes; by ACCELERATOR_PYTHON (python3), whose JAX
+#                                 is the one that is there: nothing is installed
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences demo-serve demo-detect   the examples, also as `make demo ARGS=--help`
 #   make demo-processes           two processes train on uneven batches, beside one that sees all rows
@@ -37,6 +40,7 @@ PART ?= 1/2
 PART_312 ?= 2/2
 ARGS ?=
 PYTEST_ARGS ?=
+ACCELERATOR_PYTHON ?= python3
 JAX ?=
 
 BIN := $(VENV)/bin
@@ -46,7 +50,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
+.PHONY: accelerator test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -96,6 +100,9 @@ ecosystem: $(STAMP)-ecosystem
 
 fuzz: $(STAMP)-test
 	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)
+
+accelerator:
+	$(ACCELERATOR_PYTHON) -m tests.accelerator $(ARGS)
 
 coverage-page: $(STAMP)-test
 	$(BIN)/python -m tests.coverage_page

@@ -86,7 +86,7 @@ def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: jax.block_until_ready(call(*args))
 
 
-def _rows(group: str, calls: Calls, arguments: list[tuple[Any, ...]], rounds: int) -> list[Row]:
+def rows_of(group: str, calls: Calls, arguments: list[tuple[Any, ...]], rounds: int) -> list[Row]:
     """Times of calls that take turns; ratios to the first, round by round."""
     waiting = {name: _waiting(call) for name, call in calls.items()}
     for call in waiting.values():
@@ -131,13 +131,13 @@ def warm(options: Options) -> list[Row]:
             },
         }
         for form, calls in floors.items():
-            found += _rows(f"{kind} in, {form} out, sizes 1 to 64", calls, arguments, rounds)
+            found += rows_of(f"{kind} in, {form} out, sizes 1 to 64", calls, arguments, rounds)
     jitted = jax.jit(tiny)
     for kind, arguments in (("NumPy", host), ("jax.Array", device)):
         for n in (8, 64):
             title = f"{kind} in, size {n} is the bucket"
             calls = {"jit": jitted, "bucketjit": forms["jax"]}
-            found += _rows(title, calls, [arguments[n - 1]], rounds)
+            found += rows_of(title, calls, [arguments[n - 1]], rounds)
     return found + _with_leaves(options)
 
 
@@ -157,7 +157,7 @@ def _with_leaves(options: Options) -> list[Row]:
         }
         sizes = [(np.ones((n, WIDTH), np.float32),) for n in (5, 6, 7, 8)]
         rounds = 10 if options.quick else 2_000
-        found += _rows(f"training step with {leaves} parameter leaves", calls, sizes, rounds)
+        found += rows_of(f"training step with {leaves} parameter leaves", calls, sizes, rounds)
     return found
 
 
@@ -171,11 +171,11 @@ def ahead(options: Options) -> list[Row]:
         device = [(jax.device_put(x),) for (x,) in host]
         calls = {"executor": executor, "compiled": executor.lower(*host[0]).compile()}
         for kind, arguments in (("NumPy", host), ("jax.Array", device)):
-            found += _rows(f"{kind} in, {out} out, sizes 33 to 64", calls, arguments, rounds)
+            found += rows_of(f"{kind} in, {out} out, sizes 33 to 64", calls, arguments, rounds)
     executor = BucketedExec(tiny, dynamic_axes="b").with_pow2()
     small = [(np.ones(n, np.float32),) for n in range(5, 9)]
     calls = {"executor": executor, "compiled": executor.lower(*small[0]).compile()}
-    return found + _rows("NumPy in, jax out, 5 to 8 floats", calls, small, rounds)
+    return found + rows_of("NumPy in, jax out, 5 to 8 floats", calls, small, rounds)
 
 
 def new_sizes(options: Options) -> list[Row]:

@@ -24,6 +24,10 @@ PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 Row = dict[str, Any]
 
 
+class NotHere(RuntimeError):
+    """Raised for a section that cannot be run here, with the reason."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How a section is run.
@@ -64,6 +68,7 @@ class Section:
         columns: Columns of its table.
         target: ``"module:function"``: takes `Options`, returns the rows.
         group: Key of the rows by which they are split into tables; None for one table.
+        command: What runs it, if not ``python -m benchmarks.table``.
     """
 
     name: str
@@ -72,16 +77,20 @@ class Section:
     columns: Sequence[Column]
     target: str
     group: str | None = None
+    command: str | None = None
 
     def run(self, options: Options) -> list[Row]:
         """The rows, measured in a process of its own.
 
         Raises:
+            NotHere: It cannot be run here, with the reason.
             RuntimeError: The section failed, with the reason.
         """
         arguments = {"target": self.target, "options": asdict(options)}
         target = "benchmarks.sections:measure"
         outcome = run_alone(target, arguments, timeout=24 * 3600, silent=False)
+        if outcome.status == "skipped":
+            raise NotHere(f"{self.name} skipped: {outcome.reason}")
         if outcome.status != "ok":
             raise RuntimeError(f"{self.name} {outcome.status}: {outcome.reason}")
         return outcome.value
@@ -127,6 +136,8 @@ def add_ratios(rows: list[Row], to: str) -> None:
 
 def command(section: Section, options: Options) -> str:
     """What runs this section again."""
+    if section.command is not None:
+        return section.command
     calls = "" if options.calls is None else f" --calls {options.calls}"
     return f"python -m benchmarks.table {section.name}{calls}"
 
@@ -162,13 +173,27 @@ def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def save(section: Section, rows: list[Row], options: Options, folder: Path = RESULTS) -> None:
-    """Keep a run, in place of the one before."""
+def save(
+    section: Section,
+    rows: list[Row],
+    options: Options,
+    folder: Path = RESULTS,
+    device: str | None = None,
+) -> None:
+    """Keep a run, in place of the one before.
+
+    Args:
+        section: What was run.
+        rows: What it measured.
+        options: How it was run.
+        folder: Where it is kept.
+        device: The accelerator, if it ran on one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
         "when": datetime.date.today().isoformat(),
         "command": command(section, options),
-        "environment": environment(),
+        "environment": environment() | ({} if device is None else {"device": device}),
         "rows": rows,
     }
     (folder / f"{section.name}.json").write_text(json.dumps(kept, indent=1) + "\n")

@@ -30,16 +30,18 @@ REFERENCE = "expert pow2"
 
 def cold(options: Options) -> list[Row]:
     """A row for each contender."""
-    return _cold(options, ENTRIES, REFERENCE)
+    return cold_rows(options, ENTRIES, REFERENCE)
 
 
 def plans(options: Options) -> list[Row]:
     """A row for each way of choosing buckets."""
-    return _cold(options, PLANS, PLANS[0].name)
+    return cold_rows(options, PLANS, PLANS[0].name)
 
 
-def _cold(options: Options, entries: Sequence[Entry], reference: str) -> list[Row]:
-    """A row for each contender, one process after the other."""
+def cold_rows(
+    options: Options, entries: Sequence[Entry], reference: str, timeout: float = 3600
+) -> list[Row]:
+    """A row for each contender, one process after the other, none longer than ``timeout``."""
     calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -57,6 +59,7 @@ def _cold(options: Options, entries: Sequence[Entry], reference: str) -> list[Ro
                 "benchmarks.contenders.cold:start",
                 {"name": contender.name, "calls": calls, "exact": str(exact)},
                 python=options.peers_python if contender.peer else sys.executable,
+                timeout=timeout,
             )
             row: Row = {"contender": contender.name}
             row |= outcome.value or {"note": f"{outcome.status}: {outcome.reason}"}
@@ -77,15 +80,15 @@ def write_exact(path: str, calls: int) -> None:
 def warm(options: Options) -> list[Row]:
     """The stream once all is compiled: contenders in turn, call by call, in one process."""
     ours = [e for e in ENTRIES if e.name.startswith("bucketjit")]
-    return _warm(options, [entry(REFERENCE), *ours])
+    return warm_rows(options, [entry(REFERENCE), *ours])
 
 
 def warm_plans(options: Options) -> list[Row]:
     """The same, by ways of choosing buckets."""
-    return _warm(options, PLANS)
+    return warm_rows(options, PLANS)
 
 
-def _warm(options: Options, entries: Sequence[Entry]) -> list[Row]:
+def warm_rows(options: Options, entries: Sequence[Entry]) -> list[Row]:
     """A row for each contender; the first is what they are compared with."""
     calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
     sizes, weights = encoder.draw_sizes(calls), encoder.draw_weights()

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks import (
+    accelerator,
     building,
     computed,
     dispatch,
@@ -33,6 +34,7 @@ from benchmarks import (
 from benchmarks.alone import ROOT
 from benchmarks.sections import (
     RESULTS,
+    NotHere,
     add_options,
     load,
     options_of,
@@ -53,6 +55,7 @@ SECTIONS = (
     *refining.SECTIONS,
     *growth.SECTIONS,
     *saving.SECTIONS,
+    *accelerator.SECTIONS,
 )
 PAGE = ROOT / "benchmarks" / "README.md"
 
@@ -109,6 +112,9 @@ def main() -> None:
         began = time.monotonic()
         try:
             rows = section.run(options)
+        except NotHere as reason:
+            print(reason, file=sys.stderr)
+            continue
         except RuntimeError as error:
             failed.append(section.name)
             print(error, file=sys.stderr)

@@ -30,6 +30,7 @@ from bucketjit._raised import is_of_machine
 
 _ALIGNMENT = 16  # bytes; XLA refuses operands whose address is not a multiple of it
 _MOST = 2**31 - 1  # the largest int32; the programs below count elements in int32
+_UNVERSIONED = (0, 8)  # the newest DLPack without a version, and a read-only flag, in its structure
 
 
 class _Tensor(ctypes.Structure):
@@ -73,7 +74,7 @@ class _View:
         return self._array.__dlpack_device__()
 
     def __dlpack__(self, *, stream: object = None, **_: object) -> Any:
-        capsule = self._array.__dlpack__(stream=stream)
+        capsule = self._array.__dlpack__(stream=stream, max_version=_UNVERSIONED)
         tensor = _Tensor.from_address(_pointer_of(capsule))
         tensor.ndim = len(self._shape)
         stride = 1
@@ -100,9 +101,21 @@ def can_view(array: jax.Array) -> bool:
     """Whether the memory of an array can be viewed in another shape."""
     return (
         array.ndim > 0  # `_View` has no room for the shape of a view of a scalar
-        and len(array.sharding.device_set) == 1
+        and _is_in_device_memory(array.sharding)
         and _exports(array.dtype, _device_of(array).platform)
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_in_device_memory(sharding: Any) -> bool:
+    """Whether an array is on one device, in the memory where that device puts arrays by itself.
+
+    A view of an array in pinned host memory would be taken for one in the memory of the GPU.
+    """
+    if len(sharding.device_set) != 1:
+        return False
+    (device,) = sharding.device_set
+    return sharding.memory_kind in (None, device.default_memory().kind)
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,8 +124,8 @@ def _exports(dtype: np.dtype[Any], platform: str) -> bool:
     if platform not in ("cpu", "gpu", "cuda", "rocm"):
         return False
     try:
-        probe = jnp.zeros((2, 2), dtype)
-        capsule = probe.__dlpack__()
+        probe: Any = jnp.zeros((2, 2), dtype)
+        capsule = probe.__dlpack__(max_version=_UNVERSIONED)
         strides = _Tensor.from_address(_pointer_of(capsule)).strides
         return not strides or (strides[0], strides[1]) == (2, 1)
     except Exception as error:  # a dtype that DLPack lacks raises one of several exceptions
@@ -176,7 +189,7 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     views = [_view(array, (width,)), _view(array, (width,), second)]
     if tail:
         views.append(_view(array, (tail,), total - tail))
-    numbers = _on_device((second, total - tail, *array.shape), _device_of(array))
+    numbers = on_device((second, total - tail, *array.shape), _device_of(array))
     inner = array.shape[1:] != shape[1:]
     return _padding_program(width, tail, shape, inner)(numbers, *views)
 
@@ -195,13 +208,25 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         An array on the same device.
     """
     if array.shape[1:] != shape[1:]:
-        numbers = _on_device(shape, _device_of(array))
+        numbers = on_device(shape, _device_of(array))
         array = _compacting_program(array.shape)(numbers, array)
     return _view(array, shape)
 
 
+def sizes_beside(array: jax.Array, sizes: tuple[int, ...]) -> Any:
+    """Sizes as an int32 vector for a program that takes ``array``.
+
+    On an accelerator the vector is there already the second time. JAX would copy a NumPy array in
+    each call, which ``jax.transfer_guard("disallow")`` refuses.
+    """
+    devices = getattr(getattr(array, "sharding", None), "device_set", ())
+    if len(devices) != 1 or next(iter(devices)).platform == "cpu":
+        return np.array(sizes, np.int32)
+    return on_device(sizes, next(iter(devices)))
+
+
 @functools.lru_cache(maxsize=4096)
-def _on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
+def on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
     """Integers as an int32 array on a device, kept for the next call."""
     return jax.device_put(np.array(numbers, np.int32), device)
 

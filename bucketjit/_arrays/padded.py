@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bucketjit._arrays.device import sizes_beside
 from bucketjit.errors import ArgumentError
 
 
@@ -180,7 +181,8 @@ class Padded:
             if self.array.shape == shape:
                 return self.array
             return _rebucket(self.array.shape, shape)(self.array)
-        return _rebucket(self.array.shape, shape, True)(self.array, np.array(self.sizes, np.int32))
+        sizes = sizes_beside(self.array, self.sizes)
+        return _rebucket(self.array.shape, shape, True)(self.array, sizes)
 
     def __reduce__(self) -> Any:
         return _restored, (self.array, self.sizes, self._zeros)

@@ -128,6 +128,21 @@ class Executable:
         devices = self.compiled.runtime_executable().local_devices()
         return len(devices) == 1 and devices[0].platform == "cpu"
 
+    def sizes_for(self, call: ResolvedCall) -> Any:
+        """The first argument of a run for a call, see `sizes_argument`.
+
+        It is put on an accelerator by request: as an argument from the host it would be an implicit
+        transfer, which ``jax.transfer_guard("disallow")`` refuses.
+        """
+        sizes = sizes_argument(call, self.size_constant_shapes)
+        return jax.device_put(sizes) if self.on_accelerator else sizes
+
+    @functools.cached_property
+    def on_accelerator(self) -> bool:
+        """Whether a device that it runs on is no CPU."""
+        devices = self.compiled.runtime_executable().local_devices()
+        return any(device.platform != "cpu" for device in devices)
+
     @property
     def waits(self) -> bool:
         """Whether ``to_host`` returns only after the call has finished."""

@@ -157,7 +157,8 @@ class Watch:
         except FileNotFoundError:
             return State.GONE
         except OSError as error:
-            contents = type(error).__name__.encode()  # if it stays so, its holder is as good as dead
+            # If it stays so, its holder is as good as dead.
+            contents = type(error).__name__.encode()
         now = time.monotonic()
         owners = {_owner(contents), _owner(self._seen)} - {b""}
         if len(owners) > 1:  # another process has it by now

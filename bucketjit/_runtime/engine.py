@@ -16,7 +16,7 @@ from typing import Any
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.computed_results import SizesDiffer
-from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
+from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import Event, emit, shown
@@ -254,7 +254,7 @@ class Engine:
         self, key: object, entry: Executable, signed: SignedCall, call: ResolvedCall, out: Out
     ) -> ServedCall:
         """How an executable serves a call."""
-        sizes = sizes_argument(call, entry.size_constant_shapes)
+        sizes = entry.sizes_for(call)
         finish = entry.finisher(call, out, self.counters)
         note = None if self.observer is None else functools.partial(self.observer.note, call.sizes)
         return ServedCall(key, sizes, finish, counter_of(entry, call, signed), note)

@@ -13,7 +13,7 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied, plain
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.computed_results import SizesDiffer
-from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
+from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._config import Check
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.compiler import as_stage
@@ -205,7 +205,7 @@ class Compiled(Stage):
         engine, entry = self._subject.engine, self._entry
         out = engine.config.out
         call = self._arguments.resolve(signed)
-        sizes = sizes_argument(call, entry.size_constant_shapes)
+        sizes = entry.sizes_for(call)
         line = counter_of(entry, call, signed)
         served = ServedCall(self._key, sizes, entry.finisher(call, out, engine.counters), line)
         result = engine.run(entry, signed, call, served, out)

@@ -12,6 +12,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._arrays import device, padding
+from bucketjit._compile.executable import Executable
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint16", "bool", "complex64"]
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
@@ -127,3 +128,30 @@ def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch
             if out == "jax":
                 assert (a.weak_type, a.committed) == (e.weak_type, e.committed)
                 assert a.sharding == e.sharding
+
+
+def test_no_implicit_transfer_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard of JAX counts what goes to a device, on CPU too."""
+    monkeypatch.setattr(padding, "_in_host_memory", lambda sharding: False)
+    monkeypatch.setattr(Executable, "on_accelerator", True)
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
+    first, other = (jax.device_put(contents((n, 4), "float32")) for n in (5, 7))
+    executor(first)
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        again = executor(first)
+    with jax.transfer_guard_host_to_device("disallow"):
+        got = executor(other)
+    np.testing.assert_array_equal(again, first * 2)
+    np.testing.assert_array_equal(got, other * 2)
+
+
+def test_memory_of_the_host_is_not_viewed() -> None:
+    """As a view, an array in pinned host memory would be one in the memory of a GPU."""
+    cpu = jax.devices()[0]
+    kinds = {memory.kind for memory in cpu.addressable_memories()}
+    usual = cpu.default_memory().kind
+    for kind in kinds:
+        placed = jax.sharding.SingleDeviceSharding(cpu, memory_kind=kind)
+        array = jax.device_put(np.zeros((4, 4), np.float32), placed)
+        assert device.can_view(array) == (kind == usual)
+    assert len(kinds) > 1
