@@ -10,7 +10,7 @@ run exact is an error.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -48,33 +48,11 @@ class OnShards:
 
     Args:
         chosen: The mesh and the axis.
-
-    Attributes:
-        is_active: Calls are always served here.
     """
-
-    is_active = True
 
     def __init__(self, chosen: Sharded) -> None:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
-
-    def serve(self, engine: Engine, sign: Callable[[], SignedCall]) -> Any:
-        """Run a call on this process alone; the other ones must run the same bucket.
-
-        Args:
-            engine: The engine.
-            sign: Signs the call.
-
-        Returns:
-            The result.
-
-        Raises:
-            FallbackError: The program cannot be masked.
-            Exception: What a call raises.
-        """
-        call = self.cut(engine, sign())
-        return self.run(engine, call, self.decided(engine, call), engine.config.out)
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.
@@ -140,35 +118,35 @@ class OnShards:
             )
         self._checked.add(program)
 
-    def run(self, engine: Engine, call: ShardedCall, masked: Masked, out: Out) -> Any:
+    def run(
+        self,
+        engine: Engine,
+        call: ShardedCall,
+        program: Interface,
+        entry: Executable,
+        is_compiled: bool,
+        out: Out,
+    ) -> Any:
         """Run a call in a bucket that all processes have chosen.
 
         Args:
             engine: The engine.
             call: The call.
-            masked: The program and the bucket, which holds the sizes of all shards.
+            program: Its program.
+            entry: The executable of the bucket.
+            is_compiled: Whether it was compiled for this call.
             out: The form of the results.
 
         Returns:
             The results: the rows of this process, and values that are the same on all shards.
-
-        Raises:
-            FallbackError: The program cannot be masked.
         """
-        shards = local_shards(self._chosen)
-        entry, is_compiled = self.executable(engine, call, masked)
-        line = _counter(entry, call)
-        with counted(engine.counters, line, is_compiled):
+        shards, call = local_shards(self._chosen), call.with_program(program)
+        with counted(engine.counters, _counter(entry, call), is_compiled):
             sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = _arguments(shards, entry, call)
             if is_compiled:
                 entry.expect(arguments)
             results = entry.run(global_rows(shards, sizes), arguments)
-        if is_compiled:
-            engine.recompiles.note(call.signed, call.call.sizes)
-        if engine.observer is not None:
-            engine.observer.learn(call.signed, call.call)
-            engine.observer.note(call.call.sizes)
         return _results(shards, entry, call, results, out)
 
     def executable(
@@ -191,7 +169,7 @@ class OnShards:
             entry, source, _ = engine.provider.get(
                 masked.key,
                 lambda: engine.requests.masked(whole.signed, whole.call, masked.bucket),
-                may_stand_in=jax.process_count() == 1,
+                may_stand_in=False,
             )
             return entry, source == "compile"
         except MaskingError as error:
