@@ -102,50 +102,30 @@ def _function(
     after: Any,
 ) -> Masked:
     """The function, and the types to lower it for. Traces nothing."""
-    program = call.program
+    program, padded = call.program, dict(pads)
     assert isinstance(program, Program)
-    padded = dict(pads)
     arrays = array_leaves(signed)
     expected = Expected({k for k, i in enumerate(arrays) if i in padded})
-    cut, whole = PartitionSpec(shards.axis), PartitionSpec()
-    consts = [_of_host(c) for c in program.consts]
-
-    def one(sizes: Any, *given: Any) -> list[Any]:
-        values = {v: sizes[0, i] for i, v in enumerate(call.variables)}
-        at = BucketSizes(
-            program.padded_sizes(bucket), program.lower, values, (), uneven=(shards.axis,)
-        )
-        return evaluated(program, consts, given, at, rules(), hooks(None, after()), 0)
+    one = _of_one(shards, call, bucket, rules, after)
+    specs = [_spec(shards, i in padded) for i in arrays]
+    out_specs = [_spec(shards, i in program.open_outs) for i in range(len(program.out_shapes))]
+    sharded: dict[str, Any] = {"in_specs": (_spec(shards, True), *specs), "out_specs": out_specs}
 
     def every(sizes: Any, *given: Any) -> Any:
         expected.check(given, {})
-        outs = jax.shard_map(
-            one,
-            mesh=shards.whole.mesh,
-            in_specs=(cut, *(cut if i in padded else whole for i in arrays)),
-            out_specs=[
-                cut if i in program.open_outs else whole for i in range(len(program.out_shapes))
-            ],
-            check_vma=False,
-        )(sizes, *given)
-        return program.out_tree.unflatten(outs)
+        mapped = jax.shard_map(one, mesh=shards.whole.mesh, **sharded, check_vma=False)
+        return program.out_tree.unflatten(mapped(sizes, *given))
 
     every.__name__ = getattr(signed.signature.fn, "__name__", "shards").replace(" ", "_")
-    static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
-    structs = [_struct(shards, signed, i, padded.get(i)) for i in arrays]
-    donated = donated_arrays(signed, padded)
-    options = dict(options)
+    vectors = (shards.count, len(call.variables))
+    donated = tuple(1 + k for k in donated_arrays(signed, padded))
     return Masked(
-        function=jax.jit(
-            every, donate_argnums=tuple(1 + k for k in donated), compiler_options=options
-        ),
-        sizes=jax.ShapeDtypeStruct(
-            (shards.count, len(call.variables)), np.int32, sharding=shards.rows
-        ),
-        args=structs,
+        function=jax.jit(every, donate_argnums=donated, compiler_options=dict(options)),
+        sizes=jax.ShapeDtypeStruct(vectors, np.int32, sharding=shards.rows),
+        args=[_struct(shards, signed, i, padded.get(i)) for i in arrays],
         kwargs={},
         expected=expected,
-        at=static,
+        at=BucketSizes(program.padded_sizes(bucket), program.lower, {}),
         call=call,
         origin=Origin(signed, call.tokens, call.sizes),
         bucket=bucket,
@@ -155,6 +135,27 @@ def _function(
         donated_leaves=frozenset(),
         options=options,
     )
+
+
+def _of_one(
+    shards: LocalShards, call: ResolvedCall, bucket: Mapping[str, int], rules: Any, after: Any
+) -> Callable[..., list[Any]]:
+    """The masked program of one shard, which takes its row of the sizes."""
+    program = call.program
+    assert isinstance(program, Program)
+    consts = [_of_host(c) for c in program.consts]
+    padded_sizes, uneven = program.padded_sizes(bucket), (shards.axis,)
+
+    def one(sizes: Any, *given: Any) -> list[Any]:
+        values = {v: sizes[0, i] for i, v in enumerate(call.variables)}
+        at = BucketSizes(padded_sizes, program.lower, values, (), uneven)
+        return evaluated(program, consts, given, at, rules(), hooks(None, after()), 0)
+
+    return one
+
+
+def _spec(shards: LocalShards, is_cut: bool) -> PartitionSpec:
+    return PartitionSpec(shards.axis) if is_cut else PartitionSpec()
 
 
 def array_leaves(signed: SignedCall) -> list[int]:

@@ -11,6 +11,7 @@ open axes combines positions of different shards. If the sizes are the same on a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -24,8 +25,6 @@ from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero
 from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
 from bucketjit._masking.shard_types import CASTS, WITHOUT_TYPES
 from bucketjit._sizes.expressions import is_symbolic
-
-UNEVEN = "it combines an open axis whose size differs from shard to shard"
 
 
 def fold(identity: Identity, name: str = "") -> Rule:
@@ -43,9 +42,10 @@ def fold(identity: Identity, name: str = "") -> Rule:
         """Padding holds the neutral element, so it cannot change the result."""
         axes = ctx.params["axes"]
         placed = tuple(a for a in axes if isinstance(a, int))
-        named = any(a in ctx.uneven for a in axes)
-        if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
-            ctx.refuse(UNEVEN, REDUCE_FIRST)
+        if _is_uneven(ctx, axes):
+            ctx.refuse(
+                "it combines an open axis whose size differs from shard to shard", REDUCE_FIRST
+            )
         if not axes:
             return operands if ctx.primitive.multiple_results else operands[0]
         return _bind(
@@ -53,6 +53,12 @@ def fold(identity: Identity, name: str = "") -> Rule:
         )
 
     return rule
+
+
+def _is_uneven(ctx: RuleContext, axes: Iterable[Any]) -> bool:
+    """Whether open axes of shards whose sizes differ are combined."""
+    named = any(a in ctx.uneven for a in axes)
+    return named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes)
 
 
 def _bind(ctx: RuleContext, name: str, *operands: Array) -> Any:
@@ -73,8 +79,8 @@ def gather(ctx: RuleContext, operand: Array) -> Any:
 def mean(ctx: RuleContext, operand: Array) -> Any:
     """The rows of each shard weigh its value; half floats are summed in float32."""
     axis, rows = ctx.symbolic_params["axis"], ctx.logical(ctx.symbolic_params["rows"])
-    if any(map(is_symbolic, ctx.in_shapes[0])):
-        ctx.refuse(UNEVEN, REDUCE_FIRST)
+    if _is_uneven(ctx, (axis,)):
+        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
     kind = jnp.promote_types(operand.dtype, jnp.float32)
     weight = jnp.asarray(rows, jnp.finfo(kind).dtype)
     total = jax.lax.psum(operand.astype(kind) * weight, axis)
