@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,16 +27,24 @@ from bucketjit._jax.coordination import StoreLost
 from bucketjit._processes.channel import Messages
 from bucketjit._processes.identity import described, digest_of_call, name_of_executable
 from bucketjit._processes.job import Job, this_job
+from bucketjit._processes.on_shards import OnShards
 from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
 from bucketjit._processes.recall import Given, Recall
+from bucketjit._processes.split_rows import ShardedCall
 from bucketjit._raised import first_line, in_one_line
-from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Chunked, Decision, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.handler import Evicted
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import AgreementError, MaskingError, SpecError
+from bucketjit.errors import (
+    AgreementError,
+    BucketOverflowError,
+    FallbackError,
+    MaskingError,
+    SpecError,
+)
 
 
 class Considered(NamedTuple):
@@ -44,13 +52,17 @@ class Considered(NamedTuple):
 
     Attributes:
         signed: The call.
-        call: The same call, resolved.
+        call: The same call, resolved; on shards, that of the largest one of this process.
         proposal: What the others are told.
+        error: The error that says why it has no bucket, if there is one.
+        sharded: The calls of the shards of this process; None without shards.
     """
 
     signed: SignedCall
     call: ResolvedCall
     proposal: Proposal
+    error: Exception | None = None
+    sharded: ShardedCall | None = None
 
 
 @dataclass
@@ -75,14 +87,16 @@ class Agreement:
 
     Args:
         chosen: What the user chose.
+        shards: Runs a function of one shard; None for a function of whole calls.
 
     Attributes:
         expected: The batch whose call comes next, in a loop over `agreed_batches`; None outside.
     """
 
-    def __init__(self, chosen: Agreed) -> None:
+    def __init__(self, chosen: Agreed, shards: OnShards | None = None) -> None:
         self._chosen = chosen
-        self._active: bool | None = True if callable(chosen.by) else None
+        self._shards = shards
+        self._active: bool | None = True if callable(chosen.by) or shards is not None else None
         # The executables that all processes have: a name -> the key in the cache of this one.
         self._common: dict[str, tuple[weakref.ref[Interface], Any]] = {}
         self._digests: weakref.WeakKeyDictionary[Interface, str] = weakref.WeakKeyDictionary()
@@ -91,7 +105,7 @@ class Agreement:
 
     @property
     def is_active(self) -> bool:
-        """Whether calls are agreed on: not if there is one process."""
+        """Whether calls are served here: not if there is one process, and no shards."""
         if self._active is None:
             self._active = jax.process_count() > 1
         return self._active
@@ -102,8 +116,10 @@ class Agreement:
         return self._chosen.timeout
 
     def job(self) -> Job | None:
-        """The processes that agree; None if a function of the user knows the bucket."""
-        return None if callable(self._chosen.by) else this_job()
+        """The processes that agree; None if there is one, or a function knows the bucket."""
+        if callable(self._chosen.by) or jax.process_count() == 1:
+            return None
+        return this_job()
 
     def serve(self, engine: Engine, given: Given) -> Any:
         """Run a call on all processes.
@@ -119,6 +135,7 @@ class Agreement:
             AgreementError: The processes do not agree.
             Exception: What a call raises; the other processes get an `AgreementError` then.
         """
+        given = given if self._shards is None else self._shards.local(given)
         job = self.job()
         step = 0 if job is None else job.number()
         try:
@@ -132,7 +149,9 @@ class Agreement:
         call, proposal = considered.call, considered.proposal
         if found.kinds == {Kind.EXACT}:
             return engine.serve(engine.signer.sign(*given))
-        bucket = found.bucket() if job is not None else self._told_by_user(engine, proposal.bucket)
+        bucket = found.bucket()
+        if callable(self._chosen.by):
+            bucket = self._told_by_user(engine, self._chosen.by, bucket)
         assert call.program is not None
         if not call.program.fits(bucket):
             told = dict.fromkeys(range(len(found.proposals)), f"would run at {shown(bucket)}")
@@ -159,18 +178,25 @@ class Agreement:
         job: Job | None,
     ) -> Any:
         """Run a call in the agreed bucket, and remember it."""
-        signed, call, proposal = considered
-        name = name_of_executable(proposal.program, masked)
+        signed, call, proposal = considered.signed, considered.call, considered.proposal
         entry, is_compiled = self._executable(engine, considered, masked, found, job)
-        served = engine.served(masked.key, entry, signed, call, engine.config.out)
-        result = engine.run(entry, signed, call, served, engine.config.out, is_compiled)
+        out = engine.config.out
+        if self._shards is not None:
+            assert considered.sharded is not None
+            whole, program = considered.sharded, masked.program
+            result = self._shards.run(engine, whole, program, entry, is_compiled, out)
+            signed = whole.signed
+        else:
+            served = engine.served(masked.key, entry, signed, call, out)
+            result = engine.run(entry, signed, call, served, out, is_compiled)
+            if engine.config.check is Check.OFF:
+                name = name_of_executable(proposal.program, masked)
+                self._recall.remember(engine, name, signed, call, given, served)
         if is_compiled:
             engine.recompiles.note(signed, call.sizes)
         if engine.observer is not None:
             engine.observer.learn(signed, call)
         self._note(engine, found)
-        if engine.config.check is Check.OFF:
-            self._recall.remember(engine, name, signed, call, given, served)
         return result
 
     def _note(self, engine: Engine, found: Round) -> None:
@@ -188,8 +214,10 @@ class Agreement:
             return known._replace(proposal=dataclasses.replace(known.proposal, lost=lost)), True
         signed = engine.signer.sign(*given)
         considered = self.consider(engine, signed)
-        # An adaptive strategy proposes another bucket when it has adapted.
-        if considered.proposal.kind is Kind.BUCKET and engine.observer is None:
+        # An adaptive strategy proposes another bucket when it has adapted. The rows of shards are
+        # cut in each call.
+        is_kept = engine.observer is None and self._shards is None
+        if considered.proposal.kind is Kind.BUCKET and is_kept:
             kept = considered._replace(signed=without_values(signed))
             self._recall.propose(signed, considered.call, given, kept)
         return considered, False
@@ -204,31 +232,56 @@ class Agreement:
         Raises:
             Exception: What the call would raise.
         """
+        if self._shards is not None:
+            return self._considered_on_shards(engine, self._shards, signed)
         call = engine.resolve(signed)
         if engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
             raise SpecError(
                 "check: processes that agree on a bucket have no common exact shape to compare "
                 "with; use check='poison'"
             )
-        return Considered(signed, call, self._proposal(engine, signed, call))
+        return self._of_decision(engine, signed, call, engine.decide(signed, call))
 
-    def _proposal(self, engine: Engine, signed: SignedCall, call: ResolvedCall) -> Proposal:
-        digest = self._digest(engine, signed, call)
-        match engine.decide(signed, call):
-            case Masked(program, bucket, None):
-                if program.is_checked_after_runs:
-                    return Proposal(Kind.CANNOT, why="a run decides by sizes that it computes")
-                return Proposal(Kind.BUCKET, digest, bucket, call.sizes, self._lost(engine))
-            case Masked(beyond=why):
-                return Proposal(Kind.CANNOT, digest, why=str(why))
+    def _considered_on_shards(
+        self, engine: Engine, shards: OnShards, signed: SignedCall
+    ) -> Considered:
+        """A call with the bucket of the largest shard of this process."""
+        sharded = shards.cut(engine, signed)
+        call = sharded.call
+        digest = self._digest(engine, sharded.signed, call)
+        try:
+            bucket = shards.decided(engine, sharded).bucket
+        except (FallbackError, BucketOverflowError) as error:
+            proposal = Proposal(Kind.CANNOT, digest, why=in_one_line(error))
+            return Considered(signed, call, proposal, error, sharded)
+        lost = self._lost(engine)
+        proposal = Proposal(Kind.BUCKET, digest, bucket, call.sizes, lost)
+        return Considered(signed, call, proposal, None, sharded)
+
+    def _of_decision(
+        self, engine: Engine, signed: SignedCall, call: ResolvedCall, decision: Decision
+    ) -> Considered:
+        """A call with what a decision proposes for it."""
+        digest, error = self._digest(engine, signed, call), None
+        why: str
+        match decision:
+            case Masked(program, bucket, None) if not program.is_checked_after_runs:
+                lost = self._lost(engine)
+                proposal = Proposal(Kind.BUCKET, digest, bucket, call.sizes, lost)
+                return Considered(signed, call, proposal)
             case Exact(Because.NO_OPEN_AXIS):
-                return Proposal(Kind.EXACT, digest)
-            case Exact(why=why):
-                return Proposal(Kind.CANNOT, digest, why=str(why))
+                return Considered(signed, call, Proposal(Kind.EXACT, digest))
+            case Masked(beyond=None):
+                why = "a run decides by sizes that it computes"
+            case Masked(beyond=beyond):
+                why = str(beyond)
+            case Exact(why=refusal):
+                why = str(refusal)
             case Chunked():
-                return Proposal(Kind.CANNOT, digest, why="it is split into chunks")
-            case Refused(error):
-                return Proposal(Kind.CANNOT, digest, why=in_one_line(error))
+                why = "it is split into chunks"
+            case Refused(refused):
+                why, error = in_one_line(refused), refused
+        return Considered(signed, call, Proposal(Kind.CANNOT, digest, why=why), error)
 
     def _digest(self, engine: Engine, signed: SignedCall, call: ResolvedCall) -> str:
         """The digest of a call; of one with a program it is computed once."""
@@ -252,7 +305,11 @@ class Agreement:
     ) -> Round:
         """What all processes propose for a call, if they can run it together."""
         if job is None:
-            return Round("call", step, [considered.proposal], self.seconds)
+            if considered.error is not None:
+                raise considered.error
+            alone = Round("call", step, [considered.proposal], self.seconds)
+            alone.require(engine.name, Kind.BUCKET, Kind.EXACT)
+            return alone
         found = self._ahead(engine, considered, given)
         if found is None:
             messages = self._exchanged(engine, job, considered.proposal, step)
@@ -311,10 +368,11 @@ class Agreement:
             }
         raise found.error(engine.name, told, EQUAL_CALLS)
 
-    def _told_by_user(self, engine: Engine, bucket: Mapping[str, int]) -> dict[str, int]:
+    def _told_by_user(
+        self, engine: Engine, by: Callable[[dict[str, int]], Any], bucket: dict[str, int]
+    ) -> dict[str, int]:
         """The bucket that the user's function says all processes have."""
-        assert callable(self._chosen.by)
-        told = self._chosen.by(dict(bucket))
+        told = by(dict(bucket))
         good = isinstance(told, Mapping) and told.keys() == bucket.keys()
         if not good or not all(is_int_from(told[v], n) for v, n in bucket.items()):
             raise AgreementError(
@@ -335,9 +393,11 @@ class Agreement:
         job: Job | None,
     ) -> tuple[Executable, bool]:
         """The executable of a bucket, which all processes have when this returns."""
-        signed, call, proposal = considered
+        signed, call, proposal = considered.signed, considered.call, considered.proposal
 
         def get() -> tuple[Executable, bool]:
+            if self._shards is not None and considered.sharded is not None:
+                return self._shards.executable(engine, considered.sharded, masked)
             entry, source, _ = engine.provider.get(
                 masked.key,
                 lambda: engine.requests.masked(signed, call, masked.bucket),
@@ -354,7 +414,7 @@ class Agreement:
                 got = get()
         except Exception as error:
             mine, failed = Proposal(Kind.RAISED, why=in_one_line(error)), error
-            if isinstance(error, MaskingError):  # no rule masks an equation
+            if isinstance(error, MaskingError) and self._shards is None:
                 engine.refusals.note(masked.key, error)
         messages = self._exchanged(engine, job, mine, found.step, True)
         ready = Round.of(found.noun, found.step, messages, self.seconds)

@@ -41,6 +41,8 @@ from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
+
 _INT32 = np.dtype(np.int32)
 _NO_EXACT = "a call on shards of different sizes cannot run at its exact shape"
 
@@ -59,48 +61,21 @@ class OnShards:
 
     Args:
         chosen: The mesh and the axis.
-
-    Attributes:
-        is_active: Calls are always served here.
     """
-
-    is_active = True
 
     def __init__(self, chosen: Sharded) -> None:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
-    def serve(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-        """Run a call on this process alone; the other ones must run the same bucket.
+    def local(self, given: Given) -> Given:
+        """The arguments of a call. Arrays that devices of this process share become local.
 
         Args:
-            engine: The engine.
-            given: Its arguments.
-
-        Returns:
-            The result.
-
-        Raises:
-            FallbackError: The program cannot be masked.
-            Exception: What a call raises.
-        """
-        call = self.cut(engine, self.sign(engine, given))
-        return self.run(engine, call, self.decided(engine, call), engine.config.out)
-
-    def sign(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> SignedCall:
-        """Sign a call. Arrays of several devices that are not placed as results are become local.
-
-        Args:
-            engine: The engine.
-            given: Its arguments.
-
-        Raises:
-            ArgumentError: An argument is not an array, or does not fit its declaration.
-            SpecError: ``dynamic_axes`` does not fit the arguments.
+            given: The arguments.
         """
         if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
             given = jax.tree_util.tree_map(_local, given)
-        return engine.signer.sign(*given)
+        return given
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.
@@ -173,33 +148,33 @@ class OnShards:
             )
         self._checked.add(program)
 
-    def run(self, engine: Engine, call: ShardedCall, masked: Masked, out: Out) -> Any:
+    def run(
+        self,
+        engine: Engine,
+        call: ShardedCall,
+        program: Interface,
+        entry: Executable,
+        is_compiled: bool,
+        out: Out,
+    ) -> Any:
         """Run a call in a bucket that all processes have chosen.
 
         Args:
             engine: The engine.
             call: The call.
-            masked: The program and the bucket, which holds the sizes of all shards.
+            program: Its program.
+            entry: The executable of the bucket.
+            is_compiled: Whether it was compiled for this call.
             out: The form of the results.
 
         Returns:
             The results: the rows of this process, and values that are the same on all shards.
-
-        Raises:
-            FallbackError: The program cannot be masked.
         """
-        shards = local_shards(self._chosen)
-        entry, is_compiled = self.executable(engine, call, masked)
-        line = _counter(entry, call)
-        with counted(engine.counters, line, is_compiled):
+        shards, call = local_shards(self._chosen), call.with_program(program)
+        with counted(engine.counters, _counter(entry, call), is_compiled):
             sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = _arguments(shards, entry, call)
             results = entry.run(global_rows(shards, sizes, _INT32), arguments)
-        if is_compiled:
-            engine.recompiles.note(call.signed, call.call.sizes)
-        if engine.observer is not None:
-            engine.observer.learn(call.signed, call.call)
-            engine.observer.note(call.call.sizes)
         return _results(shards, entry, call, results, out)
 
     def executable(
@@ -222,7 +197,7 @@ class OnShards:
             entry, source, _ = engine.provider.get(
                 masked.key,
                 lambda: engine.requests.masked(whole.signed, whole.call, masked.bucket),
-                may_stand_in=jax.process_count() == 1,
+                may_stand_in=False,
             )
             return entry, source == "compile"
         except MaskingError as error:

@@ -124,6 +124,8 @@ class Round(NamedTuple):
             remedy: What to do.
         """
         every = "; ".join(f"process {i} {did}" for i, did in sorted(told.items()))
+        if len(told) == len(self.proposals) > 1 and len(set(told.values())) == 1:
+            every = f"every process {next(iter(told.values()))}"
         return AgreementError(
             f"{name}, {self.noun} {self.step}: {every}. No process runs this {self.noun}: {remedy}",
             self.step,

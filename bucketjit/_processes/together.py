@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bucketjit._config import Config
+from bucketjit._config import Agreed, Config
 from bucketjit._processes.agreement import Agreement
 from bucketjit._processes.build_shards import ShardRequests
 from bucketjit._processes.on_shards import OnShards
@@ -22,7 +22,7 @@ def together(config: Config) -> Together | None:
         config: The configuration.
     """
     if config.sharded is not None:
-        return OnShards(config.sharded)
+        return Agreement(config.agreed or Agreed(), OnShards(config.sharded))
     return None if config.agreed is None else Agreement(config.agreed)
 
 

@@ -347,3 +347,13 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     assert 2 <= int(compiles) <= 5
     (file,) = tmp_path.iterdir()
     assert b"bucketjit/train_step/compile" in file.read_bytes()
+
+
+def test_processes_end_with_the_parameters_of_one() -> None:
+    require("optax", "sklearn")
+    output = output_of("train_digits_on_processes.py", "--epochs", "1")
+    for way in ("agreed", "by hand"):
+        difference = found(rf"^{way} +2 +\S+ +\S+ +(\S+)$", output)[0]
+        assert 0 < float(difference) <= 1e-5
+    (buckets,) = found(r"^23 steps in the buckets (.+?):", output)
+    assert set(buckets.split(", ")) <= {"8", "16", "32", "64"}
