@@ -313,7 +313,10 @@ class Agreement:
         if found is None:
             messages = self._exchanged(engine, job, considered.proposal, step)
             found = Round.of("call", step, messages, self.seconds)
-        found.require(engine.name, Kind.BUCKET, Kind.EXACT)
+        try:
+            found.require(engine.name, Kind.BUCKET, Kind.EXACT)
+        except AgreementError as error:
+            raise error from considered.error
         proposals = [x for x in found.proposals if x is not None]
         if len({(x.kind, x.program) for x in proposals}) > 1:
             self._tell_difference(engine, considered, job, found)
