@@ -55,7 +55,7 @@ from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._precompile.trial import trial_of
-from bucketjit._processes.together import parts, refuse_inside, together
+from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
@@ -331,5 +331,5 @@ class BucketedExec(
         """
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
-        signed = self._engine.signer.sign(given, named)
+        signed = call_of_shard(self._engine, self._engine.signer.sign(given, named))
         return explain(self._engine, signed, unpadded=None if self._plain is None else WHY)

@@ -12,6 +12,7 @@ from bucketjit._export.bounded import bounded_module
 from bucketjit._export.dynamic import export_dynamic
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
+from bucketjit._processes.together import refuse_apart
 from bucketjit._runtime.decisions import NO_STRATEGY, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -161,6 +162,7 @@ class Exporting:
     ) -> tuple[SignedCall, ResolvedCall]:
         """A call that is not run: it opens no axes."""
         engine = self._engine
+        refuse_apart(engine.config, "export")
         signed = sign_like(engine.signer, args, kwargs)
         with engine.lock, signed.signature.restoring_axes():
             return signed, signed.signature.resolve(signed.shapes)

@@ -10,6 +10,7 @@ from typing import Any
 from bucketjit._artifact.writer import Options, save
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._jax.tracebacks import boundary
+from bucketjit._processes.together import refuse_apart
 from bucketjit._runtime.engine import Engine
 
 
@@ -78,5 +79,6 @@ class Saving:
             >>> float(loaded(np.array([1, 2, 6], np.float32)))
             3.0
         """
+        refuse_apart(self._engine.config, "save")
         asked = Options(sizes, platforms, derivatives, dynamic, executables, key)
         save(self._engine, self._derivatives, Path(path), args, kwargs, asked)

@@ -33,6 +33,7 @@ from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
+from bucketjit._tracing.shards import bound_axis
 from bucketjit.errors import MaskingError
 
 
@@ -271,7 +272,8 @@ def explain(
 
     def interpreted(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
         assert isinstance(program, Program)
-        return masked_equations(program, bucket, engine.requests.rules())
+        with bound_axis(engine.config.sharded):
+            return masked_equations(program, bucket, engine.requests.rules())
 
     return _explained(engine, signed, call, equations or interpreted)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -97,6 +97,31 @@ def host_placer(
     aval, committed = array_type(shape, dtype, weak_type), like.committed
     put = _xla_client.batched_device_put
     return lambda host: put(aval, sharding, [host], devices, committed)
+
+
+def array_of_parts(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    sharding: Any,
+    parts: Sequence[np.ndarray],
+    devices: Sequence[jax.Device],
+) -> jax.Array:
+    """An array on several devices, and perhaps processes, from the parts of this process.
+
+    ``jax.make_array_from_single_device_arrays`` needs each part on its device first, which takes 60
+    us a part. Both end in ``xla_client.batched_device_put`` (since 0.4.9).
+
+    Args:
+        shape: The shape of the whole array.
+        dtype: Its dtype.
+        sharding: Its sharding.
+        parts: The part of each device, in host memory.
+        devices: The devices.
+    """
+    aval = array_type(shape, dtype, False)
+    hosts = [np.asarray(part, dtype) for part in parts]
+    array: jax.Array = _xla_client.batched_device_put(aval, sharding, hosts, list(devices), True)
+    return array
 
 
 def on_default_device(host: object, weak_type: bool = False) -> Any:

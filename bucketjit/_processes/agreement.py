@@ -147,7 +147,7 @@ class Agreement:
         found = self._round_of(engine, considered, given, job, step)
         call, proposal = considered.call, considered.proposal
         if found.kinds == {Kind.EXACT}:
-            return engine.serve(engine.signer.sign(*given))
+            return engine.serve(self._sign(engine, given))
         bucket = found.bucket()
         if callable(self._chosen.by):
             bucket = self._told_by_user(engine, self._chosen.by, bucket)
@@ -164,7 +164,7 @@ class Agreement:
                 self._note(engine, found)
                 return result
         if is_known:
-            considered = considered._replace(signed=engine.signer.sign(*given))
+            considered = considered._replace(signed=self._sign(engine, given))
         return self._run(engine, considered, given, masked, found, job)
 
     def _run(
@@ -198,6 +198,12 @@ class Agreement:
         self._note(engine, found)
         return result
 
+    def _sign(self, engine: Engine, given: Given) -> SignedCall:
+        """Sign a call."""
+        if self._shards is not None:
+            return self._shards.sign(engine, given)
+        return engine.signer.sign(*given)
+
     def _note(self, engine: Engine, found: Round) -> None:
         """Tell an adaptive strategy the largest sizes, which are the same on all processes."""
         if engine.observer is not None:
@@ -211,7 +217,7 @@ class Agreement:
         if known is not None:
             lost = self._lost(engine)
             return known._replace(proposal=dataclasses.replace(known.proposal, lost=lost)), True
-        signed = engine.signer.sign(*given)
+        signed = self._sign(engine, given)
         considered = self.consider(engine, signed)
         # An adaptive strategy proposes another bucket when it has adapted. The rows of shards are
         # cut in each call.

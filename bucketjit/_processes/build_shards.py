@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from bucketjit._compile.argument_types import Expected, padded_leaf_shapes
-from bucketjit._compile.build import Masked, evaluated
+from bucketjit._compile.build import Compile, Masked, evaluated
 from bucketjit._compile.build_exact import Exact
-from bucketjit._compile.executable import Origin
+from bucketjit._compile.executable import Executable, Origin
 from bucketjit._compile.requests import (
     NO_OPTIONS,
     CompileRequest,
@@ -32,6 +32,7 @@ from bucketjit._processes.shard_axis import LocalShards, local_shards
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
 from bucketjit.errors import SpecError
@@ -61,6 +62,22 @@ class ShardRequests(RequestFactory):
             return _function(shards, known, call, bucket, pads, self.rules, of_xla, needed.after)
 
         return made
+
+    def _builder(
+        self,
+        program: Interface,
+        made: Callable[[], Masked],
+        lowering: Lowering[Masked] | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[Compile], Executable]:
+        build = super()._builder(program, made, lowering, options)
+
+        def placed(compile: Compile) -> Executable:
+            entry = build(compile)
+            entry.expect(made().args)  # its origin is the call of one shard
+            return entry
+
+        return placed
 
     def _place(
         self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]

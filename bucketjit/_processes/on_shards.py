@@ -27,11 +27,12 @@ from bucketjit._processes.shard_axis import (
     LocalShards,
     global_rows,
     global_whole,
+    is_foreign,
     local_shards,
 )
 from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded_call
 from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.decisions import Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.runs import counted
@@ -40,7 +41,17 @@ from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
+_INT32 = np.dtype(np.int32)
 _NO_EXACT = "a call on shards of different sizes cannot run at its exact shape"
+
+_NO_ROWS = MaskingError(
+    "an axis has size 0, and each shard needs one row at least",
+    "give this process a row, or leave its devices out of the mesh",
+)
+_NOTHING_OPEN = MaskingError(
+    "no argument has an open axis, so nothing differs from shard to shard",
+    "name the rows in dynamic_axes, or use jax.jit",
+)
 
 
 class OnShards:
@@ -53,6 +64,21 @@ class OnShards:
     def __init__(self, chosen: Sharded) -> None:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
+
+    def sign(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> SignedCall:
+        """Sign a call. Arrays of several devices that are not placed as results are become local.
+
+        Args:
+            engine: The engine.
+            given: Its arguments.
+
+        Raises:
+            ArgumentError: An argument is not an array, or does not fit its declaration.
+            SpecError: ``dynamic_axes`` does not fit the arguments.
+        """
+        if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
+            given = jax.tree_util.tree_map(_local, given)
+        return engine.signer.sign(*given)
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.
@@ -90,6 +116,10 @@ class OnShards:
                 return masked
             case Masked(beyond=why):
                 _refuse(MaskingError(str(why), "choose a larger bucket, or overflow='extend'"))
+            case Exact(Because.EMPTY):
+                _refuse(_NO_ROWS)
+            case Exact(Because.NO_OPEN_AXIS):
+                _refuse(_NOTHING_OPEN)
             case Exact(why=refusal):
                 _refuse(refusal)
             case Chunked():
@@ -106,7 +136,10 @@ class OnShards:
         if program.computed:
             _refuse(MaskingError("it computes sizes, which differ from shard to shard"))
         assert isinstance(program, Program)
-        same = is_same_on_all(program, self._chosen.axis)
+        try:
+            same = is_same_on_all(program, self._chosen.axis)
+        except MaskingError as refusal:
+            _refuse(refusal)
         differing = [
             i for i, is_same in enumerate(same) if not is_same and i not in program.open_outs
         ]
@@ -144,9 +177,7 @@ class OnShards:
         with counted(engine.counters, _counter(entry, call), is_compiled):
             sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = _arguments(shards, entry, call)
-            if is_compiled:
-                entry.expect(arguments)
-            results = entry.run(global_rows(shards, sizes), arguments)
+            results = entry.run(global_rows(shards, sizes, _INT32), arguments)
         return _results(shards, entry, call, results, out)
 
     def executable(
@@ -178,6 +209,20 @@ class OnShards:
         _refuse(refused)
 
 
+def _is_spread(leaf: Any) -> bool:
+    """Whether an argument is cut over several devices, or its type names a mesh."""
+    return isinstance(leaf, jax.Array) and is_foreign(leaf.sharding)
+
+
+def _local(leaf: Any) -> Any:
+    """An argument as an array of this process, if it is spread and this process has all of it."""
+    if not _is_spread(leaf):
+        return leaf
+    if leaf.is_fully_replicated:
+        return leaf.addressable_data(0)
+    return np.asarray(leaf) if leaf.is_fully_addressable else leaf
+
+
 def _refuse(why: MaskingError) -> NoReturn:
     raise FallbackError(f"{_NO_EXACT}: {why.reason}", why.remedy) from None
 
@@ -206,12 +251,10 @@ def _arguments(shards: LocalShards, entry: Executable, call: ShardedCall) -> lis
         value, dtype = given.leaves[i], given.signature.types[i].dtype
         if i not in shapes:
             value = plain(value)
-            if isinstance(value, bool | int | float | complex):
-                value = np.asarray(value, dtype)
-            found.append(global_whole(shards, value))
+            found.append(global_whole(shards, value, dtype))
             continue
         parts = [pad(p.value(i, value), shapes[i]) for p in call.parts]
-        found.append(global_rows(shards, parts))
+        found.append(global_rows(shards, parts, dtype))
     return found
 
 

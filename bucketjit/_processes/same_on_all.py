@@ -19,10 +19,12 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, table, through
 from bucketjit._ir.shard_mean import shard_mean_p
-from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr, shape_of
+from bucketjit._jax.jaxprs import all_equations, bodies, is_jaxpr, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
+from bucketjit._jax.user_code import source_line
 from bucketjit._sizes.expressions import is_symbolic
 from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError
 
 
 def is_same_on_all(program: Program, axis: Any) -> list[bool]:
@@ -31,6 +33,10 @@ def is_same_on_all(program: Program, axis: Any) -> list[bool]:
     Args:
         program: The program of one shard.
         axis: The axis of the shards.
+
+    Raises:
+        MaskingError: A collective is in a branch or loop that some shards take and others do not,
+            so that they would wait for each other for ever.
     """
     jaxpr = program.jaxpr
     analysis = _SameOnAll(axis)
@@ -99,19 +105,42 @@ class _SameOnAll(Analysis[bool]):
 
     def _branches(self, eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
         outs = through(self, eqn, ins)
-        return outs if ins[0] else [False] * len(outs)
+        return outs if ins[0] else self._different(eqn, "condition")
 
     def _while_loop(self, eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
         outs = through(self, eqn, ins)
         condition = open_jaxpr(eqn.params["cond_jaxpr"])[0]
         consts = ins[: eqn.params["cond_nconsts"]]
         (goes_on,) = follow(self, condition, [*consts, *outs])
-        return outs if goes_on else [False] * len(outs)
+        return outs if goes_on else self._different(eqn, "condition")
 
     def _scan(self, eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
-        if is_symbolic(eqn.params["length"]):  # each shard takes turns of its own number
-            return [False] * len(eqn.outvars)
+        if is_symbolic(eqn.params["length"]):
+            return self._different(eqn, "number of steps")
         return through(self, eqn, ins)
+
+    def _different(self, eqn: JaxprEqn, what: str) -> Sequence[bool]:
+        """The results of a branch or a loop that differs, in which no collective may be."""
+        for body in bodies(eqn):
+            for inner in all_equations(body):
+                if self._combines(inner):
+                    line = source_line(inner, (eqn,)) or source_line(eqn)
+                    where = f" [{line}]" if line else ""
+                    raise MaskingError(
+                        f"{eqn.primitive.name}: it holds a collective, and its {what} differs from "
+                        f"shard to shard, so shards would wait for each other for ever{where}",
+                        "decide by a value that is the same on all shards, such as jax.lax.pmax "
+                        "of it, or take the collective out",
+                    )
+        return _differs(eqn, ())
+
+    def _combines(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation waits for other shards."""
+        if eqn.primitive is shard_mean_p:
+            return True
+        names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+        names = names if isinstance(names, tuple | list) else (names,)
+        return self._axis in names and eqn.primitive.name != "axis_index"
 
 
 def _differs(eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:

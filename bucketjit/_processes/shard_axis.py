@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bucketjit._config import Sharded
+from bucketjit._jax.arrays import array_of_parts
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -33,6 +34,11 @@ class LocalShards:
     devices: tuple[tuple[Any, ...], ...]
     rows: NamedSharding
     whole: NamedSharding
+
+    @functools.cached_property
+    def own(self) -> tuple[Any, ...]:
+        """All devices of this process."""
+        return tuple(device for row in self.devices for device in row)
 
 
 def checked_axis(mesh: Any, axis: Any) -> Sharded:
@@ -109,39 +115,66 @@ def even_parts(n: int, count: int) -> list[int]:
     return [n // count + (i < n % count) for i in range(count)]
 
 
-def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:
+def global_rows(shards: LocalShards, parts: Sequence[Any], dtype: np.dtype[Any]) -> jax.Array:
     """An array of all shards, from the parts of this process.
 
     Args:
         shards: The shards.
         parts: The part of each shard of this process, of equal shapes.
+        dtype: The dtype of the array.
     """
     first = parts[0]
     shape = (first.shape[0] * shards.count, *first.shape[1:])
-    pieces = [
-        jax.device_put(part, device)
-        for part, devices in zip(parts, shards.devices, strict=True)
-        for device in devices
-    ]
-    return jax.make_array_from_single_device_arrays(shape, shards.rows, pieces)
+    every = [x for x, devices in zip(parts, shards.devices, strict=True) for _ in devices]
+    return _placed(shape, dtype, shards.rows, every, shards.own)
 
 
-def global_whole(shards: LocalShards, value: Any) -> jax.Array:
+def global_whole(shards: LocalShards, value: Any, dtype: np.dtype[Any]) -> jax.Array:
     """An array of which each device has a copy.
 
     Args:
         shards: The shards.
         value: An array of this process; or one of all processes of which each device has a copy.
+        dtype: The dtype of the array.
 
     Returns:
         The array; ``value`` itself if it is placed so already.
     """
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        if value.sharding.is_equivalent_to(shards.whole, value.ndim):
+    if isinstance(value, jax.Array):
+        if _is_placed(value.sharding, value.ndim, shards.whole):
             return value
-        if value.is_fully_replicated:
+        if not value.is_fully_addressable:  # it is replicated, over another mesh
             value = value.addressable_data(0)
-    elif isinstance(value, jax.Array) and value.sharding == shards.whole:
-        return value
-    pieces = [jax.device_put(value, device) for own in shards.devices for device in own]
-    return jax.make_array_from_single_device_arrays(pieces[0].shape, shards.whole, pieces)
+    return _placed(np.shape(value), dtype, shards.whole, [value] * len(shards.own), shards.own)
+
+
+# Both are asked for each argument of each call, and the arguments have few shardings.
+@functools.lru_cache(maxsize=1024)
+def _is_placed(sharding: Any, ndim: int, whole: NamedSharding) -> bool:
+    """Whether an array with a sharding is one of which each device has a copy."""
+    return not is_foreign(sharding) and bool(sharding.is_equivalent_to(whole, ndim))
+
+
+@functools.lru_cache(maxsize=1024)
+def is_foreign(sharding: Any) -> bool:
+    """Whether arrays with a sharding are cut over devices, or have types that name a mesh.
+
+    Args:
+        sharding: The sharding.
+    """
+    explicit = AxisType.Explicit in getattr(getattr(sharding, "mesh", None), "axis_types", ())
+    return explicit or not sharding.is_fully_replicated
+
+
+def _placed(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    sharding: NamedSharding,
+    parts: Sequence[Any],
+    devices: Sequence[Any],
+) -> jax.Array:
+    """An array from the part of each device of this process."""
+    if not any(isinstance(part, jax.Array) for part in parts):
+        return array_of_parts(shape, dtype, sharding, parts, devices)
+    pieces = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)

@@ -6,8 +6,12 @@ from bucketjit._config import Agreed, Config
 from bucketjit._processes.agreement import Agreement
 from bucketjit._processes.build_shards import ShardRequests
 from bucketjit._processes.on_shards import OnShards
+from bucketjit._processes.shard_axis import local_shards
+from bucketjit._processes.split_rows import sharded_call
+from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.observers import Together
+from bucketjit._signature.signer import SignedCall
 from bucketjit.errors import SpecError
 
 
@@ -29,6 +33,40 @@ def parts(config: Config) -> Parts:
         config: The configuration.
     """
     return TRACED if config.sharded is None else Parts(requests=ShardRequests)
+
+
+def call_of_shard(engine: Engine, signed: SignedCall) -> SignedCall:
+    """The call of the largest shard of this process, for functions of one; else the call itself.
+
+    Args:
+        engine: The engine.
+        signed: The call.
+
+    Raises:
+        ArgumentError: The arguments cannot be cut for the devices of this process.
+    """
+    if engine.config.sharded is None:
+        return signed
+    count = len(local_shards(engine.config.sharded).devices)
+    with engine.lock, signed.signature.restoring_axes():
+        return sharded_call(engine, signed, count).signed
+
+
+def refuse_apart(config: Config, what: str) -> None:
+    """Refuse to write a function of one shard to a module or a file.
+
+    Args:
+        config: The configuration.
+        what: What was asked for.
+
+    Raises:
+        SpecError: The function is one of a shard.
+    """
+    if config.sharded is not None:
+        raise SpecError(
+            f"{what}: a function of one shard runs on the devices of its mesh only; write one "
+            "without collectives, or without with_processes"
+        )
 
 
 def refuse_inside(config: Config) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 
+from bucketjit._config import Sharded
 from bucketjit._ir.jax_patches import uneven_shards
 from bucketjit._ir.shard_mean import Shards, tracing_for
 from bucketjit._jax.transformations import named_axis
@@ -30,6 +32,15 @@ def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., An
             return fn(*args, **kwargs)
 
     return of_one_shard
+
+
+def bound_axis(sharded: Sharded | None) -> AbstractContextManager[None]:
+    """A context in which collectives may name the axis of the shards.
+
+    Args:
+        sharded: The shards; None for a function that is not one of a shard.
+    """
+    return nullcontext() if sharded is None else named_axis(sharded.axis, sharded.count)
 
 
 def _shards_of(axis: Any, leaves: Sequence[Any]) -> Shards:

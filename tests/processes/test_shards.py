@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from bucketjit import BucketedExec
 from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, SpecError
@@ -262,6 +263,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda w, x: psum(np.zeros(int(x.shape[0])).sum() + x.sum()),
         "cannot run at its exact shape",
     ),
+    "a sum in a branch": (
+        lambda w, x: lax.cond(x.sum() > 0, lambda: psum(1.0 * x.sum()), lambda: 2.0),
+        "cond: it holds a collective, and its condition differs from shard to shard",
+    ),
+    "a sum in a loop": (
+        lambda w, x: psum(lax.fori_loop(0, x.shape[0], lambda i, c: pmean(c + i), 0.0)),
+        "while: it holds a collective, and its condition differs",
+    ),
+    "a sum for each row": (
+        lambda w, x: psum(lax.scan(lambda c, r: (psum(c + r.sum()), None), 0.0, x)[0]),
+        "scan: it holds a collective, and its number of steps differs",
+    ),
     "computed sizes": (lambda w, x: psum(x[x > 0].sum()), "it computes sizes"),
 }
 
@@ -287,24 +300,28 @@ def told(run: Callable[..., None], *args: Any) -> str:
     return "ok"
 
 
-def outcomes_there(rank: int, sizes: list[int]) -> dict[str, str]:
-    return {name: told(run, rank, sizes) for name, run in CASES.items()}
+def outcomes_there(rank: int, sizes: list[int], names: list[str]) -> dict[str, str]:
+    return {name: told(CASES[name], rank, sizes) for name in names}
 
 
-JOBS = {"one process": ([5], 2), "two processes": ([5, 9], 1), "both": ([7, 5], 2)}
+# How many rows each process has, how many devices, and what is run there.
+JOBS: dict[str, tuple[list[int], int, list[str]]] = {
+    "one process": ([5], 2, [*CASES]),
+    "two processes": ([5, 9], 1, [*CASES]),
+    "both": ([7, 5], 2, ["sums_and_rows", "training"]),
+}
 
 
 @functools.cache
 def outcomes(job: str) -> list[dict[str, str]]:
     """What became of each case on each process: one job for all of them."""
-    sizes, devices = JOBS[job]
-    found = run_processes(outcomes_there, len(sizes), sizes, devices=devices, timeout=240)
+    sizes, devices, names = JOBS[job]
+    found = run_processes(outcomes_there, len(sizes), sizes, names, devices=devices, timeout=240)
     return [outcome.result for outcome in found]
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("name", CASES)
-def test_equal_to_all_rows(name: str, job: str) -> None:
+@pytest.mark.parametrize(("job", "name"), [(j, n) for j in JOBS for n in JOBS[j][2]])
+def test_equal_to_all_rows(job: str, name: str) -> None:
     for found in outcomes(job):
         assert found[name] == "ok", found[name]
 
@@ -312,9 +329,14 @@ def test_equal_to_all_rows(name: str, job: str) -> None:
 # --- what one process tells ---------------------------------------------------------------------
 
 
+OF_ONE = (
+    *("sentences", "several_axes", "too_few_rows", "no_rows_first", "misuse", "guards"),
+    *("ahead_of_calls", "placements", "one_device"),
+)
+
+
 def single(rank: int) -> dict[str, str]:
-    checks = (sentences, several_axes, too_few_rows, no_rows_first, misuse, guards, one_device)
-    return {check.__name__: told(check) for check in checks}
+    return {name: told(globals()[name]) for name in OF_ONE}
 
 
 def sentences() -> None:
@@ -345,6 +367,11 @@ def too_few_rows() -> None:
 
 
 def no_rows_first() -> None:
+    one = Mesh(np.asarray(jax.devices()[:1]), ("d",))
+    with pytest.raises(FallbackError, match="each shard needs one row at least"):
+        bucketed(mean_of_all, one)(WEIGHTS, rows(0))
+    with pytest.raises(FallbackError, match="no argument has an open axis"):
+        bucketed(mean_of_all, one, dynamic_axes=(None, None))(WEIGHTS, rows(3))
     fn = bucketed(lambda w, x: pmean(x.mean()), dynamic_axes=(None, "3, b"))
     with pytest.raises(ArgumentError, match="no first axis is open"):
         fn(WEIGHTS, np.ones((3, 5), np.float32))
@@ -371,8 +398,14 @@ def misuse() -> None:
             inside(WEIGHTS, rows(5))
     with pytest.raises(SpecError, match="map"):
         fn.map(WEIGHTS, [rows(5)])
-    with pytest.raises(SpecError, match="with_processes"):
-        fn.lower(WEIGHTS, rows(5))
+    for wrong in (fn.lower, fn.export_dynamic, functools.partial(fn.save, "saved.bkt")):
+        with pytest.raises(SpecError, match="with_processes"):
+            wrong(WEIGHTS, rows(5))
+    nested = bucketed(
+        lambda w, x: psum(jax.shard_map(jnp.sin, mesh=mesh, in_specs=P(), out_specs=P())(x).sum())
+    )
+    with pytest.raises(FallbackError, match="inside of a function of one shard"):
+        nested(WEIGHTS, rows(5))
     with pytest.raises(SpecError, match="check='poison'"):
         bucketed(mean_of_all, check="poison")(WEIGHTS, rows(5))
 
@@ -391,6 +424,40 @@ def guards() -> None:
     close(fn(WEIGHTS, rows(8)), rows(8).sum() * 2, 1e-4)
 
 
+def ahead_of_calls() -> None:
+    """Explanations and warm-ups are of the largest shard; what is compiled serves the calls."""
+    fn = bucketed(mean_of_all)
+    told = fn.explain(WEIGHTS, rows(9))
+    assert (told.kind, dict(told.sizes), dict(told.bucket)) == ("masked", {"b": 5}, {"b": 8})
+    assert any(equation.primitive == "shard_mean" for equation in told.masked)
+    fn.warmup(WEIGHTS, rows(3), sizes={"b": [3, 8]})
+    assert fn.stats().compiles == 2
+    for n in (5, 16):
+        close(fn(WEIGHTS, rows(n))[0], local_loss(WEIGHTS, rows(n)))
+    assert fn.stats().compiles == 2
+    small = fn.with_maxsize(1)
+    for n in (5, 16, 6):
+        close(small(WEIGHTS, rows(n))[0], local_loss(WEIGHTS, rows(n)))
+    assert small.cache_size() == 1 and small.stats().evictions == 2
+
+
+def placements() -> None:
+    """Arguments may be on any devices; types that name a mesh are left behind."""
+    mesh = on_all_devices()
+    fn = bucketed(lambda w, x: (w + 0 * psum(x.shape[0]), x * 2), mesh)
+    x, w = rows(6, width=4), jnp.asarray(WEIGHTS)
+    for given_w in (WEIGHTS, w, jax.device_put(w, jax.devices()[1]), on(mesh, w, P())):
+        kept, doubled = fn(given_w, on(mesh, x, P("d")))
+        close((kept, doubled), (WEIGHTS, x * 2))
+        again, _ = fn(kept, jnp.asarray(x))
+        assert again.sharding.is_fully_replicated and len(again.devices()) == 2
+    assert fn.stats().compiles == 1
+
+
+def on(mesh: Any, array: Any, spec: Any) -> Any:
+    return jax.device_put(array, NamedSharding(mesh, spec))
+
+
 def one_device() -> None:
     """A mesh of one of the devices: nothing is cut, and axes may be in any place."""
     mesh = Mesh(np.asarray(jax.devices()[1:]), ("d",))
@@ -407,13 +474,7 @@ def told_by_one() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("sentences", "several_axes", "too_few_rows", "no_rows_first", "misuse", "guards"),
-        "one_device",
-    ],
-)
+@pytest.mark.parametrize("name", OF_ONE)
 def test_one_process(name: str) -> None:
     assert told_by_one()[name] == "ok", told_by_one()[name]
 

@@ -34,6 +34,8 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     given = ctx.symbolic_params
     inner, _ = open_jaxpr(given["jaxpr"])
     mesh, specs, out_specs = given["mesh"], given["in_specs"], given["out_specs"]
+    if ctx.uneven:
+        ctx.refuse("inside of a function of one shard there is no array of all shards to map over")
     if any(map(makes_size, all_equations(inner))):
         ctx.refuse("a size that is computed in it differs from shard to shard")
     laid_out = [
