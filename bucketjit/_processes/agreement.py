@@ -157,15 +157,22 @@ class Agreement:
             raise found.error(engine.name, told, "the program does not hold for these sizes")
         masked = Masked(call.program, bucket)
         name = name_of_executable(proposal.program, masked)
-        handler = self._recall.handler(name, given) if is_known else None
-        if handler is not None and (job is None or name in self._common):
-            with contextlib.suppress(SignatureChanged, NotPlaced, Evicted):
-                result = handler.serve(*given)
-                self._note(engine, found)
-                return result
-        if is_known:
-            considered = considered._replace(signed=self._sign(engine, given))
-        return self._run(engine, considered, given, masked, found, job)
+        try:
+            handler = self._recall.handler(name, given) if is_known else None
+            if handler is not None and (job is None or name in self._common):
+                with contextlib.suppress(NotPlaced, Evicted):
+                    result = handler.serve(*given)
+                    self._note(engine, found)
+                    return result
+            if is_known and self._shards is None:
+                considered = considered._replace(signed=self._sign(engine, given))
+            return self._run(engine, considered, given, masked, found, job)
+        except SignatureChanged:
+            if not is_known:
+                raise
+        # An argument without open axes is of another type than in the call that is remembered.
+        self._recall.forget()
+        return self.serve(engine, given)
 
     def _run(
         self,
@@ -216,15 +223,19 @@ class Agreement:
         known = self._recall.proposed(engine, given)
         if known is not None:
             lost = self._lost(engine)
-            return known._replace(proposal=dataclasses.replace(known.proposal, lost=lost)), True
+            known = known._replace(proposal=dataclasses.replace(known.proposal, lost=lost))
+            if self._shards is not None and known.sharded is not None:
+                sharded = self._shards.again(engine, known.sharded, given)
+                known = known._replace(signed=sharded.given, sharded=sharded)
+            return known, True
         signed = self._sign(engine, given)
         considered = self.consider(engine, signed)
-        # An adaptive strategy proposes another bucket when it has adapted. The rows of shards are
-        # cut in each call.
-        is_kept = engine.observer is None and self._shards is None
-        if considered.proposal.kind is Kind.BUCKET and is_kept:
-            kept = considered._replace(signed=without_values(signed))
-            self._recall.propose(signed, considered.call, given, kept)
+        # An adaptive strategy proposes another bucket when it has adapted.
+        if considered.proposal.kind is Kind.BUCKET and engine.observer is None:
+            kept, whole = without_values(signed), considered.sharded
+            whole = None if whole is None else dataclasses.replace(whole, given=kept)
+            remembered = considered._replace(signed=kept, sharded=whole)
+            self._recall.propose(signed, considered.call, given, remembered)
         return considered, False
 
     def consider(self, engine: Engine, signed: SignedCall) -> Considered:

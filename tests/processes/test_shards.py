@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bucketjit import BucketedExec
-from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, SpecError
+from bucketjit.errors import AgreementError, ArgumentError, BucketJitError, FallbackError, SpecError
 from tests.processes.launch import run_processes
 
 pytestmark = pytest.mark.xdist_group("shards")
