@@ -23,6 +23,7 @@ from benchmarks import (
     dispatch,
     growth,
     masking,
+    processes,
     ragged,
     refining,
     saving,
@@ -55,6 +56,7 @@ SECTIONS = (
     *refining.SECTIONS,
     *growth.SECTIONS,
     *saving.SECTIONS,
+    *processes.SECTIONS,
     *accelerator.SECTIONS,
 )
 PAGE = ROOT / "benchmarks" / "README.md"

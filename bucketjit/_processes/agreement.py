@@ -135,7 +135,6 @@ class Agreement:
             AgreementError: The processes do not agree.
             Exception: What a call raises; the other processes get an `AgreementError` then.
         """
-        given = given if self._shards is None else self._shards.local(given)
         job = self.job()
         step = 0 if job is None else job.number()
         try:
@@ -148,7 +147,7 @@ class Agreement:
         found = self._round_of(engine, considered, given, job, step)
         call, proposal = considered.call, considered.proposal
         if found.kinds == {Kind.EXACT}:
-            return engine.serve(engine.signer.sign(*given))
+            return engine.serve(self._sign(engine, given))
         bucket = found.bucket()
         if callable(self._chosen.by):
             bucket = self._told_by_user(engine, self._chosen.by, bucket)
@@ -158,15 +157,22 @@ class Agreement:
             raise found.error(engine.name, told, "the program does not hold for these sizes")
         masked = Masked(call.program, bucket)
         name = name_of_executable(proposal.program, masked)
-        handler = self._recall.handler(name, given) if is_known else None
-        if handler is not None and (job is None or name in self._common):
-            with contextlib.suppress(SignatureChanged, NotPlaced, Evicted):
-                result = handler.serve(*given)
-                self._note(engine, found)
-                return result
-        if is_known:
-            considered = considered._replace(signed=engine.signer.sign(*given))
-        return self._run(engine, considered, given, masked, found, job)
+        try:
+            handler = self._recall.handler(name, given) if is_known else None
+            if handler is not None and (job is None or name in self._common):
+                with contextlib.suppress(NotPlaced, Evicted):
+                    result = handler.serve(*given)
+                    self._note(engine, found)
+                    return result
+            if is_known and self._shards is None:
+                considered = considered._replace(signed=self._sign(engine, given))
+            return self._run(engine, considered, given, masked, found, job)
+        except SignatureChanged:
+            if not is_known:
+                raise
+        # An argument without open axes is of another type than in the call that is remembered.
+        self._recall.forget()
+        return self.serve(engine, given)
 
     def _run(
         self,
@@ -199,6 +205,12 @@ class Agreement:
         self._note(engine, found)
         return result
 
+    def _sign(self, engine: Engine, given: Given) -> SignedCall:
+        """Sign a call."""
+        if self._shards is not None:
+            return self._shards.sign(engine, given)
+        return engine.signer.sign(*given)
+
     def _note(self, engine: Engine, found: Round) -> None:
         """Tell an adaptive strategy the largest sizes, which are the same on all processes."""
         if engine.observer is not None:
@@ -211,15 +223,19 @@ class Agreement:
         known = self._recall.proposed(engine, given)
         if known is not None:
             lost = self._lost(engine)
-            return known._replace(proposal=dataclasses.replace(known.proposal, lost=lost)), True
-        signed = engine.signer.sign(*given)
+            known = known._replace(proposal=dataclasses.replace(known.proposal, lost=lost))
+            if self._shards is not None and known.sharded is not None:
+                sharded = self._shards.again(engine, known.sharded, given)
+                known = known._replace(signed=sharded.given, sharded=sharded)
+            return known, True
+        signed = self._sign(engine, given)
         considered = self.consider(engine, signed)
-        # An adaptive strategy proposes another bucket when it has adapted. The rows of shards are
-        # cut in each call.
-        is_kept = engine.observer is None and self._shards is None
-        if considered.proposal.kind is Kind.BUCKET and is_kept:
-            kept = considered._replace(signed=without_values(signed))
-            self._recall.propose(signed, considered.call, given, kept)
+        # An adaptive strategy proposes another bucket when it has adapted.
+        if considered.proposal.kind is Kind.BUCKET and engine.observer is None:
+            kept, whole = without_values(signed), considered.sharded
+            whole = None if whole is None else dataclasses.replace(whole, given=kept)
+            remembered = considered._replace(signed=kept, sharded=whole)
+            self._recall.propose(signed, considered.call, given, remembered)
         return considered, False
 
     def consider(self, engine: Engine, signed: SignedCall) -> Considered:
@@ -314,7 +330,10 @@ class Agreement:
         if found is None:
             messages = self._exchanged(engine, job, considered.proposal, step)
             found = Round.of("call", step, messages, self.seconds)
-        found.require(engine.name, Kind.BUCKET, Kind.EXACT)
+        try:
+            found.require(engine.name, Kind.BUCKET, Kind.EXACT)
+        except AgreementError as error:
+            raise error from considered.error
         proposals = [x for x in found.proposals if x is not None]
         if len({(x.kind, x.program) for x in proposals}) > 1:
             self._tell_difference(engine, considered, job, found)

@@ -9,6 +9,8 @@ run exact is an error.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -34,14 +36,11 @@ from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.runs import counted
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
-
-Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
 
 _INT32 = np.dtype(np.int32)
 _NO_EXACT = "a call on shards of different sizes cannot run at its exact shape"
@@ -67,15 +66,37 @@ class OnShards:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
-    def local(self, given: Given) -> Given:
-        """The arguments of a call. Arrays that devices of this process share become local.
+    def sign(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> SignedCall:
+        """Sign a call. Arrays of several devices that are not placed as results are become local.
 
         Args:
-            given: The arguments.
+            engine: The engine.
+            given: Its arguments.
+
+        Raises:
+            ArgumentError: An argument is not an array, or does not fit its declaration.
+            SpecError: ``dynamic_axes`` does not fit the arguments.
         """
         if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
             given = jax.tree_util.tree_map(_local, given)
-        return given
+        return engine.signer.sign(*given)
+
+    def again(
+        self,
+        engine: Engine,
+        known: ShardedCall,
+        given: tuple[tuple[Any, ...], Mapping[str, Any]],
+    ) -> ShardedCall:
+        """A call of the same shapes as an earlier one, with its own arrays.
+
+        Args:
+            engine: The engine.
+            known: The earlier call. Its arrays may be gone.
+            given: The arguments of the call. Those without open axes are not checked here: ``jit``
+                does it.
+        """
+        leaves = list(map(_local, engine.signer.leaves_of(*given)))
+        return dataclasses.replace(known, given=known.given.with_leaves(leaves))
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.
@@ -235,9 +256,9 @@ def _named(program: Interface, position: int) -> str:
 
 def _counter(entry: Executable, call: ShardedCall) -> CallCounter:
     """A counter for the call."""
-    real, total = elements(entry.pads, [np.broadcast_to(0, s) for s in call.given.shapes])
-    sizes, key = call.call.sizes, call.given.shape_key
-    return CallCounter(sizes, entry.sizes, real, total * len(call.parts), entry.flops, key=key)
+    real = sum(math.prod(call.given.shapes[i]) for i, _ in entry.pads)
+    total = len(call.parts) * sum(math.prod(shape) for _, shape in entry.pads)
+    return CallCounter(call.call.sizes, entry.sizes, real, total, entry.flops, key=call.shape_key)
 
 
 def _arguments(shards: LocalShards, entry: Executable, call: ShardedCall) -> list[Any]:

@@ -43,9 +43,7 @@ class Recall(Generic[V]):
         """
         if engine.provider.epoch is not self._epoch or engine.refusals.version != self._version:
             self._epoch, self._version = engine.provider.epoch, engine.refusals.version
-            self._tables.clear()
-            self._proposed.clear()
-            self._of_buckets.clear()
+            self.forget()
         for layout, table in self._tables.items():
             try:
                 found = self._proposed.get((layout, table.key(*given)))
@@ -54,6 +52,12 @@ class Recall(Generic[V]):
             if found is not None:
                 return found
         return None
+
+    def forget(self) -> None:
+        """Forget all calls."""
+        self._tables.clear()
+        self._proposed.clear()
+        self._of_buckets.clear()
 
     def propose(self, signed: SignedCall, call: ResolvedCall, given: Given, proposal: V) -> None:
         """Remember what was proposed for a call.

@@ -8,6 +8,7 @@ With one device a process, its shard has all rows of the call and nothing is cut
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -63,6 +64,11 @@ class ShardedCall:
     given: SignedCall
     parts: Sequence[Part]
     rows: str | None
+
+    @functools.cached_property
+    def shape_key(self) -> int | None:
+        """A hash of the shapes and types of the whole call."""
+        return self.given.shape_key
 
     @property
     def signed(self) -> SignedCall:

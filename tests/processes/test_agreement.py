@@ -333,6 +333,21 @@ def test_a_function_may_know_the_bucket_of_all_processes() -> None:
         used("text")
 
 
+def test_arguments_without_open_axes_may_change_their_types() -> None:
+    def product(weights: Any, x: Any) -> Any:
+        return x @ weights
+
+    used = BucketedExec(product, dynamic_axes=(None, "b, _")).with_pow2()
+    used = used.with_agreement(by=lambda bucket: bucket)
+    for weights in (ones(2), ones(2), ones(2).astype(np.int32), ones(2, 3), ones(2)):
+        for n in (3, 3, 4):
+            result = used(weights, ones(n, 2))
+            assert (
+                result.shape == (n, *weights.shape[1:]) and float(result.sum()) == 2 * result.size
+            )
+    assert used.stats().compiles == 3
+
+
 @pytest.mark.parametrize("wrong", [{}, {"b": 2}, None, {"c": 8}, {"b": "many"}])
 def test_a_function_that_tells_no_bucket_is_an_error(wrong: Any) -> None:
     used = total().with_agreement(by=lambda bucket: wrong)
