@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bucketjit._config import Sharded
-from bucketjit._jax.arrays import array_of_parts
+from bucketjit._jax.arrays import array_of_parts, as_strong
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -138,11 +138,11 @@ def global_whole(shards: LocalShards, value: Any, dtype: np.dtype[Any]) -> jax.A
         dtype: The dtype of the array.
 
     Returns:
-        The array; ``value`` itself if it is placed so already.
+        The array, strongly typed; ``value`` itself if it is so, and is placed so already.
     """
     if isinstance(value, jax.Array):
         if _is_placed(value.sharding, value.ndim, shards.whole):
-            return value
+            return as_strong(value)
         if not value.is_fully_addressable:  # it is replicated, over another mesh
             value = value.addressable_data(0)
     return _placed(np.shape(value), dtype, shards.whole, [value] * len(shards.own), shards.own)

@@ -233,14 +233,24 @@ def donated_parameters(rank: int, sizes: Any) -> None:
 
 @case
 def keys_and_scalars(rank: int, sizes: Any) -> None:
+    """Random keys, and Python numbers whose results, weakly typed, are given back."""
     mine, every = given(rank, sizes)
 
-    def noisy(key: Any, rate: Any, x: Any) -> Any:
-        return jax.random.normal(key, (3,)) * rate, psum(x.sum() * rate)
+    def noisy(key: Any, count: Any, rate: Any, x: Any) -> Any:
+        noise = jax.random.normal(key, (3,)) * rate
+        return jax.random.fold_in(key, 1), count + 1, rate * 0.5, (noise, psum(x.sum() * rate))
 
-    axes = {"dynamic_axes": (None, None, "b, _")}
-    noise, total = bucketed(noisy, **axes)(jax.random.key(3), 0.5, mine)
-    close((noise, total), (jax.random.normal(jax.random.key(3), (3,)) * 0.5, every.sum() * 0.5))
+    fn = bucketed(noisy, dynamic_axes=(None, None, None, "b, _"))
+    key, count, rate = jax.random.key(3), 0, 0.5
+    exact: Any = key, count, rate
+    for i in range(3):
+        noise = jax.random.normal(exact[0], (3,)) * exact[2]
+        exact = jax.random.fold_in(exact[0], 1), i + 1, exact[2] * 0.5
+        want = noise, every.sum() * exact[2] * 2
+        key, count, rate, got = fn(key, count, rate, mine)
+        close(got, want, 1e-4)
+        assert int(count) == exact[1] and float(rate) == exact[2]
+    assert fn.stats().compiles == 1
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
