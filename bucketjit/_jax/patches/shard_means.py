@@ -57,7 +57,7 @@ def uneven_collectives(
 
         return collective
 
-    # User code may hold ``pmean`` under any name, as ``functools.partial`` does, so it is left as is:
+    # User code may hold ``pmean`` under any name, as ``functools.partial`` does, so it stays:
     # it divides what its own call of ``psum`` returns.
     original_mean = jax.lax.pmean
     of_mean = original_mean.__code__
