@@ -33,6 +33,7 @@ class Without(enum.StrEnum):
     AGREEMENT = "several processes cannot agree on a bucket"
     CALLBACKS = "jax.debug callbacks that are mapped over an open axis run exact"
     CONSTANTS = "jax.numpy.take(mode='wrap') and the like are traced at each size"
+    COUNTS = "functions of one shard call jax.lax.psum of a size by that name only"
     CONVOLUTIONS = "convolutions whose padding depends on sizes are traced at each size"
     DECISIONS = "comparisons of sizes may take long"
     ELSEWHERE = "no other process compiles in the background"
@@ -133,6 +134,7 @@ USES = (
     Use("sharding_impls", "physical_sharding", Without.FILES),
     Use("tree_util", "dispatch_registry", Without.FILES),
     Use("lax.linalg", "initialize_lapack", Without.FILES),
+    Use("lax.parallel", "_psum_is_async", Without.COUNTS),
     Use(
         "lib",
         "xla_client.CompileOptions xla_client.DeviceAssignment.create xla_client.DeviceList"

@@ -34,7 +34,7 @@ ROOT = Path(bucketjit.__file__).parent.parent
 # there for StableHLO modules, which no public name reads, builds or refines. One module and
 # three names are there for shapes and slices of computed sizes, which no public name sees. One
 # module and seven names are there for errors that show the user's frames, names and lines.
-MOST_MODULES, MOST_NAMES = 35, 96
+MOST_MODULES, MOST_NAMES = 36, 97
 
 
 # --- the window -------------------------------------------------------------------------------

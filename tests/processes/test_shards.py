@@ -39,6 +39,10 @@ def pmean(x: Any) -> Any:
     return lax.pmean(x, "d")
 
 
+# References under other names, which nothing finds by name.
+MEAN, SUM = functools.partial(lax.pmean, axis_name="d"), functools.partial(lax.psum, axis_name="d")
+
+
 def close(mine: Any, exact: Any, rtol: float = 2e-5) -> None:
     assert jax.tree.structure(mine) == jax.tree.structure(exact)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(exact), strict=True):
@@ -77,6 +81,7 @@ def gradients(w: Any, x: Any) -> dict[str, Any]:
     summed = psum(jax.grad(lambda w: jnp.tanh(x @ w).sum() / (4 * count))(w))
     return {
         "loss": pmean(local_loss(w, x)),
+        "by other names": [MEAN(local_loss(w, x)), SUM(x.shape[0])],
         "of the mean": averaged(lambda w: pmean(local_loss(w, x))),
         "of each": averaged(lambda w: local_loss(w, x)),
         "of the square": averaged(lambda w: pmean(local_loss(w, x)) ** 2),
@@ -94,6 +99,7 @@ def gradients_of_all(w: Any, x: Any) -> dict[str, Any]:
     loss, gradient = jax.value_and_grad(local_loss)(w, x)
     return {
         "loss": loss,
+        "by other names": [loss, np.int32(len(x))],
         "of the mean": gradient,
         "of each": gradient,
         "of the square": jax.grad(lambda w: local_loss(w, x) ** 2)(w),
