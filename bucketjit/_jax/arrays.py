@@ -101,10 +101,10 @@ def host_placer(
 
 def array_of_parts(
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
     sharding: Any,
     parts: Sequence[np.ndarray],
     devices: Sequence[jax.Device],
+    weak_type: bool = False,
 ) -> jax.Array:
     """An array on several devices, and perhaps processes, from the parts of this process.
 
@@ -113,29 +113,32 @@ def array_of_parts(
 
     Args:
         shape: The shape of the whole array.
-        dtype: Its dtype.
         sharding: Its sharding.
-        parts: The part of each device, in host memory.
+        parts: The part of each device, in host memory. The array has the dtype that JAX gives to an
+            array of theirs.
         devices: The devices.
+        weak_type: Whether it is weakly typed.
     """
-    aval = array_type(shape, dtype, False)
+    dtype = jax.dtypes.canonicalize_dtype(parts[0].dtype)
+    aval = array_type(shape, dtype, weak_type)
     hosts = [np.asarray(part, dtype) for part in parts]
     array: jax.Array = _xla_client.batched_device_put(aval, sharding, hosts, list(devices), True)
     return array
 
 
-def as_strong(array: jax.Array) -> jax.Array:
-    """An array that is strongly typed, with the same buffers.
+def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
+    """An array that is weakly typed or not, with the same buffers.
 
     ``lax.convert_element_type`` would compile a program. JAX's class of arrays (``ArrayImpl``,
     since 0.4) makes it of the buffers.
 
     Args:
         array: An array, on any devices.
+        weak_type: Whether the result is weakly typed.
     """
-    if not getattr(array, "weak_type", False):  # typed keys have no such attribute
+    if getattr(array, "weak_type", False) == weak_type:  # typed keys have no such attribute
         return array
-    aval = array_type(array.shape, array.dtype, False)
+    aval = array_type(array.shape, array.dtype, weak_type)
     return _array.ArrayImpl(aval, array.sharding, cast(Any, array)._arrays, committed=True)
 
 

@@ -220,14 +220,11 @@ class Agreement:
 
     def _considered(self, engine: Engine, given: Given) -> tuple[Considered, bool]:
         """A call with its proposal, and whether it is that of an earlier call, without arrays."""
-        known = self._recall.proposed(engine, given)
+        known = self._known(engine, given)
         if known is not None:
             lost = self._lost(engine)
-            known = known._replace(proposal=dataclasses.replace(known.proposal, lost=lost))
-            if self._shards is not None and known.sharded is not None:
-                sharded = self._shards.again(engine, known.sharded, given)
-                known = known._replace(signed=sharded.given, sharded=sharded)
-            return known, True
+            proposal = dataclasses.replace(known.proposal, lost=lost)
+            return known._replace(proposal=proposal), True
         signed = self._sign(engine, given)
         considered = self.consider(engine, signed)
         # An adaptive strategy proposes another bucket when it has adapted.
@@ -237,6 +234,14 @@ class Agreement:
             remembered = considered._replace(signed=kept, sharded=whole)
             self._recall.propose(signed, considered.call, given, remembered)
         return considered, False
+
+    def _known(self, engine: Engine, given: Given) -> Considered | None:
+        """An earlier call of the same shapes; on shards, with the arrays of this one."""
+        known = self._recall.proposed(engine, given)
+        if known is None or self._shards is None or known.sharded is None:
+            return known
+        sharded = self._shards.again(engine, known.sharded, given)
+        return None if sharded is None else known._replace(signed=sharded.given, sharded=sharded)
 
     def consider(self, engine: Engine, signed: SignedCall) -> Considered:
         """Decide a call, as if it were made on this process alone.

@@ -204,11 +204,13 @@ def donated_arrays(signed: SignedCall, padded: Mapping[int, Any]) -> list[int]:
 def _struct(
     shards: LocalShards, signed: SignedCall, leaf: int, padded: Sequence[int] | None
 ) -> jax.ShapeDtypeStruct:
-    dtype = signed.signature.types[leaf].dtype
+    kind = signed.signature.types[leaf]
+    dtype, weak = kind.dtype, kind.weak_type
     if padded is None:
-        return jax.ShapeDtypeStruct(signed.shapes[leaf], dtype, sharding=shards.whole)
-    shape = (shards.count * padded[0], *padded[1:])
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=shards.rows)
+        shape, placed = signed.shapes[leaf], shards.whole
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=placed, weak_type=weak)
+    whole = (shards.count * padded[0], *padded[1:])
+    return jax.ShapeDtypeStruct(whole, dtype, sharding=shards.rows)
 
 
 def _of_host(constant: Any) -> Any:

@@ -42,7 +42,6 @@ from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
-_INT32 = np.dtype(np.int32)
 _NO_EXACT = "a call on shards of different sizes cannot run at its exact shape"
 
 _NO_ROWS = MaskingError(
@@ -86,17 +85,22 @@ class OnShards:
         engine: Engine,
         known: ShardedCall,
         given: tuple[tuple[Any, ...], Mapping[str, Any]],
-    ) -> ShardedCall:
+    ) -> ShardedCall | None:
         """A call of the same shapes as an earlier one, with its own arrays.
 
         Args:
             engine: The engine.
             known: The earlier call. Its arrays may be gone.
-            given: The arguments of the call. Those without open axes are not checked here: ``jit``
-                does it.
+            given: The arguments of the call. The types of those without open axes are not checked
+                here: ``jit`` does it.
+
+        Returns:
+            The call; None if its arguments are in other containers.
         """
-        leaves = list(map(_local, engine.signer.leaves_of(*given)))
-        return dataclasses.replace(known, given=known.given.with_leaves(leaves))
+        leaves, tree = engine.signer.flattened(*given)
+        if tree != known.given.tree:
+            return None
+        return dataclasses.replace(known, given=known.given.with_leaves(list(map(_local, leaves))))
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.
@@ -195,7 +199,7 @@ class OnShards:
         with counted(engine.counters, _counter(entry, call), is_compiled):
             sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = _arguments(shards, entry, call)
-            results = entry.run(global_rows(shards, sizes, _INT32), arguments)
+            results = entry.run(global_rows(shards, sizes), arguments)
         return _results(shards, entry, call, results, out)
 
     def executable(
@@ -266,13 +270,12 @@ def _arguments(shards: LocalShards, entry: Executable, call: ShardedCall) -> lis
     shapes, given = dict(entry.pads), call.given
     found: list[Any] = []
     for i in array_leaves(given):
-        value, dtype = given.leaves[i], given.signature.types[i].dtype
+        value = given.leaves[i]
         if i not in shapes:
-            value = plain(value)
-            found.append(global_whole(shards, value, dtype))
+            found.append(global_whole(shards, plain(value)))
             continue
         parts = [pad(p.value(i, value), shapes[i]) for p in call.parts]
-        found.append(global_rows(shards, parts, dtype))
+        found.append(global_rows(shards, parts))
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bucketjit._config import Sharded
-from bucketjit._jax.arrays import array_of_parts, as_strong
+from bucketjit._jax.arrays import array_of_parts, with_weak_type
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -115,37 +115,42 @@ def even_parts(n: int, count: int) -> list[int]:
     return [n // count + (i < n % count) for i in range(count)]
 
 
-def global_rows(shards: LocalShards, parts: Sequence[Any], dtype: np.dtype[Any]) -> jax.Array:
-    """An array of all shards, from the parts of this process.
+def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:
+    """An array of all shards, from the parts of this process; it is strongly typed.
 
     Args:
         shards: The shards.
         parts: The part of each shard of this process, of equal shapes.
-        dtype: The dtype of the array.
     """
     first = parts[0]
     shape = (first.shape[0] * shards.count, *first.shape[1:])
     every = [x for x, devices in zip(parts, shards.devices, strict=True) for _ in devices]
-    return _placed(shape, dtype, shards.rows, every, shards.own)
+    return _placed(shape, shards.rows, every, shards.own, False)
 
 
-def global_whole(shards: LocalShards, value: Any, dtype: np.dtype[Any]) -> jax.Array:
+def global_whole(shards: LocalShards, value: Any) -> jax.Array:
     """An array of which each device has a copy.
+
+    Its types are those of ``value``: the executable checks them.
 
     Args:
         shards: The shards.
-        value: An array of this process; or one of all processes of which each device has a copy.
-        dtype: The dtype of the array.
+        value: An array of this process, or a Python number; or an array of all processes of which
+            each device has a copy.
 
     Returns:
-        The array, strongly typed; ``value`` itself if it is so, and is placed so already.
+        The array; ``value`` itself if it is placed so already.
     """
+    weak = isinstance(value, int | float | complex) and not isinstance(value, bool | np.generic)
     if isinstance(value, jax.Array):
         if _is_placed(value.sharding, value.ndim, shards.whole):
-            return as_strong(value)
+            return value
+        weak = bool(getattr(value, "weak_type", False))
         if not value.is_fully_addressable:  # it is replicated, over another mesh
             value = value.addressable_data(0)
-    return _placed(np.shape(value), dtype, shards.whole, [value] * len(shards.own), shards.own)
+    else:
+        value = np.asarray(value)
+    return _placed(value.shape, shards.whole, [value] * len(shards.own), shards.own, weak)
 
 
 # Both are asked for each argument of each call, and the arguments have few shardings.
@@ -168,13 +173,14 @@ def is_foreign(sharding: Any) -> bool:
 
 def _placed(
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
     sharding: NamedSharding,
     parts: Sequence[Any],
     devices: Sequence[Any],
+    weak_type: bool,
 ) -> jax.Array:
     """An array from the part of each device of this process."""
     if not any(isinstance(part, jax.Array) for part in parts):
-        return array_of_parts(shape, dtype, sharding, parts, devices)
+        return array_of_parts(shape, sharding, parts, devices, weak_type)
     pieces = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
-    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+    array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+    return with_weak_type(array, weak_type)

@@ -205,8 +205,23 @@ class Signer:
         Raises:
             ArgumentError: A static argument is not hashable.
         """
+        return self.flattened(args, kwargs)[0]
+
+    def flattened(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """The leaves of a call in the order of `sign`, and their tree, without any check.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The leaves of the dynamic arguments, and the tree of these.
+
+        Raises:
+            ArgumentError: A static argument is not hashable.
+        """
         positional, keywords, _ = self._parameters.split(args, kwargs)
-        return jax.tree_util.tree_leaves((positional, keywords))
+        return jax.tree_util.tree_flatten((positional, keywords))
 
     def with_copies(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -347,7 +347,7 @@ def test_equal_to_all_rows(job: str, name: str) -> None:
 
 OF_ONE = (
     *("sentences", "several_axes", "too_few_rows", "no_rows_first", "misuse", "guards"),
-    *("ahead_of_calls", "placements", "one_device"),
+    *("ahead_of_calls", "placements", "other_types", "one_device"),
 )
 
 
@@ -468,6 +468,21 @@ def placements() -> None:
         again, _ = fn(kept, jnp.asarray(x))
         assert again.sharding.is_fully_replicated and len(again.devices()) == 2
     assert fn.stats().compiles == 1
+
+
+def other_types() -> None:
+    """Arguments without open axes may change their types and containers from call to call."""
+    fn = bucketed(lambda w, x: (jax.tree.map(lambda v: v * 2, w), psum(x.sum())))
+    x, half = rows(5), np.ones(3, np.float16)
+    one, two = np.float32(1), np.float32(2)
+    some = (half, half, np.ones(3, np.float32), 3, 2.5, np.float32(2.5), half, [one, two])
+    for w in (*some, (one, two), {"a": one, "b": two}, {"b": one, "c": two}, [one, two]):
+        got, total = fn(w, x)
+        want = jax.jit(lambda w: jax.tree.map(lambda v: v * 2, w))(w)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert (a.dtype, a.weak_type, a.shape) == (b.dtype, b.weak_type, b.shape)
+        close((got, total), (want, x.sum()))
 
 
 def on(mesh: Any, array: Any, spec: Any) -> Any:
