@@ -23,6 +23,9 @@ _WHY = (
 )
 
 
+_NEVER = "never: in JAX all shards have the same sizes"
+
+
 def uneven_collectives(
     axis: Callable[[], Any], mean: Callable[[Any], Any], refuse_groups: Callable[[], Any]
 ) -> list[Patch]:
@@ -39,67 +42,87 @@ def uneven_collectives(
     Returns:
         The patches.
     """
-
-    def names_axis(given: Any) -> bool:
-        current = axis()
-        return current is not None and current in _as_tuple(given)
-
-    def with_sizes(name: str) -> Any:
-        original = getattr(jax.lax, name)
-
-        @functools.wraps(original)
-        def collective(x: Any, axis_name: Any, **options: Any) -> Any:
-            if not names_axis(axis_name):
-                return original(x, axis_name, **options)
-            if sys._getframe(1).f_code is of_mean:
-                return means(x, axis_name, **options)
-            return original(jax.tree_util.tree_map(_value_of_size, x), axis_name, **options)
-
-        return collective
-
-    # User code may hold ``pmean`` under any name, as ``functools.partial`` does, so it stays:
-    # it divides what its own call of ``psum`` returns.
-    original_mean = jax.lax.pmean
-    of_mean = original_mean.__code__
-
-    def means(x: Any, axis_name: Any, axis_index_groups: Any = None) -> Any:
-        if axis_index_groups is not None:
-            refuse_groups()
-        if others := tuple(a for a in _as_tuple(axis_name) if a != axis()):
-            x = original_mean(x, others)
-        return jax.tree_util.tree_map(lambda leaf: _Mean(mean(_value_of_size(leaf))), x)
-
-    def summed(x: Any, axis_name: Any, **options: Any) -> Any:
-        if names_axis(axis_name):
-            x = jax.tree_util.tree_map(_value_of_size, x)
-        return original_sum(x, axis_name, **options)
-
-    replaced = {name: with_sizes(name) for name in ("psum", "pmax", "pmin")}
+    uneven = _Uneven(axis, mean, refuse_groups)
     inner: list[Patch] = []
     if not lacking(Without.COUNTS):
-        original_sum = _parallel._psum_is_async
         inner = [
             Patch(
                 _parallel,
                 "_psum_is_async",
-                summed,
+                uneven.with_sizes(_parallel._psum_is_async),
                 why="User code may hold psum under any name; all of them call this function.",
                 since="lax.parallel._psum_is_async, 0.10",
-                delete_when="never: in JAX all shards have the same sizes",
+                delete_when=_NEVER,
             )
         ]
     return inner + [
         Patch(
             jax.lax,
             name,
-            replacement,
+            uneven.collective(getattr(jax.lax, name)),
             why=_WHY,
             since=f"lax.parallel.{name}, 0.1",
-            delete_when="never: in JAX all shards have the same sizes",
+            delete_when=_NEVER,
             everywhere=True,
         )
-        for name, replacement in replaced.items()
+        for name in ("psum", "pmax", "pmin")
     ]
+
+
+class _Uneven:
+    """Makes the replacements; see `uneven_collectives`.
+
+    User code may hold ``pmean`` under any name, as ``functools.partial`` does, so it stays: it
+    divides what its own call of ``psum`` returns.
+
+    Args:
+        axis, mean, refuse_groups: See `uneven_collectives`.
+    """
+
+    def __init__(
+        self,
+        axis: Callable[[], Any],
+        mean: Callable[[Any], Any],
+        refuse_groups: Callable[[], Any],
+    ) -> None:
+        self._axis = axis
+        self._mean = mean
+        self._refuse_groups = refuse_groups
+        self._pmean = jax.lax.pmean
+
+    def _names_axis(self, given: Any) -> bool:
+        current = self._axis()
+        return current is not None and current in _as_tuple(given)
+
+    def with_sizes(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective that takes sizes for values that differ from shard to shard."""
+
+        @functools.wraps(original)
+        def collective(x: Any, axis_name: Any, **options: Any) -> Any:
+            if self._names_axis(axis_name):
+                x = jax.tree_util.tree_map(_value_of_size, x)
+            return original(x, axis_name, **options)
+
+        return collective
+
+    def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and the sum of ``pmean`` is a mean."""
+        of_mean, of_others = self._pmean.__code__, self.with_sizes(original)
+
+        @functools.wraps(original)
+        def collective(x: Any, axis_name: Any, **options: Any) -> Any:
+            if self._names_axis(axis_name) and sys._getframe(1).f_code is of_mean:
+                return self._means(x, axis_name, **options)
+            return of_others(x, axis_name, **options)
+
+        return collective
+
+    def _means(self, x: Any, axis_name: Any, axis_index_groups: Any = None) -> Any:
+        if axis_index_groups is not None:
+            self._refuse_groups()
+        if others := tuple(a for a in _as_tuple(axis_name) if a != self._axis()):
+            x = self._pmean(x, others)
+        return jax.tree_util.tree_map(lambda leaf: _Mean(self._mean(_value_of_size(leaf))), x)
 
 
 class _Mean:
