@@ -237,11 +237,12 @@ class Agreement:
 
     def _known(self, engine: Engine, given: Given) -> Considered | None:
         """An earlier call of the same shapes; on shards, with the arrays of this one."""
-        known = self._recall.proposed(engine, given)
+        leaves, tree = engine.signer.flattened(*given)
+        known = self._recall.proposed(engine, given, tree)
         if known is None or self._shards is None or known.sharded is None:
             return known
-        sharded = self._shards.again(engine, known.sharded, given)
-        return None if sharded is None else known._replace(signed=sharded.given, sharded=sharded)
+        sharded = self._shards.again(known.sharded, leaves)
+        return known._replace(signed=sharded.given, sharded=sharded)
 
     def consider(self, engine: Engine, signed: SignedCall) -> Considered:
         """Decide a call, as if it were made on this process alone.
