@@ -30,9 +30,8 @@ class Processes:
         """Run each call in the same bucket on all processes of a ``jax.distributed`` job.
 
         Before a call runs, the processes tell each other its bucket, and all take the largest size
-        of each variable. So they run the same executable, and collectives in it are safe. Every
-        process must make the same calls in the same order, as with any program for several
-        processes. Name the open axes by ``dynamic_axes``: a guess from the arguments may differ
+        of each variable. So they run the same executable. Every process must make the same calls in
+        the same order, from one thread, as with any program for several processes. Name the open axes by ``dynamic_axes``: a guess from the arguments may differ
         from process to process.
 
         If one process cannot pad its call, calls another function, raises, ends, or does not come,
@@ -43,7 +42,7 @@ class Processes:
 
         Args:
             timeout: How long a call waits for the other processes, in seconds. A process that
-                compiles is waited for longer, as long as it gives signs of life.
+                traces or compiles is waited for longer, as long as it gives signs of life.
             by: ``"kv"`` exchanges the buckets through the key-value store of ``jax.distributed``.
                 Or a function that knows better: it takes the bucket of this process, a dict from
                 variables to sizes, and returns that of all processes.
@@ -125,9 +124,9 @@ class Processes:
 
         The exchange of `with_agreement` takes one to three milliseconds, and waits for the slowest
         process. In a loop over ``agreed(batches)`` it happens beside the step of the batch before.
-        For that, the loop takes one batch ahead of the step. The calls must get the arrays of the
-        batch as they come from the loop, not copies of them; other calls are agreed on when they
-        are made.
+        For that, the loop asks for the next batch before the step of this one, so an iterator must
+        not fill one buffer again and again. The calls must get the arrays of the batch as they come
+        from the loop, not copies of them; other calls are agreed on when they are made.
 
         The loop ends when the batches of all processes end. With one process it is a plain loop.
 
