@@ -44,6 +44,27 @@ class Store:
         except jax.errors.JaxRuntimeError as error:
             raise StoreLost(str(error)) from error
 
+    def publish(self, key: str, value: str) -> str:
+        """Write a value, unless there is one.
+
+        Args:
+            key: The key.
+            value: The value.
+
+        Returns:
+            The value that is there now.
+
+        Raises:
+            StoreLost: The store does not answer.
+        """
+        try:
+            self._client.key_value_set(key, value, False)
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise StoreLost(str(error)) from error
+            return self.get(key, 1.0) or value
+        return value
+
     def get(self, key: str, seconds: float) -> str | None:
         """Read a value, and wait for it if need be.
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,8 +26,7 @@ from bucketjit._config import Agreed, Check, is_int_from
 from bucketjit._events import shown
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.coordination import StoreLost
-from bucketjit._processes.channel import Messages
-from bucketjit._processes.identity import described, digest_of_call, name_of_executable
+from bucketjit._processes.identity import described, differences, digest_of_call, name_of_executable
 from bucketjit._processes.job import Job, this_job
 from bucketjit._processes.on_shards import OnShards
 from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
@@ -73,13 +74,20 @@ class Expected:
         leaves: The arrays of the batch, which are recognised by their identity.
         considered: The call that was proposed; None if the call itself has to be agreed on.
         round: What the processes proposed.
-        seen: The call that takes the batch, once there was one.
+        seen: The first call since the batch.
+        calls: How many calls there were since the batch.
     """
 
     leaves: Sequence[Any]
     considered: Considered | None
     round: Round
-    seen: SignedCall | None = None
+    seen: Considered | None = None
+    calls: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where in the loop this process is."""
+        return f"call {self.calls} of batch {self.round.step}"
 
 
 class Agreement:
@@ -225,8 +233,10 @@ class Agreement:
             lost = self._lost(engine)
             proposal = dataclasses.replace(known.proposal, lost=lost)
             return known._replace(proposal=proposal), True
-        signed = self._sign(engine, given)
-        considered = self.consider(engine, signed)
+        job = self.job()
+        with nullcontext() if job is None else job.busy(self.seconds):  # it may be traced now
+            signed = self._sign(engine, given)
+            considered = self.consider(engine, signed)
         # An adaptive strategy proposes another bucket when it has adapted.
         if considered.proposal.kind is Kind.BUCKET and engine.observer is None:
             kept, whole = without_values(signed), considered.sharded
@@ -237,11 +247,12 @@ class Agreement:
 
     def _known(self, engine: Engine, given: Given) -> Considered | None:
         """An earlier call of the same shapes; on shards, with the arrays of this one."""
-        known = self._recall.proposed(engine, given)
+        leaves, tree = engine.signer.flattened(*given)
+        known = self._recall.proposed(engine, given, tree)
         if known is None or self._shards is None or known.sharded is None:
             return known
-        sharded = self._shards.again(engine, known.sharded, given)
-        return None if sharded is None else known._replace(signed=sharded.given, sharded=sharded)
+        sharded = self._shards.again(known.sharded, leaves)
+        return known._replace(signed=sharded.given, sharded=sharded)
 
     def consider(self, engine: Engine, signed: SignedCall) -> Considered:
         """Decide a call, as if it were made on this process alone.
@@ -307,10 +318,10 @@ class Agreement:
     def _digest(self, engine: Engine, signed: SignedCall, call: ResolvedCall) -> str:
         """The digest of a call; of one with a program it is computed once."""
         if call.program is None:
-            return digest_of_call(engine.config, engine.name, signed, call)
+            return digest_of_call(engine, signed, call)
         known = self._digests.get(call.program)
         if known is None:
-            known = digest_of_call(engine.config, engine.name, signed, call)
+            known = digest_of_call(engine, signed, call)
             self._digests[call.program] = known
         return known
 
@@ -333,64 +344,63 @@ class Agreement:
             return alone
         found = self._ahead(engine, considered, given)
         if found is None:
-            messages = self._exchanged(engine, job, considered.proposal, step)
-            found = Round.of("call", step, messages, self.seconds)
+            place = "" if self.expected is None else self.expected.place
+            mine = dataclasses.replace(considered.proposal, place=place)
+            found = self._asked(engine, job, mine, step)
         try:
             found.require(engine.name, Kind.BUCKET, Kind.EXACT)
         except AgreementError as error:
             raise error from considered.error
         proposals = [x for x in found.proposals if x is not None]
+        if len({x.place for x in proposals}) > 1:
+            told = {i: f"makes {x.place or 'a call outside'}" for i, x in enumerate(proposals)}
+            raise found.error(engine.name, told, EQUAL_CALLS)
         if len({(x.kind, x.program) for x in proposals}) > 1:
             self._tell_difference(engine, considered, job, found)
         for name in found.lost():
             self._common.pop(name, None)
         return found
 
-    def _exchanged(
-        self, engine: Engine, job: Job, mine: Proposal, step: int, patient: bool = False
-    ) -> Messages:
-        """Exchange proposals; if patient, wait on for processes that compile."""
+    def _asked(self, engine: Engine, job: Job, mine: Proposal, step: int) -> Round:
+        """Exchange proposals about a call."""
         try:
-            return job.calls.exchange(mine.text(), self.seconds, patient)
+            messages = job.calls.exchange(mine.text(), self.seconds)
         except StoreLost as error:
             raise store_lost(engine.name, "call", step, error) from None
+        return Round.of("call", step, messages, self.seconds, job.rank)
 
     def _ahead(self, engine: Engine, considered: Considered, given: Given) -> Round | None:
-        """The proposals of a batch that was agreed on ahead; None if the call has to ask."""
+        """The proposals of a batch that was agreed on ahead; None if the call has to ask.
+
+        The first call after a batch takes its bucket if it fits into it. All processes know the
+        bucket, so whether its arrays are those of the batch need not be the same on all of them.
+        """
         expected = self.expected
-        if expected is None or expected.seen is not None:
+        if expected is None:
             return None
-        signed = considered.signed.with_leaves(engine.signer.leaves_of(*given))
-        opened = signed.signature.open_leaves(considered.call.tokens)
-        own = set(map(id, expected.leaves))
-        if not opened or not all(id(signed.leaves[i]) in own for i in opened):
+        expected.calls += 1
+        if expected.seen is not None:
             return None
-        expected.seen = signed
-        ahead = expected.considered
-        if ahead is None or Kind.LATER in expected.round.kinds:
+        leaves, _ = engine.signer.flattened(*given)
+        expected.seen = considered._replace(signed=considered.signed.with_leaves(leaves))
+        ahead, found = expected.considered, expected.round
+        if ahead is None or Kind.LATER in found.kinds:
             return None
-        same = ahead.signed.signature is signed.signature and ahead.signed.shapes == signed.shapes
-        return expected.round if same else None
+        mine, agreed = considered.proposal, found.bucket()
+        fits = all(n <= agreed.get(v, 0) for v, n in mine.bucket.items())
+        return found if fits and mine.program == ahead.proposal.program else None
 
     def _tell_difference(
         self, engine: Engine, considered: Considered, job: Job, found: Round
     ) -> None:
         """Raise the error for calls that differ; the processes describe theirs to each other."""
-        types, buckets = described(engine.config, considered.signed, considered.call)
-        mine = f"calls {engine.name}({types})" + (f" with {buckets}" if buckets else "")
-        messages = self._exchanged(
-            engine, job, Proposal(Kind.CANNOT, considered.proposal.program, why=mine), found.step
-        )
-        told = {
-            i: "makes another call" if text is None else Proposal.of(text).why
-            for i, text in enumerate(messages)
-        }
-        if len(set(told.values())) == 1:
-            told = {
-                i: f"{why}, traced to program {'' if x is None else x.program[:6]}"
-                for (i, why), x in zip(told.items(), found.proposals, strict=True)
-            }
-        raise found.error(engine.name, told, EQUAL_CALLS)
+        mine = described(engine, considered.signed, considered.call)
+        answer = Proposal(Kind.CANNOT, considered.proposal.program, why=json.dumps(mine))
+        every = [
+            None if x is None else json.loads(x.why)
+            for x in self._asked(engine, job, answer, found.step).proposals
+        ]
+        raise found.error(engine.name, differences(every), EQUAL_CALLS)
 
     def _told_by_user(
         self, engine: Engine, by: Callable[[dict[str, int]], Any], bucket: dict[str, int]
@@ -430,18 +440,21 @@ class Agreement:
             return entry, source == "compile"
 
         name = name_of_executable(proposal.program, masked)
-        if job is None or name in self._common:
+        if job is None:
             return get()
+        if name in self._common:
+            # Another call may have evicted it since the others were told what is there.
+            with nullcontext() if masked.key in engine.cache else job.busy(self.seconds):
+                return get()
         mine, failed = Proposal(Kind.READY), None
         try:
-            with job.calls.busy(self.seconds):
+            with job.busy(self.seconds):
                 got = get()
         except Exception as error:
             mine, failed = Proposal(Kind.RAISED, why=in_one_line(error)), error
             if isinstance(error, MaskingError) and self._shards is None:
                 engine.refusals.note(masked.key, error)
-        messages = self._exchanged(engine, job, mine, found.step, True)
-        ready = Round.of(found.noun, found.step, messages, self.seconds)
+        ready = self._asked(engine, job, mine, found.step)
         try:
             ready.require(engine.name, Kind.READY)
         except AgreementError as error:

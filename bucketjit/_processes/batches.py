@@ -9,11 +9,8 @@ when it is made, and shows where in its arguments the arrays of a batch are.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import queue
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,7 +65,7 @@ def agreed_batches(engine: Engine, agreement: Agreement, batches: Iterable[T]) -
     if job is None:
         yield from batches
         return
-    loop = _Loop(engine, agreement, job, iter(batches))
+    loop = _Loop(engine, agreement, job, batches)
     try:
         yield from loop.run()
     finally:
@@ -79,11 +76,11 @@ class _Loop:
     """One loop over batches."""
 
     def __init__(
-        self, engine: Engine, agreement: Agreement, job: Job, source: Iterator[Any]
+        self, engine: Engine, agreement: Agreement, job: Job, batches: Iterable[Any]
     ) -> None:
-        self._engine, self._agreement = engine, agreement
-        self._source = source
-        self._exchanges = _Exchanges(job, agreement.seconds)
+        self._engine, self._agreement, self._job = engine, agreement, job
+        self._batches = batches
+        self._source: Iterator[Any] | None = None
         self._like: _Like | None = None  # a call that took a batch
         self._is_over = False
 
@@ -97,7 +94,7 @@ class _Loop:
             if current.error is not None:
                 raise current.error
             try:
-                found = Round.of("batch", step, current.messages.result(), seconds)
+                found = Round.of("batch", step, current.messages.result(), seconds, self._job.rank)
             except StoreLost as error:
                 raise store_lost(name, "batch", step, error) from None
             if found.kinds == {Kind.DONE}:
@@ -111,18 +108,21 @@ class _Loop:
             self._agreement.expected = expected
             yield current.batch
             if expected.seen is not None:
-                self._like = _Like.of(expected.seen, leaves)
+                self._like = _Like.of(expected.seen, leaves) or self._like
             current = following
 
     def close(self) -> None:
         """Leave the loop. Processes that go on with theirs learn it."""
         self._agreement.expected = None
-        self._exchanges.stop(None if self._is_over else Proposal(Kind.LEFT).text())
+        if not self._is_over:
+            self._job.leave(Proposal(Kind.LEFT).text())
 
     def _fetch(self) -> _Fetched:
         """Take a batch from the iterator, and begin the exchange about it."""
         batch, considered, error = None, None, None
         try:
+            if self._source is None:
+                self._source = iter(self._batches)
             batch = next(self._source)
         except StopIteration:
             proposal = Proposal(Kind.DONE)
@@ -131,7 +131,7 @@ class _Loop:
         else:
             considered = self._considered(batch)
             proposal = Proposal(Kind.LATER) if considered is None else considered.proposal
-        messages = self._exchanges.begin(proposal.text())
+        messages = self._job.ahead(proposal.text(), self._agreement.seconds)
         return _Fetched(batch, considered, proposal.kind, error, messages)
 
     def _considered(self, batch: Any) -> Considered | None:
@@ -157,15 +157,19 @@ class _Like(NamedTuple):
     places: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, signed: SignedCall, leaves: list[Any]) -> _Like:
-        """Remember a call.
+    def of(cls, seen: Considered, leaves: Sequence[Any]) -> _Like | None:
+        """Remember a call; None if its arrays with open axes are not those of the batch.
 
         Args:
-            signed: The call.
+            seen: The call.
             leaves: The arrays of the batch.
         """
+        signed = seen.signed
         index = {id(leaf): i for i, leaf in enumerate(leaves)}
         places = [(i, index[id(x)]) for i, x in enumerate(signed.leaves) if id(x) in index]
+        opened = signed.signature.open_leaves(seen.call.tokens)
+        if not opened or not {i for i, _ in places}.issuperset(opened):
+            return None
         return cls(without_values(signed), tuple(places))
 
     def with_batch(self, batch: Any) -> SignedCall | None:
@@ -181,39 +185,3 @@ class _Like(NamedTuple):
                 return None
             given[place], shapes[place] = leaves[index], shape
         return dataclasses.replace(signed, leaves=given, shapes=shapes)
-
-
-class _Exchanges:
-    """A thread that makes the exchanges of a loop, one after the other."""
-
-    def __init__(self, job: Job, seconds: float) -> None:
-        self._job, self._channel, self._seconds = job, job.batches(), seconds
-        self._asked: queue.SimpleQueue[tuple[str, Future[Messages]] | str | None]
-        self._asked = queue.SimpleQueue()
-        # A daemon: the end of the process does not wait for the exchange that is under way.
-        self._thread = threading.Thread(target=self._run, name="bucketjit-agreement", daemon=True)
-        self._thread.start()
-
-    def begin(self, message: str) -> Future[Messages]:
-        """Begin an exchange."""
-        future: Future[Messages] = Future()
-        self._asked.put((message, future))
-        return future
-
-    def stop(self, message: str | None) -> None:
-        """End the thread, once the exchange that is under way has ended.
-
-        Args:
-            message: What the next exchange is told; None if the other processes expect none.
-        """
-        self._asked.put(message)
-
-    def _run(self) -> None:
-        while isinstance(asked := self._asked.get(), tuple):
-            message, future = asked
-            try:
-                future.set_result(self._channel.exchange(message, self._seconds))
-            except BaseException as error:
-                future.set_exception(error)
-        with contextlib.suppress(StoreLost):
-            self._job.close(self._channel, asked)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from bucketjit import strategies
 from bucketjit._compile.files.keys import OWN_PRIMITIVES
-from bucketjit._config import Config
 from bucketjit._jax.jaxprs import all_equations
 from bucketjit._persistence.fingerprint import NoDigest, program_digest
 from bucketjit._runtime.decisions import Masked
+from bucketjit._runtime.engine import Engine
 from bucketjit._signature.parameters import PLAIN_STATICS
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -20,21 +21,23 @@ from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._tracing.program import Program
 
 _MOST_INPUTS = 6  # arguments that a message shows
+_NUMBER = " of a Python number"
 
 
-def digest_of_call(config: Config, name: str, signed: SignedCall, call: ResolvedCall) -> str:
+def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> str:
     """A digest that is equal on two processes if they make the same call, of whatever sizes.
 
     The values of arrays that the function closes over are left out: they may differ.
 
     Args:
-        config: The configuration.
-        name: The name of the function.
+        engine: The engine.
         signed: The call.
         call: The same call, resolved.
     """
-    program = call.program
-    parts: list[Any] = [name, *described(config, signed, call)]
+    program, config = call.program, engine.config
+    plan = "" if config.plan is None else _strategy(config.plan)
+    parts: list[Any] = [engine.name, plan]
+    parts += [(v, _strategy(config.strategy_of(v))) for v in call.sizes]
     if isinstance(program, Program):
         parts += [_text_of(program.jaxpr), str(program.out_tree), [str(g) for g in program.guards]]
     else:
@@ -45,25 +48,61 @@ def digest_of_call(config: Config, name: str, signed: SignedCall, call: Resolved
     return hashlib.sha256(_plain(repr(parts)).encode()).hexdigest()[:16]
 
 
-def described(config: Config, signed: SignedCall, call: ResolvedCall) -> tuple[str, str]:
-    """The arguments with open axes and the strategies of a call, as people write them.
+def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[str]:
+    """A call as people write it: the function with its open arguments, then each argument.
 
     Args:
-        config: The configuration.
+        engine: The engine.
         signed: The call.
         call: The same call, resolved.
+
+    Returns:
+        Texts, of which the first one is enough if it differs.
     """
-    leaves = zip(signed.signature.types, call.tokens, signed.shapes, strict=True)
-    types = [
-        f"{kind.dtype}[{', '.join(_axes(row, shape))}]"
-        for kind, row, shape in leaves
-        if any(token != STATIC for token in row)
+    config, signature = engine.config, signed.signature
+    leaves = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
+    every = [
+        (f"{kind.dtype}[{', '.join(_axes(row, shape))}]", path, any(t != STATIC for t in row), kind)
+        for path, kind, row, shape in leaves
     ]
-    more = "" if len(types) <= _MOST_INPUTS else f" and {len(types) - _MOST_INPUTS} more"
+    opened = [text for text, _, is_open, _ in every if is_open]
+    more = "" if len(opened) <= _MOST_INPUTS else f" and {len(opened) - _MOST_INPUTS} more"
     chosen = {"plan": config.plan} if config.plan is not None else {}
     chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
     buckets = ", ".join(f"{v} in {_strategy(s)}" for v, s in chosen.items())
-    return ", ".join(types[:_MOST_INPUTS]) + more, buckets
+    whole = f"{engine.name}({', '.join(opened[:_MOST_INPUTS])}{more})"
+    statics: dict[Any, Any] = {**signed.statics.positional, **signed.statics.keyword}
+    return [
+        f"calls {whole}" + (f" with {buckets}" if buckets else ""),
+        *(
+            f"{path}: {text}" + " of a Python number" * kind.weak_type
+            for text, path, _, kind in every
+        ),
+        *(f"the static argument {name}: {_static(value)}" for name, value in statics.items()),
+        f"a function that was traced to program {digest_of_call(engine, signed, call)[:6]}",
+    ]
+
+
+def differences(every: Sequence[Sequence[str] | None]) -> dict[int, str]:
+    """What each process calls, in the first text in which they differ.
+
+    Args:
+        every: What `described` returns on each process; None of one that does not tell.
+    """
+    told = [texts for texts in every if texts is not None]
+    rows = itertools.zip_longest(*told, fillvalue="another number of arguments")
+    at = next((i for i, row in enumerate(rows) if len(set(row)) > 1), 0)
+    return {
+        i: "makes another call" if texts is None else _calls(texts, at)
+        for i, texts in enumerate(every)
+    }
+
+
+def _calls(texts: Sequence[str], at: int) -> str:
+    """What a process calls."""
+    if at == 0:
+        return texts[0]
+    return f"{texts[0]}, {texts[at] if at < len(texts) else 'another number of arguments'}"
 
 
 def _axes(row: Sequence[str], shape: Sequence[int]) -> list[str]:

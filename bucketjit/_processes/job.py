@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
+import queue
 import sys
-import weakref
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 
 from bucketjit._jax.coordination import Store, StoreLost, client
 from bucketjit._jax.names import Without, lacking
-from bucketjit._processes.channel import Channel
+from bucketjit._processes.channel import PULSES, Channel, Messages, period
 from bucketjit._processes.proposal import Kind, Proposal
 from bucketjit._raised import in_one_line
 from bucketjit.errors import AgreementError
+
+_Asked = tuple[str, float, Future[Messages] | None]
 
 
 class Job:
@@ -36,50 +44,90 @@ class Job:
     def __init__(self, store: Store, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
         self._store = store
-        self._calls, self._loops = itertools.count(1), itertools.count()
-        self._open: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._before: str | None = None
-        self.calls = self._channel("calls")
+        self._numbers = itertools.count(1)
+        self.calls = Channel(store, rank, count, "calls")
+        # One thread makes the exchanges about batches, in the order in which loops ask for them:
+        # the same order on all processes, also where loops are nested.
+        self._batches = Channel(store, rank, count, "batches")
+        self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         atexit.register(self._end)
 
     def number(self) -> int:
         """The number of the next call, counted from 1 over all functions."""
-        return next(self._calls)
+        return next(self._numbers)
 
-    def batches(self) -> Channel:
-        """A channel for the exchanges of one loop over batches."""
-        name = f"batches.{next(self._loops)}"
-        channel, self._before = self._channel(name, self._before), name
-        return channel
-
-    def close(self, channel: Channel, message: str | None) -> None:
-        """Leave a channel.
+    def ahead(self, message: str, seconds: float) -> Future[Messages]:
+        """Begin an exchange about a batch, in another thread.
 
         Args:
-            channel: The channel.
-            message: Why, for processes that go on; None if all leave it.
-
-        Raises:
-            StoreLost: The store does not answer.
+            message: The message of this process.
+            seconds: How long to wait for the others.
         """
-        self._open.discard(channel)
-        if message is not None:
-            channel.tell(message)
+        future: Future[Messages] = Future()
+        self._ask((message, seconds, future))
+        return future
 
-    def _channel(self, name: str, before: str | None = None) -> Channel:
-        channel = Channel(self._store, self.rank, self.count, name, before)
-        self._open.add(channel)
-        return channel
+    def leave(self, message: str) -> None:
+        """Give a message for the next exchange about a batch, without waiting for the others.
+
+        Args:
+            message: Why there will be no batch.
+        """
+        self._ask((message, 0.0, None))
+
+    def _ask(self, asked: _Asked) -> None:
+        if self._thread is None:
+            # A daemon: the end of the process does not wait for the exchange that is under way.
+            self._thread = threading.Thread(
+                target=self._exchange, name="bucketjit-agreement", daemon=True
+            )
+            self._thread.start()
+        self._asked.put(asked)
+
+    def _exchange(self) -> None:
+        """What the thread runs."""
+        while True:
+            message, seconds, future = self._asked.get()
+            if future is None:
+                with contextlib.suppress(StoreLost):
+                    self._batches.tell(message)
+                continue
+            try:
+                future.set_result(self._batches.exchange(message, seconds))
+            except BaseException as error:
+                future.set_exception(error)
+
+    @contextmanager
+    def busy(self, seconds: float) -> Iterator[None]:
+        """A context in which this process tells the others from time to time that it is alive.
+
+        Args:
+            seconds: How long the others wait without such a sign.
+        """
+        done = threading.Event()
+
+        def beat() -> None:
+            for count in itertools.count():
+                if done.wait(period(seconds)):
+                    return
+                with contextlib.suppress(StoreLost):
+                    self._store.set(f"{PULSES}/{self.rank}", f"{time.time()} {count}")
+
+        thread = threading.Thread(target=beat, name="bucketjit-pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def _end(self) -> None:
         """Tell the others at the end of this process, so that they need not wait for it."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        why = "" if error is None else in_one_line(error)
-        for channel in list(self._open):
-            try:
-                channel.tell(Proposal(Kind.ENDED, why=why).text())
-            except StoreLost:
-                return
+        message = Proposal(Kind.ENDED, why="" if error is None else in_one_line(error)).text()
+        with contextlib.suppress(StoreLost):
+            self.calls.tell(message)
+            self._batches.tell(message)
 
 
 def this_job() -> Job:

@@ -80,27 +80,16 @@ class OnShards:
             given = jax.tree_util.tree_map(_local, given)
         return engine.signer.sign(*given)
 
-    def again(
-        self,
-        engine: Engine,
-        known: ShardedCall,
-        given: tuple[tuple[Any, ...], Mapping[str, Any]],
-    ) -> ShardedCall | None:
+    def again(self, known: ShardedCall, leaves: Sequence[Any]) -> ShardedCall:
         """A call of the same shapes as an earlier one, with its own arrays.
 
         Args:
-            engine: The engine.
             known: The earlier call. Its arrays may be gone.
-            given: The arguments of the call. The types of those without open axes are not checked
+            leaves: The leaves of the call. The types of those without open axes are not checked
                 here: ``jit`` does it.
-
-        Returns:
-            The call; None if its arguments are in other containers.
         """
-        leaves, tree = engine.signer.flattened(*given)
-        if tree != known.given.tree:
-            return None
-        return dataclasses.replace(known, given=known.given.with_leaves(list(map(_local, leaves))))
+        given = known.given.with_leaves(list(map(_local, leaves)))
+        return dataclasses.replace(known, given=given)
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bucketjit._events import shown
 from bucketjit._processes.channel import Messages
 from bucketjit.errors import AgreementError
 
@@ -38,6 +37,7 @@ class Proposal:
         sizes: The logical size of each variable.
         lost: The executables that all processes had, and that this one has no more.
         why: An error or a reason, in words.
+        place: The batch and the number of the call since that batch; ``""`` outside of loops.
     """
 
     kind: Kind
@@ -46,11 +46,12 @@ class Proposal:
     sizes: Mapping[str, int] = field(default_factory=dict)
     lost: Sequence[str] = ()
     why: str = ""
+    place: str = ""
 
     def text(self) -> str:
         """The proposal as a message."""
         parts = self.kind.value, self.program, self.bucket, self.sizes, self.lost, self.why
-        return json.dumps([x if isinstance(x, str) else _plain(x) for x in parts])
+        return json.dumps([x if isinstance(x, str) else _plain(x) for x in (*parts, self.place)])
 
     @classmethod
     def of(cls, text: str) -> Proposal:
@@ -75,17 +76,23 @@ class Round(NamedTuple):
         proposals: The proposal of each process; None of one that did not come, or that nobody knows
             because process 0 did not wait for it.
         seconds: How long the others waited.
+        unasked: The processes for which nobody waited.
+        rank: The index of this process.
     """
 
     noun: str
     step: int
     proposals: Sequence[Proposal | None]
     seconds: float
+    unasked: frozenset[int] = frozenset()
+    rank: int = 0
 
     @classmethod
-    def of(cls, noun: str, step: int, messages: Messages, seconds: float) -> Round:
+    def of(cls, noun: str, step: int, messages: Messages, seconds: float, rank: int) -> Round:
         """Read the messages of an exchange."""
-        return cls(noun, step, [Proposal.of(x) if x else None for x in messages], seconds)
+        unasked = frozenset(i for i, x in enumerate(messages) if x == "")
+        proposals = [Proposal.of(x) if x else None for x in messages]
+        return cls(noun, step, proposals, seconds, unasked, rank)
 
     @property
     def kinds(self) -> set[Kind]:
@@ -103,16 +110,15 @@ class Round(NamedTuple):
             AgreementError: A process is missing, or proposes something else.
         """
         wrong = {
-            i: _told(proposal, self.seconds)
+            i: self._told(i, proposal)
             for i, proposal in enumerate(self.proposals)
-            if proposal is None or proposal.kind not in kinds
+            if (proposal is None or proposal.kind not in kinds) and i not in self.unasked
         }
         if not wrong:
             return
-        if len(missing := [i for i in wrong if self.proposals[i] is None]) < len(wrong):
-            # One process says why the call does not run, so nobody has waited for the others.
-            wrong = {i: told for i, told in wrong.items() if i not in missing}
-        remedy = next((text for kind, text in _REMEDIES.items() if kind in self.kinds), EQUAL_CALLS)
+        late = f"it may be slower than timeout={self.seconds:g}, hang, or have left out a call"
+        remedy = late if None in [self.proposals[i] for i in wrong] else EQUAL_CALLS
+        remedy = next((text for kind, text in _REMEDIES.items() if kind in self.kinds), remedy)
         raise self.error(name, wrong, remedy)
 
     def error(self, name: str, told: Mapping[int, str], remedy: str) -> AgreementError:
@@ -131,6 +137,28 @@ class Round(NamedTuple):
             self.step,
             dict(told),
         )
+
+    def _told(self, process: int, proposal: Proposal | None) -> str:
+        """What a process did, in words."""
+        if proposal is None:
+            if process == self.rank:
+                return "came when the others had given up waiting for it"
+            return f"did not come within {self.seconds:g} s"
+        match proposal.kind:
+            case Kind.CANNOT:
+                return f"cannot pad its call: {proposal.why.rstrip('.')}"
+            case Kind.RAISED:
+                return f"raised {proposal.why.rstrip('.')}"
+            case Kind.ENDED:
+                return f"has ended with {proposal.why}" if proposal.why else "has ended"
+            case Kind.DONE:
+                return "has no further batch"
+            case Kind.LEFT:
+                return "has left the loop over its batches"
+            case Kind.EXACT:
+                return "makes a call in which no axis is open"
+            case Kind.BUCKET | Kind.LATER | Kind.READY:
+                return "makes another call"
 
     def bucket(self) -> dict[str, int]:
         """The largest bucket of each variable."""
@@ -155,29 +183,6 @@ _REMEDIES: Mapping[Kind, str] = {
     Kind.RAISED: "mend the error on the process that is named",
     Kind.ENDED: EQUAL_CALLS,
 }
-
-
-def _told(proposal: Proposal | None, seconds: float) -> str:
-    """What a process did, in words."""
-    if proposal is None:
-        return f"did not come within {seconds:g} s"
-    match proposal.kind:
-        case Kind.BUCKET:
-            return f"pads its call to {shown(proposal.bucket)}"
-        case Kind.EXACT:
-            return "makes a call in which no axis is open"
-        case Kind.CANNOT:
-            return f"cannot pad its call: {proposal.why}"
-        case Kind.RAISED:
-            return f"raised {proposal.why}"
-        case Kind.ENDED:
-            return f"has ended with {proposal.why}" if proposal.why else "has ended"
-        case Kind.DONE:
-            return "has no further batch"
-        case Kind.LEFT:
-            return "has left the loop over its batches"
-        case Kind.LATER | Kind.READY:
-            return "goes on"
 
 
 def _largest(every: Sequence[Mapping[str, int]]) -> dict[str, int]:

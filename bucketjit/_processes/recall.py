@@ -34,19 +34,20 @@ class Recall(Generic[V]):
         self._proposed: dict[Hashable, V] = {}
         self._of_buckets: dict[str, RememberedCalls] = {}
 
-    def proposed(self, engine: Engine, given: Given) -> V | None:
+    def proposed(self, engine: Engine, given: Given, tree: Any) -> V | None:
         """What was proposed for a call of the same shapes; None for a new one.
 
         Args:
             engine: The engine.
             given: The arguments of the call.
+            tree: The tree of its leaves.
         """
         if engine.provider.epoch is not self._epoch or engine.refusals.version != self._version:
             self._epoch, self._version = engine.provider.epoch, engine.refusals.version
             self.forget()
         for layout, table in self._tables.items():
             try:
-                found = self._proposed.get((layout, table.key(*given)))
+                found = self._proposed.get((layout, table.key(*given), tree))
             except TypeError:  # a static argument that cannot be hashed
                 return None
             if found is not None:
@@ -75,7 +76,7 @@ class Recall(Generic[V]):
         if len(self._proposed) >= _MOST:
             self._proposed.clear()
         table = self._tables.setdefault(layout, DispatchTable(layout, None))
-        self._proposed[layout, table.key(*given)] = proposal
+        self._proposed[layout, table.key(*given), signed.tree] = proposal
 
     def handler(self, name: str, given: Given) -> Handler | None:
         """The handler of a call in the agreed bucket; None if the slow path has to serve it.

@@ -131,6 +131,12 @@ def calls_that_differ(rank: int) -> dict[str, Any]:
     listed = total(buckets=[4, 8])
     found["overflow"] = raised(lambda: listed(ones(30 if rank else 3, 2)))
     found["empty"] = raised(lambda: used(ones(0 if rank else 3, 2)))
+    weights = BucketedExec(jnp.dot, dynamic_axes=("b, _", None), static_argnames="precision")
+    weights = weights.with_pow2().with_agreement()
+    half = ones(2).astype(np.float16 if rank else np.float32)
+    found["weights"] = raised(lambda: weights(ones(3, 2), half))
+    precision = "high" if rank else "highest"
+    found["static"] = raised(lambda: weights(ones(3, 2), ones(2), precision=precision))
     order = (total(), total(dynamic_axes="c, _"))
     for one in order if rank else reversed(order):
         found.setdefault("order", []).append(raised(lambda one=one: one(ones(3, 2))))
@@ -159,6 +165,8 @@ def test_calls_that_differ_run_nowhere_and_name_the_process() -> None:
         "static axis": "float32[b, 3]",
         "function": "sin",
         "strategy": "Pow2()",
+        "weights": "b: float16[2]",
+        "static": "precision: 'high'",
     }.items():
         assert first[name][:3] == second[name][:3]
         assert first[name][:2] == ["AgreementError", [0, 1]]
@@ -230,7 +238,7 @@ def batches_ahead(rank: int) -> dict[str, Any]:
         got.append([float(result), *rows.shape])
     found: dict[str, Any] = {"results": got == [[4.0 * n, n, 2] for n in sizes]}
     found["buckets"] = [b for (b,), _ in buckets_of(used)]
-    found["exchanges"] = this_job().calls.done
+    found["exchanges"] = this_job().calls._done
     # Batches that are changed on their way: each call is agreed on when it is made.
     other = total()
     found["changed"] = [float(other(x + 1)[0]) for x in other.agreed(ones(n, 2) for n in sizes)]
