@@ -34,7 +34,7 @@ def reshape(ctx: RuleContext, operand: Array) -> Any:
             this bucket.
     """
     sharding = ctx.params.get("sharding")  # inside ``shard_map`` one that cuts nothing
-    if sharding is not None and any(names is not None for names in sharding.spec):
+    if sharding is not None and any(n is not None for n in getattr(sharding, "spec", (sharding,))):
         ctx.refuse(
             "a reshape with an explicit sharding",
             "reshape first and reshard the result, or leave the axis static (None or _)",

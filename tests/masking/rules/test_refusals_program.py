@@ -153,17 +153,18 @@ def test_exported_programs() -> None:
     )
 
 
-def test_shard_map() -> None:
+def test_collectives_of_open_axes() -> None:
     mesh = Mesh(np.asarray(jax.devices()[:1]), ("i",))
     spec = PartitionSpec("i")
 
     def fn(x: Any) -> Any:
-        return jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+        gathered = partial(jax.lax.all_gather, axis_name="i", tiled=True)
+        return jax.shard_map(gathered, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
     says(
         refusal(fn, "b"),
-        "shard_map: each device sees one shard of the padded array",
-        "use jit with shardings",
+        "all_gather: it moves open axes between shards",
+        "reduce open axes on each shard first",
     )
 
 
