@@ -31,8 +31,8 @@ class Processes:
 
         Before a call runs, the processes tell each other its bucket, and all take the largest size
         of each variable. So they run the same executable. Every process must make the same calls in
-        the same order, from one thread, as with any program for several processes. Name the open axes by ``dynamic_axes``: a guess from the arguments may differ
-        from process to process.
+        the same order, from one thread, as with any program for several processes. Name the open
+        axes by ``dynamic_axes``: a guess from the arguments may differ from process to process.
 
         If one process cannot pad its call, calls another function, raises, ends, or does not come,
         every process gets an `AgreementError` that names it, and no process runs the call. A bucket
