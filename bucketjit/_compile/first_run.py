@@ -30,7 +30,7 @@ _NOT_ON_ZEROS = {
     *("while", *CALLBACKS),
     *("cholesky", "eig", "eigh", "geqrf", "geqp3", "householder_product", "hessenberg", "lu"),
     *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
-    *("tridiagonal_solve", "shard_mean"),
+    *("tridiagonal_solve", "shard_mean", "shard_psum"),
 }
 _SIZES, _FIRST_SIZE = 0, 1  # position of the logical sizes; a valid size: programs may assume >= 1
 

@@ -13,7 +13,12 @@ from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
 from bucketjit._ir.computed_sizes import selecting
-from bucketjit._ir.shard_mean import axis_of_shards, mean_over_shards, refuse_groups
+from bucketjit._ir.shard_mean import (
+    axis_of_shards,
+    mean_over_shards,
+    refuse_groups,
+    sum_over_shards,
+)
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.patches.callbacks import open_debug_callbacks
 from bucketjit._jax.patches.convolution import convolution_padding
@@ -98,7 +103,7 @@ def _selections() -> list[Patch]:
 
 
 def _uneven_collectives() -> list[Patch]:
-    return uneven_collectives(axis_of_shards, mean_over_shards, refuse_groups)
+    return uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)
 
 
 # Each patch, with the feature that is left out if this JAX lacks the name that the patch replaces.

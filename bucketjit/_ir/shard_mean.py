@@ -1,15 +1,21 @@
-"""The primitive of the mean over shards that weighs by the rows of each.
+"""The primitives of combinations over shards whose sizes differ: the weighed mean, and the sum.
 
     b:f32[] = shard_mean[axis=d rows=n] a:f32[]        psum(a * n) / psum(n)
+    c:f32[] = shard_psum[axis=d size=n] a:f32[]        psum(a)
 
-It is its own transpose. With ``w`` the rows of a shard divided by those of all, its matrix is
+The mean is its own transpose. With ``w`` the rows of a shard divided by those of all, its matrix is
 ``M[i, j] = w[j]``, and in the inner product that weighs by ``w``, which a mean of gradients takes,
 ``M`` is symmetric. So the gradient of a mean, averaged over the shards, is that of the whole batch,
 whether the loss was averaged before or not, and through the statistics of a batch as well.
+
+The sum is its own transpose in the plain inner product, which a sum of gradients takes. The two do
+not mix on uneven shards. So a transposed equation says that it is one, and
+`bucketjit._processes.one_weighting` refuses programs that mix them.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +30,17 @@ from jax.interpreters import ad, batching
 from bucketjit.errors import MaskingError
 
 shard_mean_p = jex_core.Primitive("shard_mean")
+shard_psum_p = jex_core.Primitive("shard_psum")
+
+COMBINED = frozenset((shard_mean_p, shard_psum_p))
+"""The primitives whose result is the same on all shards."""
+
+# Traces that JAX keeps of inner functions belong to the shards that they were made for.
+_in_cache_keys = jax.make_user_context(None)
 
 
 @shard_mean_p.def_abstract_eval  # type: ignore[untyped-decorator]
+@shard_psum_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _type(x: Any, **_: Any) -> Any:
     return jax.core.ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
 
@@ -39,11 +53,13 @@ class Shards:
         axis: The name of their axis.
         rows: The rows of a shard, a size; None if that is not known.
         why: Why it is not known.
+        size: Any open size, as masking rules are asked for equations that mention one.
     """
 
     axis: Any
     rows: Any
     why: str = ""
+    size: Any = 1
 
 
 _of_thread = threading.local()
@@ -59,7 +75,8 @@ def tracing_for(shards: Shards) -> Iterator[None]:
     before = _shards()
     _of_thread.shards = shards
     try:
-        yield
+        with _in_cache_keys(str(shards)):
+            yield
     finally:
         _of_thread.shards = before
 
@@ -92,7 +109,19 @@ def mean_over_shards(x: Any) -> Any:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = jnp.true_divide(x, 1)
-    return shard_mean_p.bind(x, axis=shards.axis, rows=shards.rows)
+    return shard_mean_p.bind(x, axis=shards.axis, rows=shards.rows, is_transposed=False)
+
+
+def sum_over_shards(x: Any) -> Any:
+    """The sum of a float array over the shards.
+
+    Args:
+        x: The array.
+    """
+    shards = _shards()
+    assert shards is not None
+    given = {"axis": shards.axis, "size": shards.size, "is_transposed": False}
+    return shard_psum_p.bind(jnp.asarray(x), **given)
 
 
 def refuse_groups() -> NoReturn:
@@ -107,22 +136,29 @@ def refuse_groups() -> NoReturn:
     )
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+def _jvp(primitive: Any, primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     (x,), (tangent,) = primals, tangents
-    out = shard_mean_p.bind(x, **params)
+    out = primitive.bind(x, **params)
     if type(tangent) is ad.Zero:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    return out, shard_mean_p.bind(tangent, **params)
+    return out, primitive.bind(tangent, **params)
 
 
-def _transpose(cotangent: Any, x: Any, **params: Any) -> list[Any]:
-    return [cotangent if type(cotangent) is ad.Zero else shard_mean_p.bind(cotangent, **params)]
+def _transpose(
+    primitive: Any, cotangent: Any, x: Any, is_transposed: bool, **params: Any
+) -> list[Any]:
+    if type(cotangent) is ad.Zero:
+        return [cotangent]
+    return [primitive.bind(cotangent, is_transposed=not is_transposed, **params)]
 
 
-def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-    return shard_mean_p.bind(operands[0], **params), axes[0]
+def _batch(primitive: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
+    return primitive.bind(operands[0], **params), axes[0]
 
 
-ad.primitive_jvps[shard_mean_p] = _jvp
-ad.primitive_transposes[shard_mean_p] = _transpose
-batching.primitive_batchers[shard_mean_p] = _batch
+ad.primitive_jvps[shard_mean_p] = functools.partial(_jvp, shard_mean_p)
+ad.primitive_jvps[shard_psum_p] = functools.partial(_jvp, shard_psum_p)
+ad.primitive_transposes[shard_mean_p] = functools.partial(_transpose, shard_mean_p)
+ad.primitive_transposes[shard_psum_p] = functools.partial(_transpose, shard_psum_p)
+batching.primitive_batchers[shard_mean_p] = functools.partial(_batch, shard_mean_p)
+batching.primitive_batchers[shard_psum_p] = functools.partial(_batch, shard_psum_p)

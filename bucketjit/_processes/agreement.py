@@ -28,7 +28,7 @@ from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.coordination import StoreLost
 from bucketjit._processes.identity import described, differences, digest_of_call, name_of_executable
 from bucketjit._processes.job import Job, this_job
-from bucketjit._processes.on_shards import OnShards
+from bucketjit._processes.on_shards import OnShards, outside_of_meshes
 from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
 from bucketjit._processes.recall import Given, Recall
 from bucketjit._processes.split_rows import ShardedCall
@@ -143,6 +143,12 @@ class Agreement:
             AgreementError: The processes do not agree.
             Exception: What a call raises; the other processes get an `AgreementError` then.
         """
+        if self._shards is not None:
+            with outside_of_meshes():
+                return self._serve(engine, given)
+        return self._serve(engine, given)
+
+    def _serve(self, engine: Engine, given: Given) -> Any:
         job = self.job()
         step = 0 if job is None else job.number()
         try:
@@ -158,7 +164,7 @@ class Agreement:
             return engine.serve(self._sign(engine, given))
         bucket = found.bucket()
         if callable(self._chosen.by):
-            bucket = self._told_by_user(engine, self._chosen.by, bucket)
+            bucket = _told_by_user(engine.name, self._chosen.by, bucket)
         assert call.program is not None
         if not call.program.fits(bucket):
             told = dict.fromkeys(range(len(found.proposals)), f"would run at {shown(bucket)}")
@@ -180,7 +186,7 @@ class Agreement:
                 raise
         # An argument without open axes is of another type than in the call that is remembered.
         self._recall.forget()
-        return self.serve(engine, given)
+        return self._serve(engine, given)
 
     def _run(
         self,
@@ -278,7 +284,8 @@ class Agreement:
         self, engine: Engine, shards: OnShards, signed: SignedCall
     ) -> Considered:
         """A call with the bucket of the largest shard of this process."""
-        sharded = shards.cut(engine, signed)
+        with outside_of_meshes():
+            sharded = shards.cut(engine, signed)
         call = sharded.call
         digest = self._digest(engine, sharded.signed, call)
         try:
@@ -402,20 +409,6 @@ class Agreement:
         ]
         raise found.error(engine.name, differences(every), EQUAL_CALLS)
 
-    def _told_by_user(
-        self, engine: Engine, by: Callable[[dict[str, int]], Any], bucket: dict[str, int]
-    ) -> dict[str, int]:
-        """The bucket that the user's function says all processes have."""
-        told = by(dict(bucket))
-        good = isinstance(told, Mapping) and told.keys() == bucket.keys()
-        if not good or not all(is_int_from(told[v], n) for v, n in bucket.items()):
-            raise AgreementError(
-                f"{engine.name}: with_agreement(by=...) was given the bucket {shown(bucket)} and "
-                f"returned {told!r}; it must return a dict of the same variables, with sizes that "
-                "are at least as large"
-            )
-        return {v: int(told[v]) for v in bucket}
-
     # --- the executable of the agreed bucket ---
 
     def _executable(
@@ -479,3 +472,18 @@ def store_lost(name: str, noun: str, step: int, error: StoreLost) -> AgreementEr
         step,
         {0: "does not answer"},
     )
+
+
+def _told_by_user(
+    name: str, by: Callable[[dict[str, int]], Any], bucket: dict[str, int]
+) -> dict[str, int]:
+    """The bucket that the user's function says all processes have."""
+    told = by(dict(bucket))
+    good = isinstance(told, Mapping) and told.keys() == bucket.keys()
+    if not good or not all(is_int_from(told[v], n) for v, n in bucket.items()):
+        raise AgreementError(
+            f"{name}: with_agreement(by=...) was given the bucket {shown(bucket)} and returned "
+            f"{told!r}; it must return a dict of the same variables, with sizes that are at least "
+            "as large"
+        )
+    return {v: int(told[v]) for v in bucket}

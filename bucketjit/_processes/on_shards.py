@@ -13,6 +13,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import jax
@@ -24,6 +25,7 @@ from bucketjit._arrays.results import as_numpy, joined
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Check, Out, Sharded
 from bucketjit._processes.build_shards import array_leaves
+from bucketjit._processes.one_weighting import refuse_two_weightings
 from bucketjit._processes.same_on_all import is_same_on_all
 from bucketjit._processes.shard_axis import (
     LocalShards,
@@ -148,6 +150,7 @@ class OnShards:
             _refuse(MaskingError("it computes sizes, which differ from shard to shard"))
         assert isinstance(program, Program)
         try:
+            refuse_two_weightings(program)
             same = is_same_on_all(program, self._chosen.axis)
         except MaskingError as refusal:
             _refuse(refusal)
@@ -218,6 +221,15 @@ class OnShards:
             refused = error
         engine.refusals.note(masked.key, refused)
         _refuse(refused)
+
+
+_NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+
+def outside_of_meshes() -> AbstractContextManager[Any]:
+    """A context without the mesh of ``jax.set_mesh``: the shards have a mesh of their own."""
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    return jax.set_mesh(_NO_MESH) if is_set else nullcontext()
 
 
 def _is_spread(leaf: Any) -> bool:

@@ -18,7 +18,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, table, through
-from bucketjit._ir.shard_mean import shard_mean_p
+from bucketjit._ir.shard_mean import COMBINED
 from bucketjit._jax.jaxprs import all_equations, bodies, is_jaxpr, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._jax.user_code import source_line
@@ -84,7 +84,7 @@ class _SameOnAll(Analysis[bool]):
         return value and not _is_open(var)
 
     def default(self, eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
-        if eqn.primitive is shard_mean_p:
+        if eqn.primitive in COMBINED:
             return [True]
         same = all(ins) and not _mentions_size(list(eqn.params.values()))
         return [same and not _is_open(var) for var in eqn.outvars]
@@ -136,7 +136,7 @@ class _SameOnAll(Analysis[bool]):
 
     def _combines(self, eqn: JaxprEqn) -> bool:
         """Whether an equation waits for other shards."""
-        if eqn.primitive is shard_mean_p:
+        if eqn.primitive in COMBINED:
             return True
         names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
         names = names if isinstance(names, tuple | list) else (names,)

@@ -46,13 +46,15 @@ def bound_axis(sharded: Sharded | None) -> AbstractContextManager[None]:
 def _shards_of(axis: Any, leaves: Sequence[Any]) -> Shards:
     """The axis, and the rows of a shard: the leading open axis of the arguments."""
     shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
-    if not any(is_symbolic(d) for shape in shapes for d in shape):
+    sizes = [d for shape in shapes for d in shape if is_symbolic(d)]
+    if not sizes:
         return Shards(axis, 1)  # a trace at concrete sizes, which shows errors and is not run
     leading = [shape[0] for shape in shapes if shape and is_symbolic(shape[0])]
     names = sorted(variables_in(leading))
     if len(names) > 1:
-        return Shards(axis, None, f"the first axes of the arguments are {' and '.join(names)}")
+        why = f"the first axes of the arguments are {' and '.join(names)}"
+        return Shards(axis, None, why, sizes[0])
     for size in leading:
         if str(size) == names[0]:
-            return Shards(axis, size)
-    return Shards(axis, None, "no argument has them as its first axis")
+            return Shards(axis, size, "", size)
+    return Shards(axis, None, "no argument has them as its first axis", sizes[0])

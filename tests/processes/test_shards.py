@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bucketjit import BucketedExec
@@ -267,6 +267,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "psum of rows": (lambda w, x: psum(x), "psum: it combines an open axis whose size differs"),
     "pmean of rows": (lambda w, x: pmean(x).sum(), "shard_mean: it combines an open axis"),
+    "a mean of gradients of a sum": (
+        lambda w, x: pmean(jax.grad(lambda w: psum((x @ w).sum()) / psum(x.shape[0]))(w)),
+        "a gradient that was taken through psum is combined by pmean",
+    ),
+    "a sum of gradients of a mean": (
+        lambda w, x: psum(jax.grad(lambda w: pmean((x @ w).mean()))(w)),
+        "a gradient that was taken through pmean is combined by psum",
+    ),
     "not reduced": (lambda w, x: {"a": psum(x.sum()), "b": x.sum()}, r"result\['b'\] differs"),
     "a size": (lambda w, x: x.shape[0] * w, "the result differs from shard to shard"),
     "a branch": (
@@ -293,6 +301,32 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "computed sizes": (lambda w, x: psum(x[x > 0].sum()), "it computes sizes"),
 }
+
+
+@case
+def helpers_that_jax_keeps(rank: int, sizes: Any) -> None:
+    """JAX keeps the traces of inner functions; here and elsewhere they are others."""
+    mine, every = given(rank, sizes)
+    helper = jax.jit(pmean)
+
+    def loss(x: Any) -> Any:
+        return helper(x.mean())
+
+    plain = jax.vmap(loss, axis_name="d")
+    assert plain(np.ones((2, 4), np.float32)).tolist() == [1, 1]
+    for axes in ("b, _", "n, _", "n, b"):
+        close(bucketed(loss, dynamic_axes=axes)(mine), every.mean(), 1e-5)
+    assert plain(np.ones((2, 5), np.float32)).tolist() == [1, 1]
+
+
+@case
+def inside_of_set_mesh(rank: int, sizes: Any) -> None:
+    mine, every = given(rank, sizes)
+    fn = bucketed(lambda w, x: (x * 2, pmean((x @ w).mean(0))))
+    for axes in (AxisType.Auto, AxisType.Explicit):
+        with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("d",), axis_types=(axes,))):
+            doubled, mean = fn(WEIGHTS, mine)
+        close((doubled, mean), (mine * 2, (every @ WEIGHTS).mean(0)), 1e-5)
 
 
 @case

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
@@ -27,7 +28,10 @@ _NEVER = "never: in JAX all shards have the same sizes"
 
 
 def uneven_collectives(
-    axis: Callable[[], Any], mean: Callable[[Any], Any], refuse_groups: Callable[[], Any]
+    axis: Callable[[], Any],
+    mean: Callable[[Any], Any],
+    total: Callable[[Any], Any],
+    refuse_groups: Callable[[], Any],
 ) -> list[Patch]:
     """Collectives over an axis of shards whose sizes differ.
 
@@ -37,19 +41,20 @@ def uneven_collectives(
     Args:
         axis: Returns the name of the axis, or None where no function of shards is traced.
         mean: The mean of an array over these shards, by their rows.
+        total: The sum of a float array over these shards.
         refuse_groups: Raises for a mean over groups of shards.
 
     Returns:
         The patches.
     """
-    uneven = _Uneven(axis, mean, refuse_groups)
+    uneven = _Uneven(axis, mean, total, refuse_groups)
     inner: list[Patch] = []
     if not lacking(Without.COUNTS):
         inner = [
             Patch(
                 _parallel,
                 "_psum_is_async",
-                uneven.with_sizes(_parallel._psum_is_async),
+                uneven.with_sizes(_parallel._psum_is_async, is_sum=True),
                 why="User code may hold psum under any name; all of them call this function.",
                 since="lax.parallel._psum_is_async, 0.10",
                 delete_when=_NEVER,
@@ -76,17 +81,19 @@ class _Uneven:
     divides what its own call of ``psum`` returns.
 
     Args:
-        axis, mean, refuse_groups: See `uneven_collectives`.
+        axis, mean, total, refuse_groups: See `uneven_collectives`.
     """
 
     def __init__(
         self,
         axis: Callable[[], Any],
         mean: Callable[[Any], Any],
+        total: Callable[[Any], Any],
         refuse_groups: Callable[[], Any],
     ) -> None:
         self._axis = axis
         self._mean = mean
+        self._total = total
         self._refuse_groups = refuse_groups
         self._pmean = jax.lax.pmean
 
@@ -94,20 +101,30 @@ class _Uneven:
         current = self._axis()
         return current is not None and current in _as_tuple(given)
 
-    def with_sizes(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def with_sizes(self, original: Callable[..., Any], is_sum: bool = False) -> Callable[..., Any]:
         """A collective that takes sizes for values that differ from shard to shard."""
 
         @functools.wraps(original)
         def collective(x: Any, axis_name: Any, **options: Any) -> Any:
-            if self._names_axis(axis_name):
-                x = jax.tree_util.tree_map(_value_of_size, x)
-            return original(x, axis_name, **options)
+            if not self._names_axis(axis_name):
+                return original(x, axis_name, **options)
+            others = tuple(a for a in _as_tuple(axis_name) if a != self._axis())
+
+            def combined(leaf: Any) -> Any:
+                leaf = _value_of_size(leaf)
+                is_plain = is_sum and not options.get("axis_index_groups")
+                if not is_plain or not jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.inexact):
+                    return original(leaf, axis_name, **options)
+                return self._total(original(leaf, others, **options) if others else leaf)
+
+            return jax.tree_util.tree_map(combined, x)
 
         return collective
 
     def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The same, and the sum of ``pmean`` is a mean."""
-        of_mean, of_others = self._pmean.__code__, self.with_sizes(original)
+        is_sum = original is jax.lax.psum
+        of_mean, of_others = self._pmean.__code__, self.with_sizes(original, is_sum)
 
         @functools.wraps(original)
         def collective(x: Any, axis_name: Any, **options: Any) -> Any:

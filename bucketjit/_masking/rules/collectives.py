@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bucketjit._ir.shard_mean import shard_mean_p
+from bucketjit._ir.shard_mean import shard_mean_p, shard_psum_p
 from bucketjit._jax.primitives import primitive, primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero
@@ -87,6 +87,14 @@ def mean(ctx: RuleContext, operand: Array) -> Any:
     return (total / jax.lax.psum(weight, axis)).astype(operand.dtype)
 
 
+def total(ctx: RuleContext, operand: Array) -> Any:
+    """The values of all shards are added as they are."""
+    axis = ctx.symbolic_params["axis"]
+    if _is_uneven(ctx, (axis,)):
+        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    return jax.lax.psum(operand, axis)
+
+
 def cast(ctx: RuleContext, operand: Array) -> Any:
     """The value stays as it is: types of masked programs do not say over which axes it varies."""
     return operand
@@ -99,5 +107,6 @@ TABLE: dict[Any, Rule] = {
     **{p: fold(zero, WITHOUT_TYPES[p.name]) for p in primitives("psum_invariant")},
     **{p: gather for p in primitives("all_gather_invariant")},
     shard_mean_p: mean,
+    shard_psum_p: total,
     **{p: cast for p in primitives(*CASTS)},
 }
