@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -18,48 +18,55 @@ from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec
 from tests.processes.launch import run_processes
 
-WIDTH, LAYERS, LARGEST = 256, 40, 64  # a step of some milliseconds
-STEPS, QUICK_STEPS, ROUNDS = 200, 20, 3
+WIDTH, LARGEST = 256, 64
+# A step computes for some milliseconds, or it waits for them, as for an accelerator.
+LAYERS = {"computes": 40, "waits": 2, "is short": 2}
+WAIT = 0.007
+STEPS, QUICK_STEPS, ROUNDS = 120, 20, 3
 
 
-def _model(weights: Any, x: Any) -> Any:
-    for _ in range(LAYERS):
-        x = jnp.tanh(x @ weights)
-    return x.mean()
+def _model(layers: int) -> Callable[..., Any]:
+    def model(weights: Any, x: Any) -> Any:
+        for _ in range(layers):
+            x = jnp.tanh(x @ weights)
+        return x.mean()
+
+    return model
 
 
-def _steps(step: Callable[..., Any], weights: Any, batches: Iterator[Any]) -> list[float]:
-    """When each step of a loop has ended, beginning with the start."""
+def _steps(step: Callable[..., Any], weights: Any, batches: Iterable[Any], wait: float) -> Any:
+    """The milliseconds of each step of a loop."""
     ends = [time.perf_counter()]
     for x in batches:
         jax.block_until_ready(step(weights, x))
+        time.sleep(wait)
         ends.append(time.perf_counter())
-    return ends
+    return np.diff(1e3 * np.asarray(ends)).tolist()
 
 
-def loops(rank: int, count: int, steps: int, uneven: bool) -> dict[str, list[list[float]]]:
+def loops(
+    rank: int, count: int, steps: int, kind: str, uneven: bool
+) -> dict[str, list[list[float]]]:
     """The milliseconds of each step of one process, by way and round."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
     sizes = rng.integers(1, LARGEST + 1, (steps, count))
     mine = sizes[:, rank] if uneven else sizes.max(1)
     batches = [np.ones((int(n), WIDTH), np.float32) for n in mine]
-    plain = BucketedExec(_model, dynamic_axes=(None, "b, _")).with_pow2(min=8)
+    plain = BucketedExec(_model(LAYERS[kind]), dynamic_axes=(None, "b, _")).with_pow2(min=8)
     agreed = plain.with_agreement(timeout=60)
     # The step that is compared with runs in the agreed buckets, so that it computes as much.
-    buckets = iter(())
+    buckets: Iterator[int] = iter(())
     told = plain.with_agreement(by=lambda bucket: {"b": next(buckets)})
     every = [max(8, 1 << int(n - 1).bit_length()) for n in sizes.max(1)]
+    wait = WAIT if kind == "waits" else 0.0
     found: dict[str, list[list[float]]] = {"alone": [], "agreed": [], "ahead": []}
     for _ in range(ROUNDS + 1):
         buckets = iter(every)
-        found["alone"].append(_steps(told, weights, iter(batches)))
-        found["agreed"].append(_steps(agreed, weights, iter(batches)))
-        found["ahead"].append(_steps(agreed, weights, agreed.agreed(batches)))
-    return {
-        way: [np.diff(1e3 * np.asarray(ends)).tolist() for ends in rounds[1:]]
-        for way, rounds in found.items()
-    }
+        found["alone"].append(_steps(told, weights, batches, wait))
+        found["agreed"].append(_steps(agreed, weights, batches, wait))
+        found["ahead"].append(_steps(agreed, weights, agreed.agreed(batches), wait))
+    return {way: rounds[1:] for way, rounds in found.items()}
 
 
 def agreeing(options: Options) -> list[Row]:
@@ -67,20 +74,20 @@ def agreeing(options: Options) -> list[Row]:
     steps = QUICK_STEPS if options.quick else STEPS
     found = []
     for count in (2,) if options.quick else (2, 4):
-        for uneven in (False, True):
-            every = [
-                x.result for x in run_processes(loops, count, count, steps, uneven, timeout=900)
-            ]
-            # One that waits for the slowest peer at each step takes as long as the slowest of them.
-            alone = np.asarray([process["alone"] for process in every])
-            slowest = float(np.median(alone.max(0).mean(-1)))
-            row = {"processes": count, "sizes": "uneven" if uneven else "equal"}
-            row |= {"alone_ms": float(np.median(alone.mean(-1))), "slowest_ms": slowest}
-            for way in ("agreed", "ahead"):
-                took = np.asarray([process[way] for process in every])
-                row[f"{way}_ms"] = float(np.median(took.mean(-1)))
-                row[f"{way}_more"] = row[f"{way}_ms"] - slowest
-            found.append(row)
+        for kind in LAYERS:
+            for uneven in (False,) if options.quick else (False, True):
+                arguments = (count, steps, kind, uneven)
+                outcomes = run_processes(loops, count, *arguments, timeout=900)
+                every = [outcome.result for outcome in outcomes]
+                # One that waits for the slowest at each step takes as long as the slowest of them.
+                alone = np.asarray([process["alone"] for process in every])
+                slowest = float(np.median(alone.max(0)))
+                row = {"processes": count, "step": kind, "sizes": "uneven" if uneven else "equal"}
+                row |= {"alone_ms": float(np.median(alone)), "slowest_ms": slowest}
+                for way in ("agreed", "ahead"):
+                    row[f"{way}_ms"] = float(np.median([process[way] for process in every]))
+                    row[f"{way}_more"] = row[f"{way}_ms"] - slowest
+                found.append(row)
     return found
 
 
@@ -110,14 +117,16 @@ SECTIONS = (
     Section(
         "agreeing",
         "Several processes that agree on a bucket",
-        "Processes of one job on this machine, each with steps of some milliseconds, in *equal* or "
-        "in *uneven* sizes. *alone*: each runs the agreed buckets without an exchange. *slowest*: "
-        "the slowest process of each step, as long as a loop takes that waits for it. *agreed*: "
+        "Processes of one job on this machine, with steps in *equal* or in *uneven* sizes. A step "
+        "*computes* for some milliseconds, with all cores, or it *waits* for 7 ms, as for an "
+        "accelerator, or it *is short*. *alone*: each runs the agreed buckets without an exchange. *slowest*: the "
+        "slowest process of each step, as long as a step takes that waits for it. *agreed*: "
         "`with_agreement`; *ahead*: in a loop over `agreed(batches)`; *more*: beyond the slowest. "
-        "All are milliseconds a step, the median of three rounds. With more processes than cores "
-        "the exchanges wait for a core.",
+        "All are milliseconds a step, medians of three rounds. Where the cores are busy, or fewer "
+        "than the processes, the exchanges wait for a core.",
         (
             Column("processes", "processes"),
+            Column("step", "a step"),
             Column("sizes", "sizes"),
             Column("alone_ms", "alone", ".2f"),
             Column("slowest_ms", "slowest", ".2f"),

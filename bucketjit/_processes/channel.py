@@ -4,14 +4,14 @@ Process 0 collects the messages and publishes all of them under one key:
 
     process 1    set 7/1 "b=8"                               get 7/all
     process 2    set 7/2 "b=16"                              get 7/all
-    process 0    get 7/1, get 7/2      set 7/all ["b=4", "b=8", "b=16"]      delete 5/
+    process 0    get 7/1, get 7/2      set 7/all ["b=4", "b=8", "b=16"]
 
 So every process reads the same list, also of an exchange in which one process is missing, and
 draws the same conclusion from it. A process that has waited long enough publishes what there is.
 The list that is published first is the only one.
 
-All keys of an exchange are deleted two exchanges later: a process has read the list of one exchange
-before it writes its message of the next.
+Keys are deleted when every process has read them, eight exchanges at a time. A process has read the
+list of one exchange before it writes its message of the next.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bucketjit._jax.coordination import Store
 
 ROOT = "bucketjit/agreement"
 
+_GROUP = 8  # exchanges whose keys are deleted together
 _SLICE = 1.0  # seconds of a wait in one piece: between two of them Python handles Ctrl-C
 _LOOK_AHEAD = (0.0, 0.1, 0.2, 0.3)  # pauses between looks at the next exchange, in seconds
 _LAST = "!"  # begins the message of a process that does not wait for the others
@@ -85,7 +86,7 @@ class Channel:
             StoreLost: The store does not answer.
         """
         step = self._next()
-        path = f"{self._path}/{step}"
+        path = self._place(step)
         if self._rank:
             self._store.set(f"{path}/{self._rank}", _LAST + message)
         else:
@@ -102,7 +103,7 @@ class Channel:
 
     def _at(self, step: int, mine: str, seconds: float) -> Messages:
         """One exchange."""
-        path = f"{self._path}/{step}"
+        path = self._place(step)
         patience = _Patience(seconds, self._pulses)
         if self._rank == 0:
             found = self._collected(path, mine, patience)
@@ -161,14 +162,19 @@ class Channel:
         """Whether another process is in an exchange."""
         for pause in _LOOK_AHEAD:
             time.sleep(pause)
-            if self._store.under(f"{self._path}/{step}/"):
+            if self._store.under(f"{self._place(step)}/"):
                 return True
         return False
 
+    def _place(self, step: int) -> str:
+        """Where the keys of an exchange are."""
+        return f"{self._path}/{step // _GROUP}/{step % _GROUP}"
+
     def _delete(self, step: int) -> None:
-        """Delete the keys that every process has read."""
-        if step >= 2:
-            self._store.delete(f"{self._path}/{step - 2}/")
+        """Delete keys that every process has read."""
+        group, first = divmod(step, _GROUP)
+        if first == 1 and group:
+            self._store.delete(f"{self._path}/{group - 1}/")
 
     def _pulses(self) -> dict[str, str]:
         """The last sign of life of each other process that has given one."""

@@ -74,7 +74,7 @@ def test_random_steps_take_the_same_buckets_on_all_processes(count: int, steps: 
     assert [bucket for (bucket,), _ in first["buckets"]] == first["expected"]
     assert first["compiles"] == len(first["expected"])
     assert first["calls"] == steps
-    assert first["keys"] <= 4 * count  # those of the last exchanges: older ones are deleted
+    assert first["keys"] <= 20 * count  # those of the last exchanges: older ones are deleted
 
 
 def local_choices(rank: int) -> dict[str, Any]:
