@@ -119,8 +119,9 @@ SECTIONS = (
         "Several processes that agree on a bucket",
         "Processes of one job on this machine, with steps in *equal* or in *uneven* sizes. A step "
         "*computes* for some milliseconds, with all cores, or it *waits* for 7 ms, as for an "
-        "accelerator, or it *is short*. *alone*: each runs the agreed buckets without an exchange. *slowest*: the "
-        "slowest process of each step, as long as a step takes that waits for it. *agreed*: "
+        "accelerator, or it *is short*. *alone*: each runs the agreed buckets without an exchange. "
+        "*slowest*: the slowest process of each step, as long as a step takes that waits for it. "
+        "*agreed*: "
         "`with_agreement`; *ahead*: in a loop over `agreed(batches)`; *more*: beyond the slowest. "
         "All are milliseconds a step, medians of three rounds. Where the cores are busy, or fewer "
         "than the processes, the exchanges wait for a core.",
