@@ -6,6 +6,8 @@ all devices, which takes three times as long and waits for the devices.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -39,10 +41,8 @@ class Store:
         Raises:
             StoreLost: The store does not answer.
         """
-        try:
+        with _answering():
             self._client.key_value_set(key, value, True)
-        except jax.errors.JaxRuntimeError as error:
-            raise StoreLost(str(error)) from error
 
     def publish(self, key: str, value: str) -> str:
         """Write a value, unless there is one.
@@ -95,10 +95,8 @@ class Store:
         Raises:
             StoreLost: The store does not answer.
         """
-        try:
+        with _answering():
             found = self._client.key_value_dir_get(prefix)
-        except jax.errors.JaxRuntimeError as error:
-            raise StoreLost(str(error)) from error
         return {key.removeprefix(prefix): value for key, value in found}
 
     def delete(self, key: str) -> None:
@@ -110,10 +108,17 @@ class Store:
         Raises:
             StoreLost: The store does not answer.
         """
-        try:
+        with _answering():
             self._client.key_value_delete(key)
-        except jax.errors.JaxRuntimeError as error:
-            raise StoreLost(str(error)) from error
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """A context that raises `StoreLost` if the store does not answer."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise StoreLost(str(error)) from error
 
 
 def client() -> Any | None:

@@ -158,7 +158,7 @@ class Agreement:
                 with contextlib.suppress(StoreLost):
                     job.calls.tell(Proposal(Kind.RAISED, why=in_one_line(error)).text())
             raise
-        found = self._round_of(engine, considered, given, job, step)
+        found = self._round_of(engine, considered, job, step)
         call, proposal = considered.call, considered.proposal
         if found.kinds == {Kind.EXACT}:
             return engine.serve(self._sign(engine, given))
@@ -178,8 +178,6 @@ class Agreement:
                     result = handler.serve(*given)
                     self._note(engine, found)
                     return result
-            if is_known and self._shards is None:
-                considered = considered._replace(signed=self._sign(engine, given))
             return self._run(engine, considered, given, masked, found, job)
         except SignatureChanged:
             if not is_known:
@@ -233,7 +231,7 @@ class Agreement:
     # --- what this process proposes ---
 
     def _considered(self, engine: Engine, given: Given) -> tuple[Considered, bool]:
-        """A call with its proposal, and whether it is that of an earlier call, without arrays."""
+        """A call with its proposal, and whether the proposal is that of an earlier call."""
         known = self._known(engine, given)
         if known is not None:
             lost = self._lost(engine)
@@ -252,11 +250,16 @@ class Agreement:
         return considered, False
 
     def _known(self, engine: Engine, given: Given) -> Considered | None:
-        """An earlier call of the same shapes; on shards, with the arrays of this one."""
+        """An earlier call of the same shapes, with the arrays of this one.
+
+        The types of arguments without open axes are not checked here: ``jit`` does it.
+        """
         leaves, tree = engine.signer.flattened(*given)
         known = self._recall.proposed(engine, given, tree)
-        if known is None or self._shards is None or known.sharded is None:
-            return known
+        if known is None:
+            return None
+        if self._shards is None or known.sharded is None:
+            return known._replace(signed=known.signed.with_leaves(leaves))
         sharded = self._shards.again(known.sharded, leaves)
         return known._replace(signed=sharded.given, sharded=sharded)
 
@@ -340,7 +343,7 @@ class Agreement:
     # --- what all processes propose ---
 
     def _round_of(
-        self, engine: Engine, considered: Considered, given: Given, job: Job | None, step: int
+        self, engine: Engine, considered: Considered, job: Job | None, step: int
     ) -> Round:
         """What all processes propose for a call, if they can run it together."""
         if job is None:
@@ -349,7 +352,7 @@ class Agreement:
             alone = Round("call", step, [considered.proposal], self.seconds)
             alone.require(engine.name, Kind.BUCKET, Kind.EXACT)
             return alone
-        found = self._ahead(engine, considered, given)
+        found = self._ahead(considered)
         if found is None:
             place = "" if self.expected is None else self.expected.place
             mine = dataclasses.replace(considered.proposal, place=place)
@@ -376,7 +379,7 @@ class Agreement:
             raise store_lost(engine.name, "call", step, error) from None
         return Round.of("call", step, messages, self.seconds, job.rank)
 
-    def _ahead(self, engine: Engine, considered: Considered, given: Given) -> Round | None:
+    def _ahead(self, considered: Considered) -> Round | None:
         """The proposals of a batch that was agreed on ahead; None if the call has to ask.
 
         The first call after a batch takes its bucket if it fits into it. All processes know the
@@ -388,8 +391,7 @@ class Agreement:
         expected.calls += 1
         if expected.seen is not None:
             return None
-        leaves, _ = engine.signer.flattened(*given)
-        expected.seen = considered._replace(signed=considered.signed.with_leaves(leaves))
+        expected.seen = considered
         ahead, found = expected.considered, expected.round
         if ahead is None or Kind.LATER in found.kinds:
             return None

@@ -36,14 +36,12 @@ class _Fetched(NamedTuple):
     Attributes:
         batch: The batch.
         considered: The call that it will be an argument of, if that is known.
-        kind: What this process says of it.
         error: What the iterator raised in its place.
         messages: Those of all processes.
     """
 
     batch: Any
     considered: Considered | None
-    kind: Kind
     error: BaseException | None
     messages: Future[Messages]
 
@@ -132,7 +130,7 @@ class _Loop:
             considered = self._considered(batch)
             proposal = Proposal(Kind.LATER) if considered is None else considered.proposal
         messages = self._job.ahead(proposal.text(), self._agreement.seconds)
-        return _Fetched(batch, considered, proposal.kind, error, messages)
+        return _Fetched(batch, considered, error, messages)
 
     def _considered(self, batch: Any) -> Considered | None:
         """The call that a batch will be an argument of; None if that is not known."""

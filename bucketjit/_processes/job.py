@@ -37,12 +37,11 @@ class Job:
 
     Attributes:
         rank: The index of this process.
-        count: How many processes there are.
         calls: The exchanges before calls, in the order of the calls of this process.
     """
 
     def __init__(self, store: Store, rank: int, count: int) -> None:
-        self.rank, self.count = rank, count
+        self.rank = rank
         self._store = store
         self._numbers = itertools.count(1)
         self.calls = Channel(store, rank, count, "calls")
