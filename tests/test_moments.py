@@ -359,8 +359,13 @@ def test_while_a_specification_is_read(
         BucketedExec(lambda x: x * 2, dynamic_axes="n//, _").with_pow2()(rows(3))
 
 
-def test_near_the_end_of_the_stack() -> None:
-    """Wherever the stack ends, the call raises that, and the next one is as if it had not been."""
+def test_near_the_end_of_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the stack ends, the call raises that, and the next one is as if it had not been.
+
+    What JAX finalizes there finds no room either, and Python reports that by its hook.
+    """
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
 
     def called(depth: int, run: Callable[[], Any]) -> Any:
         return run() if depth == 0 else called(depth - 1, run)
@@ -387,6 +392,7 @@ def test_near_the_end_of_the_stack() -> None:
         serves(executor, fn)
         assert executor.cache_size() == 2
     assert ended
+    assert all(issubclass(report.exc_type, RecursionError) for report in unraisable)
 
 
 # --- what is none of them ------------------------------------------------------------------------
