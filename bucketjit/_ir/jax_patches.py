@@ -13,7 +13,7 @@ from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
 from bucketjit._ir.computed_sizes import selecting
-from bucketjit._ir.shard_mean import (
+from bucketjit._ir.shard_reductions import (
     axis_of_shards,
     mean_over_shards,
     refuse_groups,
@@ -31,7 +31,7 @@ from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import open_searches
 from bucketjit._jax.patches.selections import open_selections
 from bucketjit._jax.patches.shapes import inferred_sizes, lengths
-from bucketjit._jax.patches.shard_means import uneven_collectives
+from bucketjit._jax.patches.shard_collectives import uneven_collectives
 from bucketjit._jax.patches.shuffles import open_shuffles
 from bucketjit._jax.patches.size_decisions import brief_decisions
 
@@ -135,7 +135,7 @@ selecting_jax = _Replacing(_FOR_SELECTIONS)
 """While active, selections ask `bucketjit._ir.computed_sizes.selecting` what to do."""
 
 uneven_shards = _Replacing(_FOR_SHARDS)
-"""While active, collectives know shards whose sizes differ; see `bucketjit._ir.shard_mean`."""
+"""While active, collectives know shards whose sizes differ; see `bucketjit._ir.shard_reductions`."""
 
 forgetful_jax = _Replacing(_FOR_FAILURES)
 """While active, traces that fail can be freed."""

@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Literal
 
 from bucketjit._ir.dataflow import Analysis, follow
-from bucketjit._ir.shard_mean import shard_mean_p, shard_psum_p
+from bucketjit._ir.shard_reductions import shard_mean_p, shard_psum_p
 from bucketjit._jax.user_code import source_line
 from bucketjit._tracing.program import Program
 from bucketjit.errors import MaskingError

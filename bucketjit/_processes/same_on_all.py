@@ -18,7 +18,7 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, table, through
-from bucketjit._ir.shard_mean import COMBINED
+from bucketjit._ir.shard_reductions import COMBINED
 from bucketjit._jax.jaxprs import all_equations, bodies, is_jaxpr, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._jax.user_code import source_line

@@ -11,7 +11,7 @@ import jax
 
 from bucketjit._config import Sharded
 from bucketjit._ir.jax_patches import uneven_shards
-from bucketjit._ir.shard_mean import Shards, tracing_for
+from bucketjit._ir.shard_reductions import Shards, tracing_for
 from bucketjit._jax.transformations import named_axis
 from bucketjit._sizes.expressions import is_symbolic, variables_in
 

@@ -329,6 +329,40 @@ def inside_of_set_mesh(rank: int, sizes: Any) -> None:
         close((doubled, mean), (mine * 2, (every @ WEIGHTS).mean(0)), 1e-5)
 
 
+def centred(values: Any) -> Any:
+    """``vmap`` has an axis of the same name as the shards, which collectives inside mean."""
+
+    def one(value: Any, total: Any) -> Any:
+        weight = psum(2.0) + lax.pmax(lax.stop_gradient(value), "d")
+        return (value - pmean(value)) * weight + psum(value) + MEAN(total).sum()
+
+    inside = jax.vmap(jax.jit(one), in_axes=(0, None), axis_name="d")
+    return inside(values, jnp.ones(values.shape))
+
+
+@case
+def hidden_by_vmap(rank: int, sizes: Any) -> None:
+    mine, every = given(rank, sizes)
+
+    def both(total: Any) -> Any:
+        return centred(total), jax.jacobian(centred)(total)
+
+    got = bucketed(lambda w, x: both(psum(x.sum(0)) / psum(x.shape[0])))(WEIGHTS, mine)
+    close(got, both(every.mean(0)), 1e-4)
+
+
+@case
+def casts(rank: int, sizes: Any) -> None:
+    """Parameters that are cast have gradients of one shard, as in ``shard_map``."""
+    mine, every = given(rank, sizes)
+
+    def cast(w: Any, x: Any) -> Any:
+        varying = lax.pcast(w, ("d",), to="varying")
+        return pmean(jax.value_and_grad(local_loss)(varying, x))
+
+    close(bucketed(cast)(WEIGHTS, mine), jax.value_and_grad(local_loss)(WEIGHTS, every))
+
+
 @case
 def refused(rank: int, sizes: Any) -> None:
     """Errors say why, on each process, and the next call works."""

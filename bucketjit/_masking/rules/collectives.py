@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bucketjit._ir.shard_mean import shard_mean_p, shard_psum_p
+from bucketjit._ir.shard_reductions import shard_mean_p, shard_psum_p
 from bucketjit._jax.primitives import primitive, primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules._monoids import Identity, highest, lowest, zero

@@ -60,7 +60,17 @@ def uneven_collectives(
                 delete_when=_NEVER,
             )
         ]
-    return inner + [
+    casts = Patch(
+        jax.lax,
+        "pcast",
+        uneven.cast(jax.lax.pcast),
+        why="JAX casts only inside of shard_map. A function of one shard is traced outside of it, "
+        "and its masked program runs under shard_map(check_vma=False), where a cast does nothing.",
+        since="lax.parallel.pcast, 0.8",
+        delete_when=_NEVER,
+        everywhere=True,
+    )
+    return [*inner, casts] + [
         Patch(
             jax.lax,
             name,
@@ -133,6 +143,18 @@ class _Uneven:
             return of_others(x, axis_name, **options)
 
         return collective
+
+    def cast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A cast between types that say along which axes of a mesh values differ."""
+
+        @functools.wraps(original)
+        def cast(x: Any, axis_name: Any, **options: Any) -> Any:
+            if not self._names_axis(axis_name):
+                return original(x, axis_name, **options)
+            others = tuple(a for a in _as_tuple(axis_name) if a != self._axis())
+            return original(x, others, **options) if others else x
+
+        return cast
 
     def _means(self, x: Any, axis_name: Any, axis_index_groups: Any = None) -> Any:
         if axis_index_groups is not None:

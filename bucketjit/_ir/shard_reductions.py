@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -152,13 +152,38 @@ def _transpose(
     return [primitive.bind(cotangent, is_transposed=not is_transposed, **params)]
 
 
-def _batch(primitive: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-    return primitive.bind(operands[0], **params), axes[0]
+def _batch(
+    primitive: Any,
+    whole: Callable[[Any, int], Any],
+    mapped: Any,
+    operands: Sequence[Any],
+    places: Sequence[Any],
+    **params: Any,
+) -> Any:
+    """The rule for ``vmap``, whose own axis may have the name of the shards' and then hides it.
+
+    Args:
+        primitive: The primitive.
+        whole: The reduction of an array along one of its axes.
+        mapped: What JAX tells of the axis of ``vmap``.
+        operands: The operand.
+        places: Where the axis is in the operand; None if it has none.
+        **params: The parameters of the equation.
+
+    Returns:
+        The result, and where the axis is in it.
+    """
+    (x,), (place,) = operands, places
+    if mapped.name != params["axis"]:
+        return primitive.bind(x, **params), place
+    if place is None:
+        x, place = jnp.broadcast_to(x, (mapped.size, *jnp.shape(x))), 0
+    return whole(x, place), None
 
 
 ad.primitive_jvps[shard_mean_p] = functools.partial(_jvp, shard_mean_p)
 ad.primitive_jvps[shard_psum_p] = functools.partial(_jvp, shard_psum_p)
 ad.primitive_transposes[shard_mean_p] = functools.partial(_transpose, shard_mean_p)
 ad.primitive_transposes[shard_psum_p] = functools.partial(_transpose, shard_psum_p)
-batching.primitive_batchers[shard_mean_p] = functools.partial(_batch, shard_mean_p)
-batching.primitive_batchers[shard_psum_p] = functools.partial(_batch, shard_psum_p)
+batching.fancy_primitive_batchers[shard_mean_p] = functools.partial(_batch, shard_mean_p, jnp.mean)
+batching.fancy_primitive_batchers[shard_psum_p] = functools.partial(_batch, shard_psum_p, jnp.sum)
